@@ -1,0 +1,32 @@
+"""headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
+
+from headrace.collate import collators, list_collate
+from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, open_dataset
+from headrace.errors import (
+    AccessError,
+    BudgetError,
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceError,
+    HeadraceWarning,
+    MissingNameError,
+    SampleError,
+    StateError,
+    WorkerError,
+)
+from headrace.loader import DataLoaderConfig, Loader, create_dataloader, move_to_device
+from headrace.memory.budget import MemoryBudget
+from headrace.memory.lru import LRUCache
+from headrace.modes import LoadingMode
+from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
+from headrace.storage.handles import WorkerHandle
+from headrace.storage.source import Source
+
+__version__ = "0.1.0"
+__all__ = [
+    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
+    "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
+    "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError", "WorkerError", "WorkerHandle",
+    "collators", "create_dataloader", "list_collate", "move_to_device", "open_dataset", "seed_everything",
+]  # fmt: skip

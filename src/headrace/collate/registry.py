@@ -1,0 +1,64 @@
+"""Which collate functions are there, and what are they called?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.collate.stack import list_collate, stack_collate
+from headrace.errors import ConfigError
+
+Collate = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Collator:
+    """An entry of the registry."""
+
+    name: str
+    function: Collate
+    modality: str | None
+    description: str
+
+
+class Collators:
+    """Collate functions by name and by modality; the last registration wins."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Collator] = {}
+
+    def register(self, name: str, modality: str | None = None, description: str = "") -> Callable[[Collate], Collate]:
+        """A decorator that registers a collate function ``(samples, **options) -> batch``."""
+
+        def add(function: Collate) -> Collate:
+            self._entries.pop(name, None)
+            self._entries[name] = Collator(name, function, modality, description)
+            return function
+
+        return add
+
+    def get(self, name_or_modality: str, **options: Any) -> Collate:
+        """The function of that name, else the one registered last for that modality, with `options` bound to it.
+
+        Raises:
+            ConfigError: there is none; the message lists the names.
+        """
+        entry = self._entries.get(name_or_modality)
+        if entry is None:
+            fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
+            if not fitting:
+                names = ", ".join(sorted(self._entries))
+                raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; there are: {names}")
+            entry = fitting[-1]
+        return functools.partial(entry.function, **options) if options else entry.function
+
+    def list(self) -> list[Collator]:
+        """All entries, in the order of registration."""
+        return [*self._entries.values()]
+
+
+collators = Collators()
+collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
+collators.register("list", description="the samples as a list, as they are")(list_collate)

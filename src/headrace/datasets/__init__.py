@@ -1,0 +1,8 @@
+"""What is a sample?"""
+
+from headrace.datasets.base import BaseDataset
+from headrace.datasets.detect import open_dataset
+from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.image import ImageDataset
+
+__all__ = ["BaseDataset", "HDF5Dataset", "ImageDataset", "open_dataset"]

@@ -1,0 +1,590 @@
+"""What is a sample, whatever the format?
+
+`BaseDataset` takes a batch's indices all the way to finished samples: what the mode holds, what the source must read, decode, keep,
+transform. A format of one's own is a `Source` and a `decode`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import inspect
+import os
+import time
+from abc import ABCMeta
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from headrace.errors import ConfigError, SampleError
+from headrace.memory.anonymous import SharedInt, is_spawning
+from headrace.memory.budget import MemoryBudget
+from headrace.memory.store import MISSING
+from headrace.modes import LoadingMode
+from headrace.modes.cached import Cached
+from headrace.modes.eager import Eager
+from headrace.modes.lazy import Lazy
+from headrace.modes.mode import Mode
+from headrace.modes.streaming import Streaming
+from headrace.order import EpochOrder, RankBatches, World, detect_world
+from headrace.order.permutation import derive_keys, permute
+from headrace.order.seeding import SampleSeeder, preserved_rng
+from headrace.order.ticket import Ticket
+from headrace.storage.scan import redact
+from headrace.storage.source import Source
+
+OnError = str | Callable[[int, str, Exception], Any]
+STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
+
+
+class CommonOptions(TypedDict, total=False):
+    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+
+    target_transform: Callable[[Any], Any] | None
+    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
+    cache_size: int | str | None
+    max_memory_usage: float | int | str
+    cache_policy: str
+    hold: str | None
+    on_error: OnError
+    seed: int
+    return_index: bool
+    progress: bool | None
+
+
+class _DatasetMeta(ABCMeta):
+    """Notes the arguments of a dataset, and settles it once the outermost ``__init__`` is through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        dataset = super().__call__(*args, **kwargs)
+        dataset._arguments = _passed_arguments(cls, args, kwargs)
+        dataset._settle()
+        return dataset
+
+
+def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    passed = inspect.signature(cls).bind(*args, **kwargs).arguments
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            passed.update(passed.pop(parameter.name, {}))
+    return dict(passed)
+
+
+@functools.cache
+def _streaming_class(cls: type) -> type:
+    """The same class, and an IterableDataset: torch decides by `isinstance` how it treats a dataset."""
+    if issubclass(cls, IterableDataset):
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_plain_class": cls}
+    return type(cls)(cls.__name__, (cls, IterableDataset), names)
+
+
+def _restore(cls: type, state: dict[str, Any]) -> Any:
+    dataset = object.__new__(cls)
+    dataset.__setstate__(state)
+    return dataset
+
+
+class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
+    """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
+
+    For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`. What a sample looks like is
+    decided by `assemble`; how what is held becomes the transform's input, by `present`.
+
+    Args:
+        source: where the records are.
+        targets: one target a sample, or None where samples have none.
+        transform: called with the input.
+        target_transform: called with the target.
+        transforms: called with input and target, returns both; not together with the other two.
+        loading_mode: a `LoadingMode` or its name.
+        cache_size: for "cached": at most so many samples (int) or bytes ("2GB"); None: what the budget allows.
+        max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
+        cache_policy: "auto", "keep" or "lru" (see `headrace.modes.cached`).
+        hold: "decoded" or "encoded": what eager and cached hold; None: the dataset's choice.
+        on_error: what becomes of a sample that can't be read: "raise"; "skip": it is left out of its batch, counted and listed;
+            or a callable ``(index, path, error) -> sample``.
+        seed: of the order and the random transforms, where no Loader gives one.
+        return_index: append the index to each sample.
+        progress: show progress bars; None: only on a terminal.
+
+    Raises:
+        ConfigError: an argument makes no sense; the message names it.
+        BudgetError: "eager" does not fit the budget.
+
+    Reading may happen in several processes, each with its copy; not in several threads on one copy, since transforms that use
+    global random generators can't run at the same time.
+    """
+
+    fork_safe = True
+    """May a process that has read from it fork? If not, `Loader` starts workers by forkserver."""
+    collate: Callable[[list[Any]], Any] | str | None = None
+    """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        targets: Sequence[Any] | npt.NDArray[Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        cache_size: int | str | None = None,
+        max_memory_usage: float | int | str = 0.8,
+        cache_policy: str = "auto",
+        hold: str | None = None,
+        on_error: OnError = "raise",
+        seed: int = 42,
+        return_index: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        if transforms is not None and (transform is not None or target_transform is not None):
+            raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
+        _check_choice("cache_policy", cache_policy, ("auto", "keep", "lru"))
+        _check_choice("hold", hold, (None, "encoded", "decoded"))
+        if not callable(on_error):
+            _check_choice("on_error", on_error, ("raise", "skip"))
+        self.transform, self.target_transform, self.transforms = transform, target_transform, transforms
+        self.loading_mode = LoadingMode.of(loading_mode)
+        self.seed, self.return_index = int(seed), return_index
+        self.on_error = on_error
+        self.targets = targets
+        self._source = source
+        self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
+        self._hold, self._progress = hold, progress
+        self._chosen: npt.NDArray[np.int64] | None = None  # of a view: the indices of the whole dataset
+        self._epoch = SharedInt(0)
+        self._mode: Mode | None = None
+        self._seeder: SampleSeeder | None = None
+        self._world: World | None = None
+        self._arguments: dict[str, Any] = {}
+        self._reset_report()
+
+    # -- what a format overrides
+
+    def decode(self, record: Any) -> Any:
+        """A record as the value that is held: deterministic, of its final size. Default: the record itself."""
+        return record
+
+    def present(self, value: Any) -> Any:
+        """What a transform gets, and without one the sample's input. Default: the value itself."""
+        return value
+
+    def assemble(self, value: Any, target: Any) -> Any:
+        """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
+        return value if self.targets is None else (value, target)
+
+    def held_nbytes(self) -> int | None:
+        """Bytes of all samples of the whole dataset when they are held, if that is known without reading them."""
+        return None
+
+    def sample_nbytes(self) -> int | None:
+        """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
+        return None
+
+    @property
+    def holds_encoded(self) -> bool:
+        """Do eager and cached hold records, and decode at each access?"""
+        return self._hold == "encoded"
+
+    # -- what users see
+
+    def __len__(self) -> int:
+        return len(self._source) if self._chosen is None else len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample; for a slice, a view of the dataset.
+
+        Raises:
+            IndexError: outside of the dataset.
+            SampleError: the sample can't be read.
+            TypeError: in mode "streaming", which has no random access.
+        """
+        if isinstance(index, slice):
+            return self.subset(np.arange(len(self))[index])
+        if isinstance(self, IterableDataset):
+            raise TypeError("loading_mode='streaming' has no random access: iterate, or take 'lazy', 'eager' or 'cached'")
+        position = index.__index__()
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index {position} is outside of a dataset of {len(self):,} samples")
+        return self.__getitems__([position % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of a batch (torch's fetcher calls this once a batch); with ``on_error="skip"`` perhaps fewer.
+
+        Raises:
+            SampleError: one can't be read; or, where such are skipped, none can.
+        """
+        ticket = indices if isinstance(indices, Ticket) else _context_ticket(indices, self.seed, self.epoch)
+        values = self._values(self._whole_indices(ticket))
+        samples = []
+        with preserved_rng(self._get_seeder()) if self._is_random and get_worker_info() is None else _nothing:
+            for number, (index, value) in enumerate(zip(ticket, values, strict=True)):
+                if isinstance(value, SampleError):
+                    samples.extend(self._replacement(index, value))
+                else:
+                    k = 0 if ticket.draws is None else ticket.draws[number]
+                    samples.append(self._finish(index, value, ticket.seed, ticket.epoch, k))
+        if not samples and len(ticket):
+            first = next(v for v in values if isinstance(v, SampleError))
+            raise SampleError(f"none of the {len(ticket)} samples of a batch can be read; the first: {first}")
+        return samples
+
+    def __iter__(self) -> Iterator[Any]:
+        """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
+        if not isinstance(self, IterableDataset):
+            for index in range(len(self)):
+                yield self[index]
+            return
+        world, info = self._world or detect_world(), get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        order = self.epoch_order("block", self.seed, self.epoch, STREAM_GROUP * world.world_size)
+        batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
+        for step in range(worker, len(batches), workers):
+            coming = range(step, min(step + 3 * workers, len(batches)), workers)
+            self.expect([batches.batch(s).tolist() for s in coming])
+            yield from self.__getitems__(Ticket(batches.batch(step).tolist(), self.seed, order.epoch, step))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that random transforms and a plain DataLoader's streaming order belong to."""
+        return self._epoch.value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch; workers that run already see it too. Under a `Loader` its own `set_epoch` counts instead."""
+        self._epoch.value = int(epoch)
+
+    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Any:
+        """A view of some samples, which shares what is held with this dataset.
+
+        Raises:
+            IndexError: an index outside of the dataset.
+        """
+        chosen = np.asarray(indices)
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64).reshape(-1)
+        if len(chosen) and not -len(self) <= chosen.min() <= chosen.max() < len(self):
+            raise IndexError(
+                f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {len(self):,} samples"
+            )
+        chosen = chosen % max(1, len(self))
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._chosen = self._whole_indices(chosen)
+        if self.targets is not None:
+            targets = self.targets
+            view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
+        view._reset_report()
+        return view
+
+    def split(self, fraction: float, seed: int = 42) -> tuple[Any, Any]:
+        """Two views that share no sample: a random `fraction` of the samples (rounded), and the rest, each in index order.
+
+        Raises:
+            ConfigError: `fraction` is not between 0 and 1.
+        """
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"fraction must be between 0 and 1, not {fraction!r}")
+        n = len(self)
+        order = permute(np.arange(n), n, derive_keys("split", seed, n, count=8)) if n else np.arange(0)
+        cut = round(n * fraction)
+        return self.subset(np.sort(order[:cut])), self.subset(np.sort(order[cut:]))
+
+    def source_of(self, index: int) -> str:
+        """Where a sample lies: its path, or file and row."""
+        return self._source.location(int(self._whole_indices([range(len(self))[index]])[0]))
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of what the samples are: the same on every machine, in every mode."""
+        whole = self._source.fingerprint()
+        if self._chosen is None:
+            return whole
+        return hashlib.blake2b(whole.encode() + self._chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    def explain(self) -> str:
+        """In words: how samples are read, what is held, and where the budget stands."""
+        held = "records as stored" if self.holds_encoded else "decoded samples"
+        what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
+        lines = [
+            f"{type(self).__name__}: {len(self):,} samples from {type(self._source).__name__}",
+            f"loading_mode {self.loading_mode}: {what.get(str(self.loading_mode), f'{held} are held, shared by all workers')}",
+        ]
+        if self._mode is not None and self._mode.stats():
+            lines.append("now: " + ", ".join(f"{k} {v:,}" for k, v in self._mode.stats().items()))
+        return "\n".join([*lines, self.budget.explain()])
+
+    def close(self) -> None:
+        """Gives back what is held, and closes what is open in this process. The dataset can be used again after it."""
+        if self._mode is not None and self._chosen is None:
+            self._mode.close()
+            self._mode = None
+        for attribute in vars(self._source).values():
+            if hasattr(attribute, "close") and self._chosen is None:
+                attribute.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, value in self._arguments.items():
+            if name == "storage_options":
+                shown.append("storage_options={...}")
+            elif name in ("data_path", "path"):
+                paths = [value] if isinstance(value, (str, bytes, os.PathLike)) else value
+                text = [redact(p) for p in paths]
+                shown.append(repr(text[0] if paths is not value else text))
+            else:
+                shown.append(f"{name}={str(value)!r}" if isinstance(value, LoadingMode) else f"{name}={value!r}")
+        call = f"{type(self).__name__}({', '.join(shown)})"
+        if self._chosen is not None:
+            call += f".subset(<{len(self._chosen):,} indices>)"
+        return f"{call}  # {len(self):,} samples"
+
+    # -- what loaders use
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """This process's memory budget under the dataset's `max_memory_usage`."""
+        return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size)
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
+        sizes = self._source.blocks()
+        if sizes is None or self._chosen is None:
+            return sizes
+        block_of = np.repeat(np.arange(len(sizes)), sizes)[self._chosen]
+        starts = np.flatnonzero(np.diff(block_of, prepend=-1))
+        return np.diff(starts, append=len(block_of)).astype(np.int64)
+
+    def epoch_order(
+        self,
+        shuffle: bool | str,
+        seed: int,
+        epoch: int,
+        global_batch: int,
+        interleave: int | None = None,
+        turns: int | None = None,
+    ) -> EpochOrder:
+        """The order of one epoch of this dataset."""
+        blocks = self.blocks() if shuffle == "block" else None
+        options = {} if turns is None else {"turns": turns}
+        return EpochOrder(
+            len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,
+            interleave=interleave, **options,
+        )  # fmt: skip
+
+    def expect(self, batches: Sequence[Sequence[int]]) -> None:
+        """These batches come next: a streaming dataset begins to read them."""
+        self.mode.expect([self._whole_indices(b).tolist() for b in batches], self._source.read)
+
+    @property
+    def mode(self) -> Mode:
+        """The loading mode at work; made at first use where it stayed behind in a pickle."""
+        if self._mode is None:
+            self._mode = self._make_mode()
+        return self._mode
+
+    def take_report(self) -> dict[str, Any]:
+        """What was counted in this process since the last call."""
+        report, skipped = dict(self._counts), self._skipped
+        self._reset_report()
+        if skipped:
+            report["skipped_samples"] = skipped
+        return report
+
+    def _reset_report(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._skipped: list[tuple[int, str, str]] = []
+
+    # -- inside
+
+    def _settle(self) -> None:
+        if self.loading_mode is LoadingMode.STREAMING:
+            self.__class__ = _streaming_class(type(self))
+        if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
+            self._mode = self._make_mode()  # before any worker is forked, so that all share it
+
+    def _make_mode(self) -> Mode:
+        n = len(self._source)
+        if self.loading_mode is LoadingMode.EAGER:
+            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress)
+        if self.loading_mode is LoadingMode.CACHED:
+            return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes())
+        return Streaming() if self.loading_mode is LoadingMode.STREAMING else Lazy()
+
+    def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        array = np.asarray(indices, np.int64)
+        return array if self._chosen is None else self._chosen[array]
+
+    def _load(self, indices: Sequence[int]) -> list[Any]:
+        """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
+        records = self._records(list(indices), self._source.read)
+        return [self._kept(i, r) for i, r in zip(indices, records, strict=True)]
+
+    def _kept(self, index: int, record: Any) -> Any:
+        return record if self.holds_encoded or isinstance(record, SampleError) else self._decoded(index, record)
+
+    def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
+        """Decoded values of samples of the whole dataset; a SampleError for each that can't be read and may be left out."""
+        wanted, counts, mode = indices.tolist(), self._counts, self.mode
+        held = mode.get(wanted)
+        missing = [i for i, value in zip(wanted, held, strict=True) if value is MISSING]
+        counts["cache_hits"] += len(wanted) - len(missing)
+        counts["cache_misses"] += len(missing)
+        start = time.perf_counter()
+        got = self._records(missing, lambda some: mode.read(some, self._source.read)) if missing else []
+        counts["bytes_read"] += sum(getattr(r, "nbytes", None) or len(r) for r in got if hasattr(r, "__len__"))
+        records, read = iter(got), time.perf_counter()
+        values = []
+        for index, value in zip(wanted, held, strict=True):
+            if value is MISSING:
+                value = self._kept(index, next(records))
+                if not isinstance(value, SampleError):
+                    mode.keep(index, value)
+            encoded = self.holds_encoded and not isinstance(value, SampleError)
+            values.append(self._decoded(index, value) if encoded else value)
+        counts["read_seconds"] += read - start  # type: ignore[assignment]
+        counts["decode_seconds"] += time.perf_counter() - read  # type: ignore[assignment]
+        return values
+
+    def _records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
+        try:
+            records = read(indices)
+        except Exception:
+            records = [self._record(i) for i in indices]  # one by one: to name the one at fault, and to have the others
+        return records
+
+    def _record(self, index: int) -> Any:
+        try:
+            return self._source.read([index])[0]
+        except Exception as error:
+            return self._failed(index, "can't be read", error)
+
+    def _decoded(self, index: int, record: Any) -> Any:
+        try:
+            return self.decode(record)
+        except Exception as error:
+            return self._failed(index, "can't be decoded", error)
+
+    def _failed(self, index: int, what: str, error: Exception) -> SampleError:
+        cause = str(error) or type(error).__name__
+        where = self._source.location(index)
+        message = cause if where in cause else f"{where}: {cause}"
+        remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
+        failure = SampleError(f"sample {index} {what}: {message}{remedy}")
+        failure.__cause__ = error
+        self._counts["errors"] += 1
+        if self.on_error == "raise":
+            raise failure
+        return failure
+
+    def _replacement(self, index: int, failure: SampleError) -> list[Any]:
+        """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it."""
+        path = self.source_of(index)
+        if callable(self.on_error):
+            cause = failure.__cause__
+            return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
+        self._counts["skipped"] += 1
+        self._skipped.append((index, path, str(failure)))
+        return []
+
+    @property
+    def _is_random(self) -> bool:
+        return self.transform is not None or self.target_transform is not None or self.transforms is not None
+
+    def _get_seeder(self) -> SampleSeeder:
+        if self._seeder is None:
+            self._seeder = SampleSeeder(*(v for k, v in vars(self).items() if not k.startswith("_")))
+        return self._seeder
+
+    def _finish(self, index: int, value: Any, seed: int, epoch: int, k: int) -> Any:
+        target = None if self.targets is None else _plain(self.targets[index])
+        try:
+            value = self.present(value)
+            if self._is_random:
+                whole = index if self._chosen is None else int(self._chosen[index])
+                self._get_seeder()(seed, epoch, whole, k)
+                if self.transforms is not None:
+                    value, target = self.transforms(value, target)
+                if self.transform is not None:
+                    value = self.transform(value)
+                if self.target_transform is not None:
+                    target = self.target_transform(target)
+        except Exception as error:
+            error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
+            raise
+        sample = self.assemble(value, target)
+        return _with_index(sample, index) if self.return_index else sample
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _restore, (getattr(type(self), "_plain_class", type(self)), self.__getstate__())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+        if is_spawning():
+            state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
+        else:
+            state["_mode"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.loading_mode is LoadingMode.STREAMING:
+            self.__class__ = _streaming_class(type(self))
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_nothing = _Nothing()
+_context: Ticket | None = None
+
+
+def set_context(ticket: Ticket | None) -> None:
+    """The batch that this process works on: it names seed and epoch for datasets inside others, such as `torch.utils.data.Subset`."""
+    global _context
+    _context = ticket
+
+
+def _context_ticket(indices: Sequence[int], seed: int, epoch: int) -> Ticket:
+    if _context is not None:
+        seed, epoch = _context.seed, _context.epoch
+    return Ticket(indices, seed, epoch)
+
+
+def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def _plain(target: Any) -> Any:
+    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar."""
+    return target.item() if isinstance(target, np.generic) else copy.copy(target) if isinstance(target, list) else target
+
+
+def _with_index(sample: Any, index: int) -> Any:
+    if isinstance(sample, dict):
+        return {**sample, "index": index}
+    return (*sample, index) if type(sample) is tuple else (sample, index)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """The array as a tensor over the same memory, where torch has its dtype; else the array."""
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        return array

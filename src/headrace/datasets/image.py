@@ -1,0 +1,223 @@
+"""Images in folders, or packed into one file, with class numbers as targets."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from PIL import Image
+
+from headrace.datasets.base import BaseDataset, CommonOptions
+from headrace.datasets.labels import FOLDERS, Targets, TargetsArgument, folder_targets, given_targets
+from headrace.datasets.pixels import (
+    EXTENSIONS,
+    decode_image,
+    normalize,
+    resize_image,
+    to_channels_first,
+    to_channels_last,
+)
+from headrace.errors import ConfigError, FormatError, HeadraceWarning
+from headrace.modes import LoadingMode
+from headrace.storage.files import FilesSource
+from headrace.storage.hdf5 import TARGETS, HDF5Source, is_hdf5, open_hdf5
+from headrace.storage.scan import DataPath
+
+DEFAULT_SIZE = (224, 224)
+_UNSET: Any = "default"
+
+
+class ImageDataset(BaseDataset):
+    """Samples ``(image, target)`` of the images under a path.
+
+    By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet statistics: float32 [3, H, W].
+
+    Args:
+        data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a list of folders
+            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote.
+        image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
+            Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
+            the transform.
+        transform: called with what `transform_input` says; its result is the sample's image.
+        loading_mode: see `LoadingMode`.
+        targets: "folders": class numbers from the first-level folders; or a mapping from relative path or file name to target, a
+            CSV file (file, target), a callable of the path; None: every target is None.
+        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey).
+        normalize: False gives uint8 [C, H, W] where there is no transform.
+        transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
+        storage_options: passed to fsspec.
+        **options: see `BaseDataset`.
+
+    Attributes:
+        classes: names of the classes, sorted; [] without.
+        class_to_idx: their numbers.
+        samples: ``(path, target)`` of each sample, as torchvision has them.
+        targets: [n] int64 class numbers (or what was given), or None.
+
+    Raises:
+        DataNotFoundError: the path is missing, or there is no image under it.
+        ConfigError: an argument makes no sense; the message names it.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        image_size: int | tuple[int, int] | None = _UNSET,
+        transform: Callable[[Any], Any] | None = None,
+        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        *,
+        targets: TargetsArgument = FOLDERS,
+        color: str = "RGB",
+        normalize: bool = True,
+        transform_input: str = "pil",
+        storage_options: dict[str, Any] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        if color not in ("RGB", "L"):
+            raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
+        if transform_input not in ("pil", "tensor", "numpy"):
+            raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
+        source, found, self.classes = _open(data_path, targets, storage_options)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.color, self.normalize, self.transform_input = color, normalize, transform_input
+        transformed = transform is not None or options.get("transforms") is not None
+        self._stored_decoded = isinstance(source, HDF5Source) and source.info is not None and source.info.store == "decoded"
+        self.image_size = self._size(image_size, transformed, source)
+        self._channels_first = not transformed or transform_input == "tensor"
+        self._transformed = transformed
+        super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **options)
+
+    def _size(self, image_size: Any, transformed: bool, source: HDF5Source | FilesSource) -> tuple[int, int] | None:
+        if self._stored_decoded:
+            assert isinstance(source, HDF5Source)
+            stored = source.info.image.get("color") if source.info is not None else None
+            if stored != self.color:
+                raise ConfigError(f"color={self.color!r}: {source.path} was packed with color={stored!r}; pack it again")
+            if image_size is _UNSET:
+                return int(source.shape[1]), int(source.shape[2])
+        if image_size is _UNSET:
+            return None if transformed else DEFAULT_SIZE
+        if image_size is None:
+            return None
+        try:
+            size = (image_size, image_size) if isinstance(image_size, int) else (int(image_size[0]), int(image_size[1]))
+        except (TypeError, ValueError, IndexError):
+            size = (0, 0)
+        if min(size) < 1 or (not isinstance(image_size, int) and len(image_size) != 2):
+            raise ConfigError(f"image_size must be (height, width), one int for both, or None, not {image_size!r}")
+        return size
+
+    @property
+    def samples(self) -> Sequence[tuple[str, Any]]:
+        """``(path, target)`` of each sample, made when it is asked for."""
+        return _Samples(self)
+
+    @property
+    def holds_encoded(self) -> bool:
+        """Encoded bytes are held where images keep their own size, if `hold` says nothing."""
+        return self._hold == "encoded" if self._hold is not None else self.image_size is None
+
+    def decode(self, record: Any) -> np.ndarray[Any, Any]:
+        """uint8 [C, H, W], or [H, W, C] where the transform takes PIL images or NumPy arrays."""
+        pixels = record if self._stored_decoded else decode_image(record, self.color)
+        if self.image_size is not None:
+            pixels = resize_image(pixels, self.image_size)
+        return to_channels_first(pixels) if self._channels_first else pixels
+
+    def present(self, value: Any) -> Any:
+        if not self._transformed:
+            return normalize(value) if self.normalize else _tensor(value)
+        if self.transform_input == "pil":
+            return Image.fromarray(value if value.shape[2] == 3 else value[:, :, 0])
+        return _tensor(value) if self.transform_input == "tensor" else value
+
+    def assemble(self, value: Any, target: Any) -> Any:
+        return value, target
+
+    def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
+        """The decoded, resized image before any transform: uint8 [H, W, C].
+
+        Raises:
+            SampleError: it can't be read, whatever `on_error` says.
+        """
+        value = self._values(self._whole_indices([range(len(self))[index]]))[0]
+        if isinstance(value, Exception):
+            raise value
+        return to_channels_last(value) if self._channels_first else value
+
+    def sample_nbytes(self) -> int | None:
+        if self._transformed or self.image_size is None:
+            return None
+        return self._pixel_bytes * (4 if self.normalize else 1) + 8
+
+    @property
+    def _pixel_bytes(self) -> int:
+        assert self.image_size is not None
+        return self.image_size[0] * self.image_size[1] * (3 if self.color == "RGB" else 1)
+
+    def held_nbytes(self) -> int | None:
+        if self.holds_encoded:
+            return int(self._source.sizes().sum()) if isinstance(self._source, (FilesSource, HDF5Source)) else None
+        if self.image_size is None:
+            return None
+        return len(self._source) * self._pixel_bytes
+
+
+def _tensor(value: np.ndarray[Any, Any]) -> Any:
+    from torch import from_numpy
+
+    return from_numpy(value if value.flags.writeable else value.copy())
+
+
+def _open(
+    data_path: DataPath, targets: TargetsArgument, storage_options: dict[str, Any] | None
+) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
+    if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
+        return _open_packed(data_path, targets)
+    source = FilesSource(data_path, EXTENSIONS, storage_options)
+    if targets != FOLDERS:
+        return source, *given_targets(targets, source.files)
+    found, classes = folder_targets(source.files)
+    if found is None:
+        warnings.warn(
+            f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
+            "put them into class folders, or pass targets= (targets=None to say that this is meant)",
+            HeadraceWarning,
+            stacklevel=5,
+        )
+    return source, found, classes
+
+
+def _open_packed(path: str | os.PathLike[Any], targets: TargetsArgument) -> tuple[HDF5Source, Targets, list[str]]:
+    source = HDF5Source(path)
+    if source.info is None or source.info.kind != "image":
+        raise FormatError(f"{source.path} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+    if targets is None:
+        return source, None, []
+    if targets != FOLDERS:
+        raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
+    with open_hdf5(source.path) as file:
+        found = source.column(TARGETS) if TARGETS in file else None
+    return source, found, list(source.info.classes or [])
+
+
+class _Samples(Sequence[tuple[str, Any]]):
+    def __init__(self, dataset: ImageDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        dataset = self._dataset
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        whole = int(dataset._whole_indices([position])[0])
+        source = dataset._source
+        path = os.fsdecode(source.files.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
+        target = None if dataset.targets is None else dataset.targets[position]
+        return path, target.item() if isinstance(target, np.generic) else target

@@ -1,0 +1,97 @@
+"""Which target does a file have?"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, DataNotFoundError
+from headrace.storage.scan import FileList, redact
+
+Targets = npt.NDArray[Any] | list[Any] | None
+TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | None
+FOLDERS = "folders"
+
+
+def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
+    """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64, class names sorted).
+
+    (None, []) where all files lie flat in the folder.
+
+    Raises:
+        ConfigError: some files lie beside the class folders: nobody can say which class they have.
+    """
+    first = [name.partition(b"/") for name in files.names]
+    flat = [i for i, (_, slash, _) in enumerate(first) if not slash]
+    if len(flat) == len(first):
+        return None, []
+    if flat:
+        raise ConfigError(
+            f"{len(flat):,} of {len(first):,} files lie beside the class folders, the first is "
+            f"{redact(files.path(flat[0]))}: move them into a class folder, or pass targets= (None for no targets)"
+        )
+    classes = sorted({*(os.fsencode(f) for f in files.folders), *(folder for folder, _, _ in first)})
+    number = {folder: i for i, folder in enumerate(classes)}
+    targets = np.fromiter((number[folder] for folder, _, _ in first), np.int64, len(first))
+    return targets, [os.fsdecode(c) for c in classes]
+
+
+def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, list[str]]:
+    """Targets that the user gave: a mapping by relative path or file name, a CSV file of such, or a callable of the path.
+
+    Texts become class numbers, in the sorted order of the texts; other values stay as they are.
+
+    Raises:
+        ConfigError, DataNotFoundError: a file without a target; a CSV file that can't be read.
+    """
+    if targets is None:
+        return None, []
+    if isinstance(targets, (str, os.PathLike)):
+        targets = _read_csv(os.fspath(targets))
+    if isinstance(targets, Mapping):
+        values = [_look_up(targets, os.fsdecode(name)) for name in files.names]
+    elif callable(targets):
+        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
+    else:
+        raise ConfigError(f"targets must be a mapping, a CSV file, a callable or None, not {type(targets).__name__}")
+    if all(isinstance(v, str) for v in values):
+        classes = sorted(set(values))
+        number = {name: i for i, name in enumerate(classes)}
+        return np.array([number[v] for v in values], np.int64), classes
+    if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+        return np.array(values, np.int64), []
+    return list(values), []
+
+
+def _look_up(targets: Mapping[str, Any], name: str) -> Any:
+    for key in (name, os.path.basename(name)):
+        if key in targets:
+            return targets[key]
+    raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
+
+
+def _read_csv(path: str) -> dict[str, Any]:
+    """First column: file; second: target. A first row named such as "file,label" is a header."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"targets: the CSV file {redact(path)} does not exist") from error
+    headers = {"file", "filename", "file_name", "path", "image", "name", "id", "image_id"}
+    if rows and rows[0][0].strip().lower() in headers:
+        rows = rows[1:]
+    short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
+    if short is not None:
+        raise ConfigError(f"targets: row {short} of {redact(path)} has no second column: write file,target")
+    values = [row[1].strip() for row in rows]
+    for kind in (int, float):
+        try:
+            return {row[0].strip(): kind(v) for row, v in zip(rows, values, strict=True)}
+        except ValueError:
+            continue
+    return {row[0].strip(): v for row, v in zip(rows, values, strict=True)}

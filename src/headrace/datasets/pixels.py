@@ -1,0 +1,150 @@
+"""How do the bytes of an image file become pixels?
+
+One answer for each file, whatever the mode or the process: JPEG through simplejpeg where that gives what Pillow gives, everything
+else through Pillow; resized by torch's antialiased bilinear interpolation.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+import torch
+from PIL import Image
+
+from headrace.errors import FormatError
+
+Pixels = npt.NDArray[np.uint8]
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_ORIENTATION = 0x0112  # EXIF tag
+_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_TURNED = {  # EXIF orientation -> array turned upright
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+    7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda a: a.swapaxes(0, 1)[::-1],
+}
+
+
+def decode_image(data: Any, color: str = "RGB") -> Pixels:
+    """The pixels of an encoded image.
+
+    The colours are those of Pillow's ``convert``, but 16-bit grey is scaled by 1/257 (not clipped), and the EXIF orientation is
+    applied. Alpha is dropped; of GIF and TIFF the first frame counts.
+
+    Args:
+        data: the file's bytes (bytes-like).
+        color: "RGB" or "L".
+
+    Returns:
+        [H, W, 3] or [H, W, 1] uint8.
+
+    Raises:
+        FormatError: no image, a broken one, or one of so many pixels that it may be a decompression bomb.
+    """
+    if len(data) == 0:
+        raise FormatError("the file is empty (0 bytes)")
+    if bytes(data[:3]) == b"\xff\xd8\xff":
+        pixels = _decode_jpeg(data, color)
+        if pixels is not None:
+            return pixels
+    return _decode_pillow(data, color)
+
+
+def _decode_jpeg(data: Any, color: str) -> Pixels | None:
+    """Plain JPEG; None where Pillow has to look."""
+    if b"Exif\0\0" in bytes(data[:65536]):
+        return None  # perhaps turned: rare enough for the slower path
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+        if space not in ("YCbCr", "Gray"):
+            return None
+        _check_pixels(width, height)
+        rgb = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
+    except ValueError as error:
+        if isinstance(error, FormatError):
+            raise
+        return None  # broken for one decoder: Pillow reads it, or says what is wrong
+    if color == "L":
+        return rgb if space == "Gray" else np.asarray(Image.fromarray(rgb).convert("L"))[:, :, None]
+    return np.repeat(rgb, 3, axis=2) if space == "Gray" else rgb
+
+
+def _decode_pillow(data: Any, color: str) -> Pixels:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            _check_pixels(*image.size)
+            orientation = image.getexif().get(_ORIENTATION, 1)
+            if image.mode in _SIXTEEN_BIT:
+                grey = np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8)
+                array = np.asarray(Image.fromarray(grey).convert(color))
+            else:
+                array = np.asarray(image.convert(color))
+    except Image.DecompressionBombError as error:
+        raise FormatError(_bomb(str(error))) from error
+    except Image.UnidentifiedImageError as error:
+        raise FormatError("the content is no image that Pillow knows, whatever the file's name says") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow raises for broken files
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"broken image: {error}") from error
+    array = array if array.ndim == 3 else array[:, :, None]
+    return np.ascontiguousarray(_TURNED.get(orientation, lambda a: a)(array))
+
+
+def _check_pixels(width: int, height: int) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > 2 * limit:  # Pillow's own limit for an error
+        raise FormatError(_bomb(f"{width} x {height} pixels, the limit is {2 * limit:,}"))
+
+
+def _bomb(what: str) -> str:
+    return f"it may be a decompression bomb: {what}; if it is not, raise PIL.Image.MAX_IMAGE_PIXELS"
+
+
+def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept (torch's `interpolate`)."""
+    if pixels.shape[:2] == size:
+        return pixels
+    source = torch.from_numpy(_writable(pixels)).permute(2, 0, 1).unsqueeze(0)
+    out = torch.nn.functional.interpolate(source, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
+
+
+def _writable(pixels: Pixels) -> Pixels:
+    """torch warns of arrays that are read-only, such as Pillow's."""
+    return pixels if pixels.flags.writeable else pixels.copy()
+
+
+def to_channels_first(pixels: Pixels) -> Pixels:
+    """[H, W, C] -> contiguous [C, H, W]."""
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def to_channels_last(pixels: Pixels) -> Pixels:
+    """[C, H, W] -> contiguous [H, W, C]."""
+    return np.ascontiguousarray(pixels.transpose(1, 2, 0))
+
+
+_RGB_SCALE = torch.tensor([1 / (255 * s) for s in IMAGENET_STD]).view(3, 1, 1)
+_RGB_SHIFT = torch.tensor([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(3, 1, 1)
+_GREY_MEAN, _GREY_STD = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
+
+
+def normalize(pixels: Pixels) -> torch.Tensor:
+    """[C, H, W] uint8 -> float32: scaled to [0, 1], minus the ImageNet mean, over its standard deviation.
+
+    One channel takes the means of the three channels' statistics.
+    """
+    image = torch.from_numpy(_writable(pixels)).to(torch.float32)
+    if image.shape[0] == 1:
+        return image.mul_(1 / (255 * _GREY_STD)).sub_(_GREY_MEAN / _GREY_STD)
+    return image.mul_(_RGB_SCALE).add_(_RGB_SHIFT)

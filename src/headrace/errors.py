@@ -1,0 +1,54 @@
+"""Which errors does headrace raise?
+
+Every error says what is wrong, where, and what to do. Each is a `HeadraceError` and a subclass of the builtin that a caller would
+expect. All are built from one message, so that they cross process boundaries (pickle, torch's worker wrapper) unchanged.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """The root of all errors that headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """An argument or option has a value that makes no sense; the message names it."""
+
+
+class DataNotFoundError(HeadraceError, FileNotFoundError):
+    """A path, or everything that was looked for under it, is missing."""
+
+
+class AccessError(HeadraceError, PermissionError):
+    """A file or folder is there, and this user may not read or write it."""
+
+
+class MissingNameError(HeadraceError, KeyError):
+    """A dataset, array or group of that name is not in the file; the message lists the names that are."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class FormatError(HeadraceError, ValueError):
+    """A file is not what it should be, or its format is unknown."""
+
+
+class SampleError(HeadraceError, OSError):
+    """A sample can't be read or decoded; the message names path, index and cause."""
+
+
+class BudgetError(HeadraceError, MemoryError):
+    """Something does not fit into the memory budget; the message holds the numbers."""
+
+
+class StateError(HeadraceError, ValueError):
+    """A saved state does not fit this loader or dataset."""
+
+
+class WorkerError(HeadraceError, RuntimeError):
+    """A worker process died, or failed in a way that is not the fault of a sample."""
+
+
+class HeadraceWarning(UserWarning):
+    """What headrace warns of: something works, but not as the user may think."""

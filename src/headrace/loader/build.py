@@ -1,0 +1,220 @@
+"""Which values does a loader take where nobody gave one, and does the whole fit together?
+
+Everything that can be known before the first worker starts is said here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from headrace.collate import collators, stack_collate
+from headrace.datasets.base import BaseDataset
+from headrace.errors import BudgetError, ConfigError, HeadraceWarning
+from headrace.loader.config import DataLoaderConfig
+from headrace.memory.budget import MemoryBudget, format_size
+from headrace.modes import LoadingMode
+from headrace.modes.eager import usable_cpus
+from headrace.order import World
+
+Reasons = dict[str, str]
+_SCARCE = 4 << 30  # below this, at most 2 workers
+
+
+def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataLoaderConfig, Reasons]:
+    """The config with every None decided as far as it can be, and why each value is what it is."""
+    reasons: Reasons = {}
+    changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
+    reasons["rank"] = reasons["world_size"] = world.source
+    foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
+    if foreign_stream and (config.shuffle or config.sampler is not None or config.batch_sampler is not None):
+        raise ConfigError(
+            "shuffle, sampler and batch_sampler have no meaning for an IterableDataset, which has an order of its own"
+        )
+    if config.shuffle is None:
+        changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
+    if config.generator is not None:
+        changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
+    if config.num_workers is None:
+        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world)
+    workers = changes.get("num_workers", config.num_workers)
+    changes.update(_parallel_options(config, workers, reasons))
+    changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
+    if workers:
+        context, reasons["multiprocessing_context"] = _context(config, dataset)
+        changes["multiprocessing_context"] = context
+    else:
+        changes["multiprocessing_context"] = None
+        if config.multiprocessing_context is not None:
+            _ignored("multiprocessing_context")
+    return config.with_(**changes), reasons
+
+
+def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) -> tuple[bool | str, str]:
+    if config.sampler is not None or config.batch_sampler is not None:
+        return False, "the sampler is the order"
+    if foreign_stream:
+        return False, "an IterableDataset has an order of its own"
+    if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.STREAMING:
+        return "block", "streaming reads whole blocks, one after the other"
+    return True, "the default of map-style datasets"
+
+
+def _auto_workers(dataset: Any, world: World) -> tuple[int, str]:
+    if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.EAGER):
+        return 0, "the dataset is in memory already"
+    cores, ranks = len(usable_cpus()), world.local_world_size
+    number = min(8, max(1, int(0.75 * cores / ranks)))
+    reason = f"min(8, max(1, 0.75 x {cores} usable cores / {ranks} local ranks))"
+    if number > 2 and MemoryBudget(1.0).available < _SCARCE:
+        return 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
+    return number, reason
+
+
+def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) -> dict[str, Any]:
+    if not workers:
+        for name in ("prefetch_factor", "persistent_workers", "timeout"):
+            if getattr(config, name):
+                _ignored(name)
+            reasons[name] = "no workers"
+        return {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+    found: dict[str, Any] = {}
+    if config.prefetch_factor is None:
+        found["prefetch_factor"], reasons["prefetch_factor"] = 2, "the default with workers"
+    if config.persistent_workers is None:
+        found["persistent_workers"], reasons["persistent_workers"] = True, "the default with workers"
+    return found
+
+
+def _ignored(name: str) -> None:
+    warnings.warn(f"{name} has no meaning with num_workers=0 and is ignored", HeadraceWarning, stacklevel=6)
+
+
+def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
+    device = None if config.device is None else torch.device(config.device)
+    if config.pin_memory is None:
+        wanted = torch.cuda.is_available() and (device is None or device.type == "cuda")
+        return wanted, "CUDA is available" if wanted else "batches don't go to a CUDA device"
+    if config.pin_memory and not torch.accelerator.is_available():
+        warnings.warn("pin_memory=True has no meaning without an accelerator and is ignored", HeadraceWarning, stacklevel=6)
+        return False, "there is no accelerator"
+    return config.pin_memory, "given"
+
+
+def _context(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
+    given = config.multiprocessing_context
+    if given is not None:
+        context = multiprocessing.get_context(given) if isinstance(given, str) else given
+        return context, f"{context.get_start_method()}, as given"
+    methods = multiprocessing.get_all_start_methods()
+    if "fork" not in methods:
+        return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
+    if getattr(dataset, "fork_safe", True):
+        return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
+    return multiprocessing.get_context("forkserver"), "forkserver: the dataset says fork_safe = False"
+
+
+def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """The collate function; None where the dataset yields batches."""
+    if config.batch_size is None and config.batch_sampler is None:
+        if config.collate_fn is not None:
+            raise ConfigError("collate_fn has no meaning with batch_size=None: the dataset yields batches")
+        return None
+    chosen = config.collate_fn
+    if chosen is None:
+        chosen = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
+    if chosen is None:
+        return stack_collate
+    return collators.get(chosen) if isinstance(chosen, str) else chosen
+
+
+def fit_budget(
+    config: DataLoaderConfig, budget: MemoryBudget, sample_nbytes: int, reasons: Reasons
+) -> tuple[DataLoaderConfig, int]:
+    """Lowers `prefetch_factor`, and then `num_workers`, until the ring fits what is left of the budget; says so.
+
+    Returns:
+        The config, and the bytes of the ring.
+
+    Raises:
+        BudgetError: not even one batch fits.
+    """
+    batch = sample_nbytes * (config.batch_size or 1)
+    left, workers, prefetch = budget.available, config.num_workers or 0, config.prefetch_factor or 1
+    if 2 * batch > left:
+        raise BudgetError(
+            f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held at a time, and {format_size(left)} are left "
+            f"of the budget: take a smaller batch_size, or raise max_memory_usage.\n{budget.explain()}"
+        )
+    if workers:
+        slots = left // batch if batch else workers * prefetch + 2
+        fitting = min(workers, slots - 2)
+        lowered = min(prefetch, (slots - 2) // fitting) if fitting else 1
+        if (fitting, lowered) != (workers, prefetch):
+            said = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
+            warnings.warn(
+                f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({said}): lowered to "
+                f"{fitting} x {lowered}; take a smaller batch_size, or raise max_memory_usage",
+                HeadraceWarning,
+                stacklevel=6,
+            )
+            reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
+            parallel = {} if fitting else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+            config = config.with_(num_workers=fitting, prefetch_factor=lowered if fitting else None, **parallel)
+            workers, prefetch = fitting, lowered
+    return config, batch * (workers * prefetch + 2 if workers else 2)
+
+
+class _Nowhere:
+    """A file that forgets what is written to it."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
+    """Says before the first worker starts that something can't travel to it.
+
+    Raises:
+        ConfigError: names the part, and what to do.
+    """
+    context = config.multiprocessing_context
+    if context is None or context.get_start_method() == "fork":
+        return
+    for name, part in parts.items():
+        try:
+            pickle.Pickler(_Nowhere(), protocol=5).dump(part)
+        except Exception as error:
+            raise ConfigError(
+                f"the {name} can't be pickled, and workers started by {context.get_start_method()} need that: {error}. Use functions and "
+                "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
+            ) from error
+
+
+def explain_config(config: DataLoaderConfig, reasons: Reasons) -> str:
+    """One line for each option that matters: its value, and why it is what it is."""
+    shown = {
+        "batch_size": config.batch_size, "shuffle": config.shuffle, "seed": config.seed, "num_workers": config.num_workers,
+        "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers,
+        "multiprocessing_context": config.multiprocessing_context and config.multiprocessing_context.get_start_method(),
+        "pin_memory": config.pin_memory, "drop_last": config.drop_last, "pad": config.pad,
+        "rank": config.rank, "world_size": config.world_size,
+    }  # fmt: skip
+    width = max(map(len, shown))
+    return "\n".join(
+        f"{name:<{width}} = {value!s:<7} {reasons.get(name, 'given, or the default')}" for name, value in shown.items()
+    )
+
+
+def is_path(dataset: Any) -> bool:
+    """Is it a path rather than a dataset?"""
+    return isinstance(dataset, (str, os.PathLike)) or (
+        isinstance(dataset, (list, tuple)) and bool(dataset) and all(isinstance(d, (str, os.PathLike)) for d in dataset)
+    )

@@ -1,0 +1,155 @@
+"""What can be said of a loader, and is it sense?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.errors import ConfigError
+from headrace.memory.budget import parse_size
+
+_OLD_WORDS = {  # words of other loaders and older guides -> what to say instead
+    "is_train": "DataLoaderConfig.train() or .eval()",
+    "train": "DataLoaderConfig.train() or .eval()",
+    "generator_seed": "seed",
+    "random_seed": "seed",
+    "custom_sampler": "sampler",
+    "pin_memory_device": "device",
+    "memory_efficient": "loading_mode='cached' on the dataset",
+    "workers": "num_workers",
+    "num_replicas": "world_size",
+    "bs": "batch_size",
+}
+
+
+@dataclass(frozen=True)
+class DataLoaderConfig:
+    """The options of a `Loader`. None means: chosen at start-up; ``loader.config`` holds what was chosen, ``loader.explain()`` why.
+
+    Attributes:
+        batch_size: samples a batch and rank. None: the dataset yields batches.
+        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order. None: False
+            with a sampler, "block" in mode "streaming", else True.
+        num_workers: worker processes; 0: in this process.
+        pin_memory: batches arrive in page-locked memory.
+        prefetch_factor: batches on their way, a worker.
+        persistent_workers: workers live on between epochs.
+        drop_last: leave the last, incomplete global batch out.
+        pad: fill the epoch up with its own first samples to a multiple of the number of ranks; False: for exact evaluation.
+        collate_fn: makes a batch of samples: a callable, or the name of a registered one.
+        sampler: an iterable of indices, of one's own; its order is replayed to resume.
+        batch_sampler: an iterable of lists of indices, of one's own; then `batch_size` and `drop_last` don't count.
+        seed: of order and random transforms.
+        interleave: for "block": lanes that a global batch draws from (64).
+        turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own (12).
+        rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
+        device: where batches go; None: they stay.
+        max_memory_usage: the memory budget; None: the dataset's.
+        multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe.
+        worker_init_fn: called in each worker with its number.
+        generator: a `torch.Generator` whose seed is used instead of `seed`.
+        timeout: seconds to wait for a batch before an error; 0: for ever, as long as the workers live.
+        enable_monitoring: sample memory and CPU for `get_stats()`.
+        log_loading_stats: log a line an epoch (logger "headrace.loader", INFO).
+
+    Raises:
+        ConfigError: a value that makes no sense; the message names the field.
+    """
+
+    batch_size: int | None = 32
+    shuffle: bool | str | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    drop_last: bool = False
+    pad: bool = True
+    collate_fn: Callable[[list[Any]], Any] | str | None = None
+    sampler: Iterable[int] | None = None
+    batch_sampler: Iterable[list[int]] | None = None
+    seed: int = 42
+    interleave: int | None = None
+    turns: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    device: torch.device | str | int | None = None
+    max_memory_usage: float | int | str | None = None
+    multiprocessing_context: Any = None
+    worker_init_fn: Callable[[int], Any] | None = None
+    generator: torch.Generator | None = None
+    timeout: float = 0
+    enable_monitoring: bool = True
+    log_loading_stats: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_int("batch_size", 1, optional=True)
+        self._check_int("num_workers", 0, optional=True)
+        self._check_int("prefetch_factor", 1, optional=True)
+        self._check_int("interleave", 1, optional=True)
+        self._check_int("turns", 1, optional=True)
+        self._check_int("seed", None)
+        for name in ("pin_memory", "persistent_workers", "drop_last", "pad", "enable_monitoring", "log_loading_stats"):
+            value = getattr(self, name)
+            optional = name in ("pin_memory", "persistent_workers")
+            if not isinstance(value, bool) and not (optional and value is None):
+                raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {value!r}")
+        if self.shuffle not in (None, True, False, "block"):
+            raise ConfigError(f"shuffle must be True, False, 'block' or None, not {self.shuffle!r}")
+        if self.sampler is not None and self.batch_sampler is not None:
+            raise ConfigError("sampler and batch_sampler can't be given together: give one")
+        if self.shuffle and (self.sampler is not None or self.batch_sampler is not None):
+            raise ConfigError(f"shuffle={self.shuffle!r} and a sampler can't be given together: the sampler is the order")
+        if self.batch_sampler is not None and self.drop_last:
+            raise ConfigError("drop_last has no meaning with batch_sampler, which makes the batches")
+        if self.collate_fn is not None and not callable(self.collate_fn) and not isinstance(self.collate_fn, str):
+            raise ConfigError(f"collate_fn must be a callable or the name of a collator, not {self.collate_fn!r}")
+        if not isinstance(self.timeout, (int, float)) or self.timeout < 0:
+            raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
+        if isinstance(self.max_memory_usage, str):
+            parse_size(self.max_memory_usage, "max_memory_usage")
+        names = ("fork", "forkserver", "spawn")
+        if isinstance(self.multiprocessing_context, str) and self.multiprocessing_context not in names:
+            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, not {self.multiprocessing_context!r}")
+
+    def _check_int(self, name: str, least: int | None, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+            at_least = "" if least is None else f" of at least {least}"
+            raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {value!r}")
+
+    def with_(self, **changes: Any) -> DataLoaderConfig:
+        """The same with other values.
+
+        Raises:
+            ConfigError: a name that is no field; the message names the word to use.
+        """
+        check_names(changes)
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def train(cls, **options: Any) -> DataLoaderConfig:
+        """For training: shuffled, the incomplete last batch dropped."""
+        return cls().with_(**{"shuffle": True, "drop_last": True, **options})
+
+    @classmethod
+    def eval(cls, **options: Any) -> DataLoaderConfig:
+        """For evaluation: in order, nothing dropped, nothing padded."""
+        return cls().with_(**{"shuffle": False, "drop_last": False, "pad": False, **options})
+
+
+FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises a ConfigError for the first name that is no field of `DataLoaderConfig`."""
+    for name in names:
+        if name in _OLD_WORDS:
+            raise ConfigError(f"DataLoaderConfig has no {name!r}: say {_OLD_WORDS[name]}")
+        if name not in FIELDS:
+            raise ConfigError(f"DataLoaderConfig has no {name!r}; it has: {', '.join(sorted(FIELDS))}")

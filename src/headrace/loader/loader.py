@@ -1,0 +1,439 @@
+"""Where do epochs begin and end, and what has the user received?
+
+NOTE [ epochs and positions ]
+
+* `set_epoch(e)` names the epoch of the next iterator; without it each iterator takes the epoch after the last one's.
+* The position is the number of batches of the current epoch that the user has received. `state_dict()` holds both.
+* After `load_state_dict` the next iterator goes on at the position. `set_epoch` with the loaded epoch keeps it (also at the
+  epoch's end: nothing is left then), with another epoch drops it. A state saved at the end of an epoch, without `set_epoch`, goes on
+  with the next epoch.
+* An iterator that is left early leaves its position in `state_dict()`; the next iterator begins the next epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from headrace.datasets import open_dataset
+from headrace.datasets.base import BaseDataset
+from headrace.errors import ConfigError, HeadraceError
+from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan
+from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
+from headrace.loader.config import FIELDS, DataLoaderConfig, check_names
+from headrace.loader.device import move_to_device
+from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
+from headrace.loader.job import Job, death_of, failure_of
+from headrace.loader.state import check_state, make_state
+from headrace.memory.budget import MemoryBudget, Reservation
+from headrace.memory.ring import Delivered
+from headrace.monitor.stats import LoadingStats
+from headrace.order import EpochOrder, OrderSampler, RankBatches, detect_world
+
+logger = logging.getLogger("headrace.loader")
+
+
+def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> Loader:
+    """A `Loader` over a dataset, or over a path, which `open_dataset` opens.
+
+    Args:
+        dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`.
+        config: the options; the defaults without.
+        **overrides: fields of `DataLoaderConfig` that replace those of `config`.
+
+    Raises:
+        ConfigError: an option makes no sense; the message names it.
+        BudgetError: not even one batch fits the memory budget.
+    """
+    if is_path(dataset):
+        options = {name: overrides.pop(name) for name in list(overrides) if name not in FIELDS}
+        seed = overrides.get("seed", config.seed if config is not None else None)
+        dataset = open_dataset(dataset, **({"seed": seed} if seed is not None else {}) | options)
+    return Loader(dataset, config, **overrides)
+
+
+class Loader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` in an order that can be repeated and resumed; see `DataLoaderConfig` for its options.
+
+    The batches of an epoch depend on the data, the seed, the epoch and the global batch alone: not on workers, mode or start
+    method, and not on the number of ranks that a global batch is shared out to. Batches arrive in recycled buffers, which are used
+    again when the last tensor over them is gone; a batch that is kept is never overwritten.
+
+    Attributes:
+        config: the options with all auto values decided.
+        dataset: the dataset as it was given.
+        padding: samples that come twice in an epoch, so that all ranks have as many.
+    """
+
+    def __init__(self, dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> None:
+        check_names(overrides)
+        config = (config or DataLoaderConfig()).with_(**overrides)
+        world = detect_world(config.rank, config.world_size)
+        config, self._reasons = resolve(config, dataset, world)
+        self._collate = choose_collate(config, dataset)
+        self._ring_bytes: Reservation | None = None
+        config = self._within_budget(config, dataset)
+        parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
+        check_picklable(config, parts)
+        self.config = config
+        self._plan = self._make_plan(dataset, {})
+        self._stats = LoadingStats()
+        self._pids: set[int] = set()
+        self._next_epoch, self._is_named = 0, False  # named: by set_epoch, since the last iterator began
+        self._resume: tuple[int, int] | None = None  # (epoch, position) that were loaded
+        self._at = (0, 0)  # epoch, and the batches of it that the user has received
+        self._handed_out: Callable[[], int] = lambda: 0
+        self._last_nbytes = 0
+        self._job: Job | None = None
+        self._running: weakref.ref[_EpochIterator] | None = None
+        super().__init__(dataset, **self._torch_arguments(dataset))
+
+    # -- set-up
+
+    def _within_budget(self, config: DataLoaderConfig, dataset: Any) -> DataLoaderConfig:
+        sample = dataset.sample_nbytes() if isinstance(dataset, BaseDataset) else None
+        if sample is None:
+            return config
+        usage = config.max_memory_usage
+        budget = dataset.budget if usage is None else MemoryBudget(usage, local_world_size=detect_world().local_world_size)
+        config, nbytes = fit_budget(config, budget, sample, self._reasons)
+        self._ring_bytes = budget.reserve(nbytes, "batches on their way")
+        return config
+
+    def _make_plan(self, dataset: Any, adopted: dict[str, Any]) -> Plan:
+        config = self.config
+        seed = adopted.get("seed", config.seed)
+        if config.sampler is not None or config.batch_sampler is not None:
+            return SamplerPlan(seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last)
+        if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
+            return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last)
+        rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
+        shuffle, interleave = adopted.get("shuffle", config.shuffle), adopted.get("interleave", config.interleave)
+        turns, global_batch = adopted.get("turns", config.turns), batch_size * world_size
+        if isinstance(dataset, BaseDataset):
+            order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns)
+        else:
+            n = length_of(dataset)
+            if n is None:
+                raise ConfigError(
+                    f"{type(dataset).__name__} has no length: give it __len__, make it an IterableDataset, or pass a sampler"
+                )
+            order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
+        return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad))
+
+    def _torch_arguments(self, dataset: Any) -> dict[str, Any]:
+        """What torch's own constructor is told, so that everything which looks at a DataLoader finds what it expects."""
+        config = self.config
+        arguments: dict[str, Any] = {
+            "num_workers": config.num_workers,
+            "collate_fn": self._collate,
+            "pin_memory": config.pin_memory,
+            "timeout": config.timeout,
+            "worker_init_fn": config.worker_init_fn,
+            "generator": config.generator,
+        }
+        if config.num_workers:
+            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+                arguments[name] = getattr(config, name)
+        if config.batch_sampler is not None:
+            return {**arguments, "batch_sampler": config.batch_sampler}
+        arguments["batch_size"] = config.batch_size
+        if config.batch_size is not None:
+            arguments["drop_last"] = config.drop_last
+        if isinstance(dataset, IterableDataset):
+            return arguments
+        return {**arguments, "sampler": config.sampler if config.sampler is not None else self._order_sampler(dataset)}
+
+    def _order_sampler(self, dataset: Any) -> OrderSampler:
+        config = self.config
+        assert isinstance(self._plan, OrderPlan)
+        said = self._plan.parameters()
+        return _EpochSampler(
+            self,
+            dataset,
+            batch_size=config.batch_size or 1,
+            shuffle=said["shuffle"],
+            seed=said["seed"],
+            rank=config.rank,
+            world_size=config.world_size,
+            drop_last=config.drop_last,
+            pad=config.pad,
+            blocks=dataset.blocks() if isinstance(dataset, BaseDataset) and said["shuffle"] == "block" else None,
+            interleave=said["interleave"],
+            turns=said["turns"],
+        )
+
+    def _new_job(self) -> Job:
+        config, streaming = self.config, isinstance(self.dataset, BaseDataset) and isinstance(self.dataset, IterableDataset)
+        if isinstance(self._plan, IterablePlan):
+            fetch: Fetch = FetchIterable(self.dataset, config.batch_size or 1, config.drop_last)
+        else:
+            ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
+            fetch = Fetch(self.dataset, ahead, max(1, config.num_workers or 0))
+        self._pids.clear()
+        return Job(fetch, self._plan, config, self._collate)
+
+    # -- epochs
+
+    def __len__(self) -> int:
+        steps = self._plan.steps()
+        if steps is None:
+            raise TypeError(f"the length of a loader over {type(self.dataset).__name__} is not known")
+        return steps
+
+    @property
+    def padding(self) -> int:
+        """Samples that come twice in an epoch, so that all ranks have as many."""
+        return self._plan.padding
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current iterator, or of the last."""
+        return self._at[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next iterator; see NOTE [ epochs and positions ]."""
+        self._next_epoch, self._is_named = int(epoch), True
+        if self._resume is not None and self._resume[0] != self._next_epoch:
+            self._resume = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        epoch, start = self._next_epoch, 0
+        if self._resume is not None and self._resume[0] == epoch:
+            start = self._resume[1]
+        self._resume = None
+        self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
+        running = None if self._running is None else self._running()
+        is_free = running is None or running.is_done
+        job = self._job if is_free and self._job is not None else self._new_job()
+        if job.is_lasting and is_free:
+            self._job = job
+        iterator = _EpochIterator(self, job, epoch, start)
+        self._running, self._handed_out = weakref.ref(iterator), lambda: job.dispatch.handed_out
+        return iterator
+
+    def close(self) -> None:
+        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it."""
+        self._job = None
+        if self._ring_bytes is not None:
+            self._ring_bytes.close()
+            self._ring_bytes = None
+
+    # -- state
+
+    @property
+    def fingerprint(self) -> str:
+        """What the dataset is; for a foreign one its type and length."""
+        found = getattr(self.dataset, "fingerprint", None)
+        return found if isinstance(found, str) else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands: its order, and the number of global batches that the user has received."""
+        epoch, position = self._at
+        if self._resume is not None:
+            epoch, position = self._resume
+        elif self._is_named and self._next_epoch != epoch:
+            epoch, position = self._next_epoch, 0
+        return make_state(
+            self.fingerprint,
+            length_of(self.dataset),
+            self._plan.parameters(),
+            epoch,
+            position,
+            self._stats.skipped_count,
+            list(self._stats.skipped),
+        )
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """The next iterator goes on where the state was saved, with any number of workers, in any mode, on any number of ranks that
+        divides the global batch.
+
+        Args:
+            state: from `state_dict()`.
+            strict: False takes over the saved order where this loader's differs, and goes on with changed data of the same length.
+
+        Raises:
+            StateError: it does not fit; the message holds both values.
+        """
+        differing = check_state(
+            state, self.fingerprint, length_of(self.dataset), self._plan.parameters(), self.config.world_size or 1, strict
+        )
+        if differing:
+            self._plan = self._make_plan(self.dataset, differing)
+            self._job = None
+        epoch, position = int(state["epoch"]), int(state["batches"])
+        steps = self._plan.steps()
+        self._resume, self._at = (epoch, position), (epoch, position)
+        self._is_named = False
+        self._next_epoch = epoch + 1 if steps is not None and position >= steps else epoch
+        self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
+
+    # -- what it says
+
+    def get_stats(self) -> dict[str, Any]:
+        """Numbers on what happened since the loader was made; {} before the first batch.
+
+        Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
+        p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, work_seconds. Bytes: bytes_read,
+        held_bytes, queued_bytes, avg_memory_usage and peak_memory_usage (PSS of this process and its workers). wait_fraction is
+        wait_time / total_time. queued_batches are on their way or ready. If samples were skipped, "skipped_samples" lists the first
+        1,000 (index, path, error).
+        """
+        stats = self._stats.as_dict()
+        if not stats:
+            return {}
+        queued = max(0, self._handed_out() - self._received) if self._is_running else 0
+        held: dict[str, int] = {}
+        for dataset in inner_datasets(self.dataset):
+            if dataset._mode is not None:
+                held.update(dataset._mode.stats())
+        return {
+            "dataset_size": length_of(self.dataset) or 0,
+            "num_batches": self._plan.steps() or 0,
+            "batch_size": self.config.batch_size or 0,
+            "num_workers": self.config.num_workers or 0,
+            "queued_batches": queued,
+            "queued_bytes": queued * self._last_nbytes,
+            **stats,
+            **held,
+        }
+
+    @property
+    def _is_running(self) -> bool:
+        running = None if self._running is None else self._running()
+        return running is not None and not running.is_done
+
+    @property
+    def _received(self) -> int:
+        running = None if self._running is None else self._running()
+        return 0 if running is None else running.received
+
+    def explain(self) -> str:
+        """In words: the value of each option and why it is what it is, and the dataset's own explanation."""
+        lines = [explain_config(self.config, self._reasons)]
+        if self._plan.padding:
+            lines.append(
+                f"padding: {self._plan.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
+            )
+        if isinstance(self.dataset, BaseDataset):
+            lines.append(self.dataset.explain())
+        return "\n".join(lines)
+
+
+class _EpochSampler(OrderSampler):
+    """The sampler that a Loader shows; trainers that call its `set_epoch` set the loader's epoch."""
+
+    def __init__(self, loader: Loader, dataset: Any, **options: Any) -> None:
+        self._loader = weakref.ref(loader)
+        super().__init__(dataset, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+
+class _EpochIterator:
+    """One epoch, from a step on. Holds its job alive; the loader knows it weakly, so that a dropped iterator frees the job."""
+
+    def __init__(self, loader: Loader, job: Job, epoch: int, start: int) -> None:
+        self._loader, self._job, self._epoch = loader, job, epoch
+        self._step, self.received = start, 0
+        self.is_done = False
+        self._clock = time.perf_counter()
+        self._skip = start if isinstance(loader._plan, IterablePlan) else 0  # a foreign stream is replayed
+        self._idle = 0
+        self._deliveries: Iterator[Delivered] | None = job.start(epoch, start)
+        self._base = loader._stats.batches, loader._stats.wait_time, loader._stats.total_time, loader._stats.samples
+
+    def __iter__(self) -> _EpochIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader) - self._step
+
+    def __next__(self) -> Any:
+        loader, asked = self._loader, time.perf_counter()
+        delivered = self._receive()
+        batch, report = delivered.batch, delivered.report
+        if loader.config.device is not None:
+            moving = time.perf_counter()
+            batch = move_to_device(batch, loader.config.device)
+            loader._stats.transfer_time += time.perf_counter() - moving
+        now = time.perf_counter()
+        loader._stats.add_report(report["counts"])
+        loader._stats.add_batch(report["samples"], now - asked, now - self._clock)
+        self._clock = now
+        self._step = report["step"] + 1 if not isinstance(loader._plan, IterablePlan) else self._step + 1
+        self.received += 1
+        loader._at = (self._epoch, self._step)
+        loader._last_nbytes = delivered.nbytes
+        if loader.config.enable_monitoring:
+            loader._pids.add(report["pid"])
+            loader._stats.look(loader._pids - {os.getpid()})
+        return batch
+
+    def _receive(self) -> Delivered:
+        """The next batch; raises what a worker raised, where it raised it."""
+        while True:
+            if self._deliveries is None:
+                raise StopIteration
+            try:
+                delivered = next(self._deliveries)
+            except StopIteration:
+                self._end()
+                raise
+            except HeadraceError:
+                raise
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error) and "DataLoader timed out" not in str(error):
+                    raise  # of the dataset, in this process
+                self._break()
+                raise death_of(error, self._epoch, self._step, self._loader.config.timeout) from error
+            failure = failure_of(delivered)
+            if failure is not None:
+                raise failure
+            if delivered.report.get("exhausted"):
+                self._idle += 1
+                if self._idle >= max(1, self._loader.config.num_workers or 0):
+                    self._end()
+                continue
+            self._idle = 0
+            if self._skip:
+                self._skip -= 1
+                continue
+            return delivered
+
+    def _end(self) -> None:
+        self.is_done, self._deliveries = True, None
+        stats, loader = self._loader._stats, self._loader
+        if loader.config.log_loading_stats and self.received:
+            batches, wait, total, samples = self._base
+            seconds = max(stats.total_time - total, 1e-9)
+            logger.info(
+                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
+                self._epoch, stats.batches - batches, stats.samples - samples, seconds, (stats.samples - samples) / seconds,
+                100 * (stats.wait_time - wait) / seconds,
+            )  # fmt: skip
+
+    def _break(self) -> None:
+        """The job is past saving: the loader makes another one for its next iterator."""
+        self.is_done, self._deliveries = True, None
+        if self._loader._job is self._job:
+            self._loader._job = None
+
+
+def length_of(dataset: Any) -> int | None:
+    """The length of a dataset, if it has one."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,357 @@
+"""How much may headrace hold in memory?
+
+A process has one ledger. It measures the headroom under the tightest limit once, at its first use, and all budgets of
+the process draw on it: whatever holds memory (store, cache, ring, read-ahead) reserves its bytes first, or is refused.
+
+NOTE [ Releases and the garbage collector ]
+A finalizer may run at any allocation, even in a thread that holds the lock and is half-way through a change. So a
+release is one `deque.append`, which is atomic; the ledger settles the queue under its lock before it answers anything.
+
+NOTE [ Shares and processes ]
+A forked child goes on with a copy of the ledger, a spawned one starts with an empty one, and neither side sees what the
+other reserves later. So a parent gives its workers shares, whose bytes are fixed when they are made. In any process but
+its maker's (forked, or pickled to) only a share's own reservations count against it, and the parent reserves what it
+gave away, so that it does not use the same bytes twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import operator
+import os
+import re
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from headrace.errors import BudgetError, ConfigError
+from headrace.memory.limits import Limit, memory_limits, tightest
+
+_UNITS = {"": 1, "b": 1}
+for _power, _prefix in enumerate("kmgtp", 1):
+    _UNITS |= {f"{_prefix}b": 10 ** (3 * _power), f"{_prefix}ib": 2 ** (10 * _power)}
+
+
+def parse_size(size: str | int, name: str = "size") -> int:
+    """Return a size in bytes.
+
+    Args:
+        size: bytes, or a number with a unit, in any case: B, kB, MB, GB, TB, PB (powers of 1000), or KiB to PiB (1024).
+        name: what the error calls the value.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    number = _integer(size)
+    if number is not None and number >= 0:
+        return number
+    if isinstance(size, str):
+        match = re.fullmatch(r"(\d{1,18}|\d{0,18}\.\d{1,18}) ?([a-z]*)", size.strip().lower(), re.ASCII)
+        if match and match[2] in _UNITS and (match[1].isdigit() or _UNITS[match[2]] > 1):
+            return int(Fraction(match[1]) * _UNITS[match[2]])
+    raise ConfigError(
+        f"{name} must be a number of bytes (an int of at least 0) or a string such as '500MB', '2GB' or '1.5GiB' "
+        f"(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB), not {size!r}"
+    )
+
+
+def format_size(n: float) -> str:
+    """Return `n` bytes as people read them, in powers of 1000: `462.3 MB`."""
+    if abs(n) < 1000:
+        return f"{n:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        n /= 1000
+        if abs(n) < 999.95:  # from there on it would be rounded to 1000.0
+            return f"{n:.1f} {unit}"
+    return f"{n / 1000:.1f} PB"
+
+
+@dataclass(slots=True)
+class _Account:
+    """Bytes reserved through one share, or all bytes of a ledger."""
+
+    held: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One reservation, as the ledger sees it."""
+
+    nbytes: int
+    what: str
+    accounts: tuple[_Account, ...]
+
+    def set(self, nbytes: int) -> None:
+        for account in self.accounts:
+            account.held += nbytes - self.nbytes
+        self.nbytes = nbytes
+
+
+_lock = threading.RLock()  # one for all ledgers, so that a fork has one lock to hold
+
+
+class _Ledger:
+    """What is reserved in this process, and under which limits. Its methods are called with `_lock` held."""
+
+    def __init__(self, limits: Sequence[Limit] | None = None) -> None:
+        self.limits = None if limits is None else list(limits)
+        self.notes: list[str] = []
+        self.account = _Account()
+        self.entries: set[_Entry] = set()
+        self.released: deque[_Entry] = deque()  # see NOTE [ Releases and the garbage collector ]
+
+    def limit(self) -> Limit:
+        if self.limits is None:
+            self.limits = memory_limits(notes=self.notes)
+        return tightest(self.limits)
+
+    def settle(self) -> None:
+        while self.released:
+            entry = self.released.popleft()
+            entry.set(0)
+            self.entries.discard(entry)
+
+    def holders(self) -> str:
+        """Say how much is held, and by whom, the largest first."""
+        sums: Counter[str] = Counter()
+        for entry in self.entries:
+            sums[entry.what] += entry.nbytes
+        words = [f"{what}: {format_size(nbytes)}" for what, nbytes in sums.most_common(8)]
+        if rest := sums.most_common()[8:]:
+            words.append(f"{len(rest)} others: {format_size(sum(nbytes for _, nbytes in rest))}")
+        return f"{format_size(self.account.held)} ({', '.join(words) or 'by nothing'})"
+
+
+_process_ledger = _Ledger()
+
+if hasattr(os, "register_at_fork"):
+    # No other thread is half-way through a change at the moment of a fork.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+class MemoryBudget:
+    """What may be held in memory in this process.
+
+    All budgets of a process draw on one ledger: what is reserved through one is not available to another. Thread-safe.
+    Pickled, the limit arrives and the reservations stay behind; see NOTE [ Shares and processes ].
+
+    Args:
+        max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute cap on this process in bytes
+            (`"500MB"`, or an int above 1), which never exceeds the headroom.
+        local_world_size: number of ranks on this machine, which share the headroom equally.
+        limits: take these instead of the machine's, with a private ledger: for tests, or to plan for another machine.
+
+    Raises:
+        ConfigError: an argument makes no sense; the message names it.
+    """
+
+    def __init__(
+        self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None
+    ) -> None:
+        if limits is not None and not limits:
+            raise ConfigError("limits must hold at least one Limit, or be None for those of this machine")
+        usage, ranks = _check_usage(max_memory_usage), _check_int("local_world_size", local_world_size, least=1)
+        self._set_up(usage, ranks, _process_ledger if limits is None else _Ledger(limits))
+
+    def _set_up(self, usage: float, ranks: int, ledger: _Ledger, parent: MemoryBudget | None = None) -> None:
+        self._usage = usage  # a float is a fraction, an int is bytes
+        self._ranks = ranks
+        self._ledger = ledger
+        self._parent = parent
+        self._pid = os.getpid()
+        self._accounts: tuple[_Account, ...] = (ledger.account,) if parent is None else (*parent._accounts, _Account())
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be held through this budget in total."""
+        if self._parent is not None:
+            return int(self._usage)
+        headroom = self._headroom
+        wanted = headroom * self._usage if isinstance(self._usage, float) else self._usage
+        return min(headroom, int(wanted))  # a product of large numbers may be rounded up, beyond the headroom
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that count against `limit`: of a share its own, else all that this process has reserved."""
+        with _lock:
+            self._ledger.settle()
+            return self._accounts[-1].held
+
+    @property
+    def available(self) -> int:
+        """Bytes that can be reserved now, at least 0."""
+        with _lock:
+            free = max(0, self.limit - self.reserved)
+            parent = self._parent if self._pid == os.getpid() else None  # see NOTE [ Shares and processes ]
+            return free if parent is None else min(free, parent.available)
+
+    def fits(self, nbytes: int) -> bool:
+        """Say whether `nbytes` could be reserved now. Another thread may be faster: only `reserve` is binding."""
+        return nbytes <= self.available
+
+    def share(self, n: int) -> MemoryBudget:
+        """Return a budget for an equal n-th part of what is available now.
+
+        It has an account of its own; in this process what it reserves counts in this budget too. Make all n shares, or
+        one for n workers, before anything is reserved through them: then their sum never exceeds this budget.
+
+        Raises:
+            ConfigError: `n` is not an integer of at least 1.
+        """
+        n = _check_int("n", n, least=1)
+        part = MemoryBudget.__new__(MemoryBudget)
+        part._set_up(self.available // n, self._ranks, self._ledger, self)
+        return part
+
+    def reserve(self, nbytes: int, what: str) -> Reservation:
+        """Set `nbytes` aside for `what` (words for messages, such as "the batch ring").
+
+        Returns:
+            A context manager that gives the bytes back when it is closed, or garbage collected.
+
+        Raises:
+            BudgetError: they don't fit; the message says what holds how much, and what to do.
+            ConfigError: `nbytes` is not an integer of at least 0.
+        """
+        reservation = Reservation(self, _Entry(0, what, self._accounts))
+        reservation.resize(nbytes)
+        return reservation
+
+    def explain(self) -> str:
+        """Say in a few lines what this budget is, which limit counts, and who has reserved how much."""
+        with _lock:
+            tight, available = self._ledger.limit(), self.available  # which also settles the ledger
+            lines = [
+                f"memory budget: {format_size(self.limit)}, of which {format_size(available)} are available",
+                f"  it is {self._origin()}",
+                f"  the limit that counts: {tight.name}: {format_size(tight.total)}, "
+                f"of which {format_size(tight.used)} were used when it was measured",
+                f"  reserved in this process: {self._ledger.holders()}",
+            ]
+            others = [limit for limit in self._ledger.limits or () if limit is not tight]
+            lines += [f"  wider: {it.name}: {format_size(it.headroom)} of {format_size(it.total)} free" for it in others]
+            return "\n".join(lines + [f"  ignored: {note}" for note in self._ledger.notes])
+
+    def __repr__(self) -> str:
+        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks}){'  # a share' if self._parent else ''}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The measurement stays behind too: the pickle may be opened on another machine.
+        limits = None if self._ledger is _process_ledger else self._ledger.limits
+        return {"usage": self._usage, "ranks": self._ranks, "limits": limits}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ledger = _process_ledger if state["limits"] is None else _Ledger(state["limits"])
+        self._set_up(state["usage"], state["ranks"], ledger)
+
+    @property
+    def _headroom(self) -> int:
+        """What this process may hold at most: its part, among the local ranks, of the headroom."""
+        with _lock:
+            return self._ledger.limit().headroom // self._ranks
+
+    def _origin(self) -> str:
+        if self._parent is not None:
+            return f"a share of {self._parent._origin()}"
+        usage = f"{self._usage} of" if isinstance(self._usage, float) else f"{format_size(self._usage)} within"
+        ranks = f" divided by {self._ranks} local ranks" if self._ranks > 1 else ""
+        headroom = f"{format_size(self._headroom)}, the headroom under {self._ledger.limit().name}"
+        return f"max_memory_usage={usage} {headroom}{ranks}"
+
+    def _refusal(self, what: str, nbytes: int, more: int) -> BudgetError:
+        ledger = self._ledger
+        enough = ledger.account.held + more <= self._headroom
+        remedy = "raise max_memory_usage" if enough else "use a machine or container with more memory"
+        return BudgetError(
+            f"{what} needs {format_size(nbytes)}{f' ({format_size(more)} more)' if more < nbytes else ''}, but only "
+            f"{format_size(self.available)} of the memory budget of {format_size(self.limit)} are available. "
+            f"The budget is {self._origin()}. Reserved in this process: {ledger.holders()}. Either {remedy}, or hold "
+            f"less: loading_mode='lazy', fewer workers, a smaller batch_size, prefetch_factor or cache_size"
+        )
+
+
+class Reservation:
+    """Bytes set aside in a budget until this is closed, left as a context, or garbage collected. Thread-safe.
+
+    `MemoryBudget.reserve` makes one. It belongs to its process and can't be pickled.
+    """
+
+    def __init__(self, budget: MemoryBudget, entry: _Entry) -> None:
+        self._budget, self._entry = budget, entry
+        self._release = weakref.finalize(self, budget._ledger.released.append, entry)
+        self._release.atexit = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes set aside, 0 when closed."""
+        return self._entry.nbytes if self._release.alive else 0
+
+    def resize(self, nbytes: int) -> None:
+        """Set aside more bytes, or fewer; where more don't fit, the old number stays.
+
+        Raises:
+            BudgetError: they don't fit.
+            ConfigError: `nbytes` is not an integer of at least 0.
+            ValueError: the reservation is closed.
+        """
+        nbytes = _check_int("nbytes", nbytes, least=0)
+        with _lock:
+            available = self._budget.available  # settles the ledger; what is closed from here on is released later
+            if not self._release.alive:
+                raise ValueError(f"the reservation for {self._entry.what} is closed: reserve anew")
+            more = nbytes - self._entry.nbytes
+            if more > available:
+                raise self._budget._refusal(self._entry.what, nbytes, more)
+            self._budget._ledger.entries.add(self._entry)
+            self._entry.set(nbytes)
+
+    def close(self) -> None:
+        """Give the bytes back. Doing it again does nothing."""
+        self._release()
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {format_size(self.nbytes)} for {self._entry.what}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"the reservation for {self._entry.what} belongs to its process: reserve anew in the other one")
+
+
+def _integer(value: Any) -> int | None:
+    """Return an integer of any kind (numpy's too) as an int; None for everything else, bools included."""
+    with contextlib.suppress(TypeError):
+        return None if isinstance(value, bool) else operator.index(value)
+    return None
+
+
+def _check_int(name: str, value: int, least: int) -> int:
+    number = _integer(value)
+    if number is None or number < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return number
+
+
+def _check_usage(value: Any) -> float:
+    """Return a fraction as a float, and bytes as an int."""
+    if isinstance(value, str):
+        number: float | None = parse_size(value, "max_memory_usage, given as a string,")
+        if number:
+            return number
+    elif (number := _integer(value)) is not None and number > 1:
+        return number
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
+        return float(value)
+    raise ConfigError(
+        "max_memory_usage must be a fraction of the headroom (0 < f <= 1, such as 0.8) or a number of bytes "
+        f"(such as '500MB', '2GB' or an int), not {value!r}"
+    )

@@ -1,0 +1,243 @@
+"""Which memory limit of this machine counts?
+
+psutil sees the host, even from inside a container. What really stops a process is the tightest of: the machine's
+available memory, every cgroup limit between the process and the root (a parent's limit is shared with its other
+children, so it may be the tighter one), and the limits of the process itself (RLIMIT). This file lists all of them as
+`Limit`s. It holds no state: each call reads anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+if sys.platform != "win32":  # which has no such limits
+    import resource
+
+_UNLIMITED = 1 << 60
+"""Kernels write "no limit" as a number near 2**63; nothing that large is a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit on memory, and how much of it is used already."""
+
+    name: str
+    """Who sets it, e.g. `cgroup v1 /foo memory.limit_in_bytes`."""
+
+    total: int
+    """The limit in bytes."""
+
+    used: int
+    """Bytes in use under it that can't be reclaimed at once."""
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that are left under the limit, at least 0."""
+        return max(0, self.total - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    """The names that one version of the memory controller gives to its files."""
+
+    limits: tuple[str, ...]
+    current: str
+    inactive: str  # the row of memory.stat that counts page cache which the kernel reclaims first
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A place where a cgroup hierarchy can be seen."""
+
+    root: str  # the cgroup that stands at `point`; not "/" where a container sees only its own part
+    point: Path
+
+
+_INTERFACES = {
+    1: _Interface(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Interface(("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
+
+
+def memory_limits(
+    proc: str | os.PathLike[str] = "/proc",
+    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
+    notes: list[str] | None = None,
+) -> list[Limit]:
+    """List every limit on the memory of this process, the machine's own memory first.
+
+    Args:
+        proc: where procfs is mounted; its `self/cgroup` and `self/mountinfo` are read.
+        sys_fs: where cgroups usually are, for the case that `mountinfo` does not say.
+        notes: gets a line for everything that could not be read or made no sense, and was therefore left out.
+
+    Returns:
+        At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where there is one.
+    """
+    notes = [] if notes is None else notes
+    memory = psutil.virtual_memory()
+    machine = Limit("the machine's available memory (psutil)", memory.total, memory.total - memory.available)
+    return [machine, *cgroup_limits(Path(proc), Path(sys_fs), notes), *process_limits()]
+
+
+def tightest(limits: Iterable[Limit]) -> Limit:
+    """Return the limit with the least headroom, the first of equals.
+
+    Raises:
+        ValueError: `limits` is empty.
+    """
+    return min(limits, key=lambda limit: limit.headroom)
+
+
+def process_limits() -> list[Limit]:
+    """List the soft RLIMIT_AS and RLIMIT_DATA of this process, where they are set."""
+    if sys.platform == "win32":
+        return []
+    memory = psutil.Process().memory_info()
+    limits = []
+    for name, field in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
+        if not hasattr(resource, name) or not hasattr(memory, field):
+            continue  # "data" is Linux's; elsewhere RLIMIT_DATA does not count what malloc maps
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY and 0 <= soft < _UNLIMITED:
+            limits.append(Limit(name, soft, getattr(memory, field)))
+    return limits
+
+
+def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
+    """List the limits of each memory cgroup from this process up to the root, v1 and v2.
+
+    Args:
+        proc: where procfs is mounted.
+        sys_fs: where cgroups usually are.
+        notes: gets a line for everything that was left out.
+    """
+    limits = []
+    for version, path in _own_cgroups(proc, sys_fs, notes).items():
+        mount = _find_mount(version, path, proc, sys_fs)
+        if not os.path.isdir(mount.point):
+            notes.append(f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be seen")
+            continue
+        for cgroup, folder in _levels(version, path, mount, notes):
+            limits += _limits_of(version, f"cgroup v{version} {cgroup}", folder, notes)
+    return limits
+
+
+def _own_cgroups(proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
+    """Return {version: path} of the cgroups that may limit this process's memory: in a hybrid system both versions."""
+    text = _read(proc / "self" / "cgroup", notes)
+    if text is None:
+        if not sys_fs.is_dir():
+            return {}  # no cgroups here: macOS, Windows
+        notes.append(f"{proc / 'self' / 'cgroup'} can't be read: only the limits at the root of {sys_fs} are known")
+        return {1: "/", 2: "/"} if (sys_fs / "memory").is_dir() else {2: "/"}
+    paths = {}
+    for line in text.splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator:
+            notes.append(f"{proc / 'self' / 'cgroup'} has a line that is not understood: {line!r}")
+        elif "memory" in controllers.split(","):
+            paths[1] = path
+        elif hierarchy == "0" and not controllers:
+            paths[2] = path
+    return paths
+
+
+def _find_mount(version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
+    """Return the mount that shows `path`; else any of that version; else the usual place."""
+    mounts: dict[str, _Mount] = {}
+    # What can't be read here has a fallback, so it is not worth a note.
+    for line in (_read(proc / "self" / "mountinfo", []) or "").splitlines():
+        fields, _, tail = (part.split() for part in line.partition(" - "))
+        if len(fields) < 5 or len(tail) < 3:
+            continue
+        root, point = _unescape(fields[3]), _unescape(fields[4])
+        mounts.pop(point, None)  # a later mount hides an earlier one at the same point
+        kind = "memory" if tail[0] == "cgroup" and "memory" in tail[2].split(",") else tail[0]
+        if kind == {1: "memory", 2: "cgroup2"}[version]:
+            mounts[point] = _Mount(root, Path(point))
+    for mount in mounts.values():
+        if _inside(path, mount) is not None:
+            return mount
+    if mounts:
+        return next(iter(mounts.values()))
+    if version == 1:
+        return _Mount("/", sys_fs / "memory")
+    unified = sys_fs / "unified"
+    return _Mount("/", unified if os.path.isdir(unified) else sys_fs)
+
+
+def _inside(path: str, mount: _Mount) -> PurePosixPath | None:
+    """Return `path` relative to the mount's root; None where the mount does not show it."""
+    try:
+        inside = PurePosixPath(path).relative_to(mount.root)
+    except ValueError:
+        return None
+    # A cgroup outside our cgroup namespace is written with "..": following it would leave the mount.
+    return inside if ".." not in inside.parts and os.path.isdir(mount.point / inside) else None
+
+
+def _levels(version: int, path: str, mount: _Mount, notes: list[str]) -> Iterator[tuple[str, Path]]:
+    """Yield (cgroup, folder) from `path` up to the root of the mount."""
+    inside = _inside(path, mount)
+    if inside is None:
+        notes.append(f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at its root are known")
+        inside = PurePosixPath()
+    for level in (inside, *inside.parents):
+        yield str(PurePosixPath(mount.root) / level), mount.point / level
+
+
+def _limits_of(version: int, name: str, folder: Path, notes: list[str]) -> list[Limit]:
+    """Read the limits of one cgroup."""
+    interface = _INTERFACES[version]
+    totals = {}
+    for file in interface.limits:
+        text = _read(folder / file, notes)
+        if text is None or text in ("", "max"):
+            continue  # a root cgroup of v2, or one without the memory controller, has no such file
+        total = _number(text)
+        if total is None:
+            notes.append(f"{name} {file} is ignored: it holds {text[:40]!r} instead of a number")
+        elif total < _UNLIMITED:
+            totals[file] = total
+    if not totals:
+        return []
+    current = _number(_read(folder / interface.current, notes) or "")
+    if current is None:
+        notes.append(f"{name} {' and '.join(totals)} is ignored: {interface.current} says nothing usable")
+        return []
+    row = re.search(rf"^{interface.inactive} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII)
+    if row is None:
+        # The limit itself is certain, and so is an upper bound of what is used: leaving it out would risk being killed.
+        notes.append(f"{name}: no {interface.inactive} in memory.stat, so page cache counts as used")
+    inactive = _number(row[1]) or 0 if row else 0
+    return [Limit(f"{name} {file}", total, max(0, current - inactive)) for file, total in totals.items()]
+
+
+def _number(text: str) -> int | None:
+    """Return a byte count as the kernel writes it, None for anything else (20 digits hold 2**64)."""
+    return int(text) if re.fullmatch(r"\d{1,20}", text, re.ASCII) else None
+
+
+def _read(path: Path, notes: list[str]) -> str | None:
+    """Return the stripped text of a small file; None where it is missing or, with a note, can't be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notes.append(f"{path} can't be read ({error.strerror or error})")
+        return None
+
+
+def _unescape(field: str) -> str:
+    """Undo mountinfo's octal escapes (space, tab, newline and backslash)."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

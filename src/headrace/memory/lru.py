@@ -1,0 +1,200 @@
+"""Which of the things that were used lately are still at hand?
+
+cachetools keeps the order of use; this file adds what it leaves out: a bound in bytes *and* in items, shrinking, locks,
+counters, and an honest size of numpy views, which keep the whole array under them alive.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Generic, TypeVar, overload
+
+import cachetools
+import numpy as np
+
+from headrace.errors import ConfigError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+D = TypeVar("D")
+
+_BUFFERS = (np.ndarray, bytes, bytearray, memoryview)
+
+
+def held_bytes(value: object) -> int:
+    """Return how many bytes of payload stay in memory as long as `value` does.
+
+    A view counts the whole array or buffer that it keeps alive, which counts once however many views of it `value`
+    holds. Lists, tuples, dicts (their values) and object arrays count what is in them; anything else counts its
+    `nbytes` or, where it has none, `sys.getsizeof`.
+    """
+    total, seen, todo = 0, set[int](), [value]
+    while todo:
+        item = _root(todo.pop())
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, (list, tuple)):
+            todo.extend(item)
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+        elif isinstance(item, (bytes, bytearray)):
+            total += len(item)
+        else:
+            nbytes = getattr(item, "nbytes", None)
+            total += nbytes if isinstance(nbytes, int) else sys.getsizeof(item)
+            if isinstance(item, np.ndarray) and item.dtype == object:
+                todo.extend(item.flat)
+    return total
+
+
+def _root(item: Any) -> Any:
+    """Follow views down to what owns the memory, short of a mapped file: there only the part that is viewed counts."""
+    while isinstance(item, (np.ndarray, memoryview)):
+        under = item.base if isinstance(item, np.ndarray) else item.obj
+        if not isinstance(under, _BUFFERS):
+            break
+        item = under
+    return item
+
+
+class LRUCache(Generic[K, V]):
+    """A bounded mapping that forgets the least recently used item first.
+
+    Thread-safe. Pickled, it arrives empty with the same limits; a forked child keeps the contents.
+
+    Args:
+        max_bytes: bound on the summed sizes of the values, None for no bound.
+        max_items: bound on their number, None for no bound.
+        sizeof: `value -> bytes`; by default `held_bytes`. It is asked once, when the value is put.
+
+    Attributes:
+        hits, misses: calls of `get` that found, and did not find, their key.
+        evicted: values dropped to make room.
+        bypassed: values that were never taken in, because each is larger than the cache.
+
+    Raises:
+        ConfigError: a bound is negative or not an integer.
+    """
+
+    def __init__(self, max_bytes: int | None, max_items: int | None = None, *, sizeof: Callable[[V], int] | None = None) -> None:
+        self.max_bytes = _bound("max_bytes", max_bytes)
+        self.max_items = _bound("max_items", max_items)
+        self.hits = self.misses = self.evicted = self.bypassed = 0
+        self._sizeof: Callable[[V], int] = sizeof or held_bytes
+        self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
+        self._forget()
+        _caches.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Summed sizes of the values held."""
+        with self._lock:
+            return int(self._items.currsize)
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V | D) -> V | D: ...
+    def get(self, key: K, default: object = None) -> object:
+        """Return the value of `key`, now the most recently used one; `default` where it is not held."""
+        with self._lock:
+            if key in self._items:
+                self.hits += 1
+                return self._items[key][0]
+            self.misses += 1
+            return default
+
+    def put(self, key: K, value: V) -> bool:
+        """Hold `value` as the most recently used one and evict what no longer fits beside it.
+
+        Returns:
+            False where the value alone is larger than the cache: an older value of `key` is dropped as well.
+        """
+        size = self._sizeof(value)
+        with self._lock:
+            self._items.pop(key, None)
+            if self.max_items == 0 or (self.max_bytes is not None and size > self.max_bytes):
+                self.bypassed += 1
+                return False
+            self._make_room(size, 1)
+            self._items[key] = (value, size)
+            return True
+
+    @overload
+    def pop(self, key: K) -> V | None: ...
+    @overload
+    def pop(self, key: K, default: V | D) -> V | D: ...
+    def pop(self, key: K, default: object = None) -> object:
+        """Remove `key` and return its value, `default` where it is not held. Not counted."""
+        with self._lock:
+            return self._items.pop(key, (default, 0))[0]
+
+    def clear(self) -> None:
+        """Drop everything. The counters stay; what is dropped here does not count as evicted."""
+        with self._lock:
+            self._items.clear()
+
+    def resize(self, max_bytes: int | None) -> None:
+        """Change the bound on bytes; a smaller one takes effect at once.
+
+        Raises:
+            ConfigError: the bound is negative or not an integer.
+        """
+        with self._lock:
+            self.max_bytes = _bound("max_bytes", max_bytes)
+            self._make_room(0, 0)
+
+    def __contains__(self, key: object) -> bool:
+        with self._lock:
+            return key in self._items
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"LRUCache({self.max_bytes}, {self.max_items})  # {len(self)} items, {self.nbytes} bytes"
+
+    def __reduce__(self) -> tuple[Callable[..., LRUCache[K, V]], tuple[int | None, int | None]]:
+        return partial(type(self), sizeof=self._sizeof), (self.max_bytes, self.max_items)
+
+    def _make_room(self, size: int, items: int) -> None:
+        while self._items and (
+            (self.max_bytes is not None and self._items.currsize + size > self.max_bytes)
+            or (self.max_items is not None and len(self._items) + items > self.max_items)
+        ):
+            self._items.popitem()
+            self.evicted += 1
+
+    def _forget(self) -> None:
+        # cachetools can neither shrink its maxsize nor count evictions: it gets no bound, and `_make_room` keeps ours.
+        self._items: cachetools.LRUCache[K, tuple[V, int]] = cachetools.LRUCache(float("inf"), lambda entry: entry[1])
+
+    def _after_fork(self) -> None:
+        if not self._lock.acquire(blocking=False):  # by a thread that is not here: it may have been half-way through a change
+            self._forget()
+        self._lock = threading.RLock()
+
+
+def _bound(name: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0):
+        raise ConfigError(f"{name} must be None or an integer of at least 0, not {value!r}")
+    return None if value is None else int(value)
+
+
+_caches: weakref.WeakSet[LRUCache[Any, Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        cache._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,311 @@
+"""Where does a batch lie on its way from a worker to the user?
+
+In a slot of a ring: anonymous shared memory that is used again for later batches, so that no batch pays for page faults, names in
+shared memory, or a second copy.
+
+NOTE [ ring life cycle ]
+
+1. The parent alone owns slots. For each batch that it hands out it takes one (`Ring.take`), and the slot's number travels to the
+   worker with the indices (`order.Ticket`). There is no queue between processes, so a worker that dies takes nothing with it.
+2. The worker collates inside `Ring.arena(slot)`: `empty(...)` gives tensors that lie in the slot, so that a batch is stacked
+   straight into it. `Arena.pack(batch)` copies whatever tensors and arrays lie elsewhere, and returns a `Delivery`: the slot's
+   number, the layout, and a small pickle of everything else.
+3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
+   the lease does, and the slot is free again. A user who keeps batches keeps their slots.
+4. No slot is free: the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number give
+   their pages back to the system as soon as they are free.
+5. A batch that failed comes back as a `Delivery` too, and frees its slot. If a worker dies, its ring is dropped with the job.
+
+With `num_workers=0` the same arena serves in the main process, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import mmap
+import os
+import pickle
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from headrace.errors import BudgetError, WorkerError
+from headrace.memory.anonymous import AnonymousMemory
+
+STRIDE = 1 << 33
+"""Virtual bytes of a slot; only what a batch fills is ever touched."""
+_ALIGN = 64
+_GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
+_INLINE = 4096  # arrays below this stay in the pickle
+
+_rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_current = threading.local()
+
+
+class _Lease:
+    """Stands for the use of one slot: whoever holds it, holds the slot."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _hold(lease: _Lease) -> None:
+    """Does nothing; a finalizer that keeps `lease` alive as its argument."""
+
+
+class Ring:
+    """A number of recycled batch buffers; see NOTE [ ring life cycle ].
+
+    `take` and `give` belong to the process that made the ring; `arena` works in any process that inherited it or received it.
+    `give` may be called from any thread and from the garbage collector.
+
+    Args:
+        slots: how many batches may be on their way at once; more are made when they are needed, and given back.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.planned = max(1, int(slots))
+        self.key = (os.getpid(), next(_numbers))
+        self._memory = AnonymousMemory(self.planned * STRIDE, "ring")
+        self._free = deque(range(self.planned))
+        self._idle: deque[int] = deque()  # grown once, and without pages now
+        self.total = self.planned
+        self.grown = 0
+        self._maps: dict[int, mmap.mmap] = {}
+        _rings[self.key] = self
+
+    # -- the parent's side
+
+    def take(self) -> int:
+        """The number of a free slot."""
+        while len(self._free) > self.planned:
+            self._release_pages(self._free.popleft())
+        for pool in (self._free, self._idle):
+            with contextlib.suppress(IndexError):
+                return pool.pop()
+        self.grown += 1
+        self.total += 1
+        os.ftruncate(self._memory.fd, self.total * STRIDE)
+        return self.total - 1
+
+    def give(self, slot: int) -> None:
+        """The slot is free (an append to a deque: atomic, no lock)."""
+        self._free.append(slot)
+
+    @property
+    def in_use(self) -> int:
+        """Slots on their way or held by the user."""
+        return self.total - len(self._free) - len(self._idle)
+
+    def nbytes(self) -> int:
+        """Bytes mapped for all slots by this process: the most that they hold."""
+        return sum(len(m) for m in list(self._maps.values()))
+
+    def _release_pages(self, slot: int) -> None:
+        mapped = self._maps.pop(slot, None)
+        if mapped is not None and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                mapped.madvise(mmap.MADV_REMOVE)
+        self._idle.append(slot)
+
+    # -- both sides
+
+    def arena(self, slot: int) -> Arena:
+        """A context in which `empty` gives tensors inside the slot."""
+        return Arena(self, slot)
+
+    def map(self, slot: int, nbytes: int) -> mmap.mmap:
+        """At least the first `nbytes` of a slot, mapped into this process."""
+        mapped = self._maps.get(slot)
+        if mapped is None or len(mapped) < nbytes:
+            if nbytes > STRIDE:
+                raise BudgetError(f"a batch of {nbytes:,} bytes is above the limit of {STRIDE:,}: take a smaller batch_size")
+            length = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
+            mapped = self._maps[slot] = mmap.mmap(self._memory.fd, length, offset=slot * STRIDE)
+        return mapped
+
+    def lease(self, slot: int) -> _Lease:
+        """An object at whose death the slot is free again."""
+        lease = _Lease()
+        weakref.finalize(lease, self.give, slot).atexit = False
+        return lease
+
+    def view(self, slot: int, start: int, stop: int, lease: _Lease | None) -> torch.Tensor:
+        """Bytes of a slot as a uint8 tensor, which keeps `lease` alive, and so do its views."""
+        # One memoryview an area: a tensor straight over the mmap would not keep it from being unmapped.
+        window = memoryview(self.map(slot, stop))[start:stop]
+        if lease is not None:
+            weakref.finalize(window, _hold, lease).atexit = False
+        return torch.frombuffer(window, dtype=torch.uint8)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"planned": self.planned, "key": self.key, "_memory": self._memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maps = {}
+
+
+class Arena:
+    """One slot while a batch is written into it. `leased` (in the parent): tensors hold the slot for as long as they live."""
+
+    def __init__(self, ring: Ring, slot: int, leased: bool = False) -> None:
+        self.ring, self.slot = ring, slot
+        self._end = 0
+        self._lease = ring.lease(slot) if leased else None
+        self._inside: dict[int, tuple[int, torch.Tensor]] = {}  # data pointer -> (offset, the tensor, kept alive)
+
+    def __enter__(self) -> Arena:
+        _current.arena = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.arena = None
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of undefined content inside the slot."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        offset, raw = self._room(count * dtype.itemsize)
+        tensor = raw.view(dtype).view(shape)
+        self._inside[tensor.data_ptr()] = offset, tensor
+        return tensor
+
+    def _room(self, nbytes: int) -> tuple[int, torch.Tensor]:
+        offset = self._end
+        self._end = offset + -(-nbytes // _ALIGN) * _ALIGN
+        return offset, self.ring.view(self.slot, offset, offset + nbytes, self._lease)
+
+    def pack(self, batch: Any, report: dict[str, Any]) -> Delivery:
+        """What the parent needs to build `batch` again over the slot.
+
+        Dense CPU tensors and NumPy arrays anywhere in it travel in the slot, bit for bit; the rest is pickled by value.
+        """
+        stream = io.BytesIO()
+        packer = _Packer(stream, self)
+        packer.dump(batch)
+        return Delivery(self.ring.key, self.slot, packer.layout, packer.buffers, stream.getvalue(), report)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor to collate into: inside the current slot where there is one, else a fresh one."""
+    arena: Arena | None = getattr(_current, "arena", None)
+    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+
+
+_Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # offset, bytes, dtype, shape, strides
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, arena: Arena) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
+        self._arena = arena
+        self._seen: dict[int, int] = {}
+        self.layout: list[_Place] = []
+        self.buffers: list[tuple[int, int]] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is not torch.Tensor:
+            return None
+        if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.requires_grad or obj.is_quantized:
+            return None
+        if id(obj) not in self._seen:
+            self._seen[id(obj)] = len(self.layout)
+            self.layout.append(self._place(obj))
+        return self._seen[id(obj)]
+
+    def _place(self, tensor: torch.Tensor) -> _Place:
+        nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)
+        if nbytes == 0:
+            return 0, 0, tensor.dtype, shape, ()
+        inside = self._arena._inside.get(tensor.data_ptr())
+        if inside is not None and tensor.is_contiguous() and tensor.dtype == inside[1].dtype:
+            return inside[0], nbytes, tensor.dtype, shape, ()
+        # A dense layout such as channels_last is kept; what overlaps or has holes becomes contiguous.
+        strides = () if tensor.is_contiguous() else tuple(torch.empty_like(tensor).stride())
+        offset, raw = self._arena._room(nbytes)
+        _shaped(raw, tensor.dtype, shape, strides).copy_(tensor.resolve_conj().resolve_neg())
+        return offset, nbytes, tensor.dtype, shape, strides
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _INLINE:
+            return True
+        offset, target = self._arena._room(raw.nbytes)
+        memoryview(target.numpy())[:] = raw.cast("B")
+        self.buffers.append((offset, raw.nbytes))
+        return False
+
+
+def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    typed = raw.view(dtype)
+    return typed.as_strided(shape, strides) if strides else typed.view(shape)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, delivery: Delivery, ring: Ring, lease: _Lease) -> None:
+        at = delivery.slot
+        areas = [ring.view(at, offset, offset + nbytes, lease) for offset, nbytes in delivery.buffers]
+        super().__init__(io.BytesIO(delivery.rest), buffers=[memoryview(area.numpy()) for area in areas])
+        self._tensors = [
+            _shaped(ring.view(at, offset, offset + nbytes, lease), dtype, shape, strides)
+            if nbytes
+            else torch.empty(shape, dtype=dtype)
+            for offset, nbytes, dtype, shape, strides in delivery.layout
+        ]
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        return self._tensors[pid]
+
+
+class Delivery:
+    """A batch in a slot, as it travels to the parent. Unpickling one there gives a `Delivered`."""
+
+    def __init__(
+        self,
+        key: tuple[int, int],
+        slot: int,
+        layout: list[_Place],
+        buffers: list[tuple[int, int]],
+        rest: bytes,
+        report: dict[str, Any],
+    ) -> None:
+        self.key, self.slot, self.layout, self.buffers, self.rest, self.report = key, slot, layout, buffers, rest, report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _deliver, (self.key, self.slot, self.layout, self.buffers, self.rest, self.report)
+
+
+def _deliver(key: tuple[int, int], slot: int, *rest: Any) -> Delivered:
+    ring = _rings.get(key)
+    if ring is None:
+        raise WorkerError("a batch arrived for a loader that is closed already")
+    delivery = Delivery(key, slot, *rest)
+    lease = ring.lease(slot)
+    batch = _Unpacker(delivery, ring, lease).load()
+    nbytes = sum(place[1] for place in delivery.layout) + sum(size for _, size in delivery.buffers)
+    return Delivered(batch, delivery.report, nbytes)
+
+
+class Delivered:
+    """A batch in the parent, and the worker's report on it."""
+
+    __slots__ = ("batch", "nbytes", "report")
+
+    def __init__(self, batch: Any, report: dict[str, Any], nbytes: int = 0) -> None:
+        self.batch, self.report, self.nbytes = batch, report, nbytes
+
+    def pin_memory(self, device: str | None = None) -> Delivered:
+        """The same with a pinned copy of the batch (torch calls this in its pin thread); the slot is free at once."""
+        from torch.utils.data._utils.pin_memory import pin_memory  # what torch itself does to a batch
+
+        return Delivered(pin_memory(self.batch, device), self.report, self.nbytes)

@@ -1,0 +1,131 @@
+"""Eager: bytes move once, at the start, in parallel; every sample is held, shared by all workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from headrace.errors import BudgetError, SampleError
+from headrace.memory.anonymous import is_spawning
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.memory.store import MISSING, SampleStore
+from headrace.modes.mode import Mode
+
+Load = Callable[[Sequence[int]], list[Any]]
+"""Reads and decodes: a value, or a SampleError, for each index."""
+
+OVERHEAD = 512
+"""Bytes that holding a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
+_GROUP = 32
+_SAMPLED = 32
+
+
+class Eager(Mode):
+    """Holds all samples.
+
+    Args:
+        length: number of samples.
+        load: reads and decodes some samples (called by several threads).
+        budget: what may be held.
+        nbytes: bytes of all samples when held, or None where nobody knows before they are read.
+        progress: show a progress bar; None: only on a terminal.
+    """
+
+    def __init__(
+        self, length: int, load: Load, budget: MemoryBudget, nbytes: int | None = None, progress: bool | None = None
+    ) -> None:
+        self._length = length
+        self._errors: dict[int, SampleError] = {}
+        self._store: SampleStore | None = None
+        self._reserved: Reservation | None = None
+        self._fill(load, budget, nbytes, progress)
+
+    def _fill(self, load: Load, budget: MemoryBudget, nbytes: int | None, progress: bool | None) -> None:
+        needed = self._needed(load, nbytes)
+        if not budget.fits(needed):
+            raise BudgetError(
+                f"loading_mode='eager' needs {format_size(needed)} for {self._length:,} samples, and "
+                f"{format_size(budget.available)} are left of the budget: take loading_mode='cached' or 'lazy', "
+                f"or raise max_memory_usage.\n{budget.explain()}"
+            )
+        reserved = budget.reserve(needed, "eager samples")
+        store = SampleStore(self._length, budget.available + needed if nbytes is None else needed)
+        try:
+            self._load_all(load, store, progress)
+            if nbytes is None:
+                reserved.resize(store.nbytes)
+        except BaseException:
+            reserved.close()
+            raise
+        self._store, self._reserved = store, reserved
+
+    def _needed(self, load: Load, nbytes: int | None) -> int:
+        """Bytes of the store, measured on some samples spread over the dataset where they are not known."""
+        if nbytes is not None:
+            return nbytes + self._length * OVERHEAD + (1 << 20)
+        picked = np.unique(np.linspace(0, self._length - 1, min(_SAMPLED, self._length)).astype(int)).tolist()
+        trial = SampleStore(max(1, self._length), 1 << 36)  # address space; only what is written takes memory
+        for index, value in zip(picked, load(picked), strict=True):
+            if not isinstance(value, SampleError):
+                trial.put(index, value)
+        return int(trial.nbytes / max(1, len(trial)) * self._length * 1.05) + (1 << 20)
+
+    def _load_all(self, load: Load, store: SampleStore, progress: bool | None) -> None:
+        groups = [range(s, min(s + _GROUP, self._length)) for s in range(0, self._length, _GROUP)]
+        hidden = None if progress is None else not progress
+        with (
+            tqdm(total=self._length, desc="eager: reading", unit="sample", disable=hidden, leave=False) as bar,
+            ThreadPoolExecutor(max(1, len(usable_cpus())), "headrace-eager") as pool,
+        ):
+
+            def fill(group: range) -> None:
+                for index, value in zip(group, load(group), strict=True):
+                    if isinstance(value, SampleError):
+                        self._errors[index] = value
+                    elif not store.put(index, value):
+                        raise BudgetError(
+                            f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
+                            f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
+                            "or raise max_memory_usage"
+                        )
+                bar.update(len(group))
+
+            tasks = [pool.submit(fill, group) for group in groups]
+            try:
+                done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def get(self, indices: Sequence[int]) -> list[Any]:
+        store = self._store
+        if store is None:
+            return [MISSING] * len(indices)
+        return [self._errors[i] if i in self._errors else store.get(i) for i in indices]
+
+    def close(self) -> None:
+        self._store = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def stats(self) -> dict[str, int]:
+        return {} if self._store is None else self._store.stats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not is_spawning():
+            raise TypeError("the samples held by loading_mode='eager' stay behind in a pickle")
+        return {"_length": self._length, "_errors": self._errors, "_store": self._store, "_reserved": None}
+
+
+def usable_cpus() -> set[int]:
+    """The CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))

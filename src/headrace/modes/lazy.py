@@ -1,0 +1,9 @@
+"""Lazy: bytes move at each access, and nothing is held."""
+
+from __future__ import annotations
+
+from headrace.modes.mode import Mode
+
+
+class Lazy(Mode):
+    """Reads each sample whenever it is asked for."""

@@ -1,0 +1,39 @@
+"""What do all loading modes have in common?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from headrace.memory.store import MISSING
+
+Read = Callable[[Sequence[int]], list[Any]]
+"""Reads the records of some indices; raises if one of them can't be read."""
+
+
+class Mode:
+    """Says what is held of a dataset, and when it is read. This base holds nothing.
+
+    Travels to workers with its dataset. What it holds must be shared by them, or be dropped when it is pickled elsewhere.
+    """
+
+    def get(self, indices: Sequence[int]) -> list[Any]:
+        """For each index what is held of it, a copy, or MISSING."""
+        return [MISSING] * len(indices)
+
+    def keep(self, index: int, value: Any) -> None:
+        """A sample that was missing has been read: hold it, or don't."""
+
+    def expect(self, batches: Iterable[Sequence[int]], read: Read) -> None:
+        """These batches come next, in this order."""
+
+    def read(self, indices: Sequence[int], read: Read) -> list[Any]:
+        """The records of samples that are not held."""
+        return read(indices)
+
+    def close(self) -> None:
+        """Gives back what is held."""
+
+    def stats(self) -> dict[str, int]:
+        """Numbers for `get_stats()`."""
+        return {}

@@ -1,0 +1,137 @@
+"""What happened while a loader ran?
+
+`LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import psutil
+
+SKIPPED_LISTED = 1000
+_WAITS_KEPT = 10_000
+_SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which cost about a millisecond
+_COUNTS = ("cache_hits", "cache_misses", "bytes_read", "errors", "skipped")
+_TIMES = ("read_seconds", "decode_seconds", "work_seconds")
+
+
+class LoadingStats:
+    """Counts of one loader over all its epochs.
+
+    Times are seconds, sizes bytes, CPU percent of one core. Time counts from the first request for a batch of an epoch to its
+    end, so pauses between epochs don't.
+    """
+
+    def __init__(self) -> None:
+        self.batches = self.samples = 0
+        self.total_time = self.wait_time = self.transfer_time = 0.0
+        self.skipped: list[dict[str, Any]] = []
+        self._counts: Counter[str] = Counter()
+        self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
+        self._memory: list[int] = []
+        self._cpu: list[float] = []
+        self._looked = 0.0
+        self._processes: dict[int, psutil.Process] = {}
+
+    def add_report(self, report: dict[str, Any]) -> None:
+        """Adds what a worker counted while it made a batch."""
+        for name, value in report.items():
+            if name == "skipped_samples":
+                room = SKIPPED_LISTED - len(self.skipped)
+                self.skipped += [{"index": i, "path": p, "error": e} for i, p, e in value[:room]]
+            else:
+                self._counts[name] += value
+
+    def add_batch(self, samples: int, wait: float, elapsed: float) -> None:
+        """Adds a batch: its number of samples, the seconds that the user waited for it, and those since the batch before."""
+        self.batches += 1
+        self.samples += samples
+        self.wait_time += wait
+        self.total_time += elapsed
+        self._waits.append(wait)
+
+    def restore_skipped(self, count: int, listed: list[dict[str, Any]]) -> None:
+        """Takes over what a saved state says of skipped samples."""
+        self._counts["skipped"] = count
+        self.skipped = list(listed)
+
+    @property
+    def skipped_count(self) -> int:
+        """Samples left out of their batches."""
+        return int(self._counts["skipped"])
+
+    def look(self, worker_pids: Iterable[int]) -> None:
+        """Samples memory and CPU of this process and its workers, at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < _SAMPLE_EVERY:
+            return
+        self._looked = now
+        pids = [os.getpid(), *worker_pids]
+        self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}  # type: ignore[misc]
+        self._memory.append(sum(pss_of(pid) for pid in pids))
+        cpu = 0.0
+        for process in filter(None, self._processes.values()):
+            try:
+                cpu += process.cpu_percent(None)
+            except psutil.Error:
+                continue  # it has ended since
+        self._cpu.append(cpu)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers of `Loader.get_stats()`; {} before the first batch."""
+        if not self.batches:
+            return {}
+        total = max(self.total_time, 1e-9)
+        p50, p90, p99 = np.percentile(np.fromiter(self._waits, float), [50, 90, 99])
+        counts: dict[str, Any] = {name: self._counts[name] for name in (*_COUNTS, *_TIMES)}
+        stats = {
+            "batches": self.batches,
+            "samples": self.samples,
+            "total_time": self.total_time,
+            "avg_batch_time": self.total_time / self.batches,
+            "batches_per_second": self.batches / total,
+            "samples_per_second": self.samples / total,
+            "wait_time": self.wait_time,
+            "wait_fraction": self.wait_time / total,
+            "p50_wait": float(p50),
+            "p90_wait": float(p90),
+            "p99_wait": float(p99),
+            "transfer_time": self.transfer_time,
+            **counts,
+        }
+        if self._memory:
+            stats["avg_memory_usage"] = sum(self._memory) / len(self._memory)
+            stats["peak_memory_usage"] = max(self._memory)
+            stats["avg_cpu_usage"] = sum(self._cpu[1:]) / max(1, len(self._cpu) - 1)
+        if self.skipped:
+            stats["skipped_samples"] = list(self.skipped)
+        return stats
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def pss_of(pid: int) -> int:
+    """Bytes of a process's memory, shared pages counted in proportion (PSS); RSS where the system has no PSS; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            for line in file:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    process = _process(pid)
+    try:
+        return 0 if process is None else process.memory_info().rss
+    except psutil.Error:
+        return 0

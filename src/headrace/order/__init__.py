@@ -1,0 +1,13 @@
+"""Which sample is next?
+
+The order of an epoch is a pure function of integers; ranks and workers take their shares of it by arithmetic.
+"""
+
+from headrace.order.epoch import EpochOrder
+from headrace.order.ranks import RankBatches
+from headrace.order.sampler import OrderSampler
+from headrace.order.seeding import seed_everything
+from headrace.order.ticket import Ticket
+from headrace.order.world import World, detect_world
+
+__all__ = ["EpochOrder", "OrderSampler", "RankBatches", "Ticket", "World", "detect_world", "seed_everything"]

@@ -1,0 +1,106 @@
+"""How does a block shuffle mix many blocks, and still give each worker and rank blocks of their own?
+
+The blocks (chunks, shards, files) stand in a permuted sequence, which is cut into ``turns`` x ``interleave`` lanes.
+Global batch s draws from the lanes of turn s mod ``turns`` only, and each of its positions from one lane:
+
+    ============  =======================================  (interleave=4, turns=2, global batch of 4)
+    global batch  lanes that positions 0, 1, 2, 3 draw from
+    ============  =======================================
+    0             0, 1, 2, 3
+    1             4, 5, 6, 7
+    2             0, 1, 2, 3
+    ============  =======================================
+
+torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the other lanes 4 to 7;
+and of two ranks, which take the even and the odd positions, one reads lanes 0, 2, 4, 6. Wherever lanes are not shared,
+a block is read and decoded once, bar the few that a lane's end cuts.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+class Lanes:
+    """The arithmetic from positions of an epoch to places in its sequence of blocks: a bijection on [0, n).
+
+    It depends on neither seed nor epoch. Memory: one integer a lane.
+
+    Args:
+        n: number of samples.
+        global_batch: positions of one global batch, over all ranks.
+        interleave: lanes that a global batch draws from.
+        turns: global batches until the same lanes come again.
+    """
+
+    def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
+        self.global_batch, self.interleave, self.turns = global_batch, interleave, turns
+        self._share = self._shares(global_batch)
+        rounds, rest = divmod(n, turns * global_batch)
+        full, part = divmod(rest, global_batch)  # the batches of the last, incomplete round
+        lengths = np.tile(self._share * rounds, (turns, 1))
+        lengths[:full] += self._share
+        if part:
+            lengths[full] += self._shares(part)
+        self._first = np.cumsum(lengths) - lengths.ravel()
+
+    def _shares(self, count: int) -> IntArray:
+        """How many of a batch's first `count` positions each of its lanes gets."""
+        return (count - 1 - np.arange(self.interleave, dtype=np.int64)) // self.interleave + 1
+
+    def lane_of(self, positions: IntArray) -> IntArray:
+        """Gives the number of the lane that each position draws from, in [0, turns x interleave)."""
+        batches, offsets = np.divmod(positions, self.global_batch)
+        lanes: IntArray = batches % self.turns * self.interleave + offsets % self.interleave
+        return lanes
+
+    def place_of(self, positions: IntArray) -> IntArray:
+        """Gives each position's place in the sequence of blocks, in [0, n)."""
+        batches, offsets = np.divmod(positions, self.global_batch)
+        rounds, turns = np.divmod(batches, self.turns)
+        depths, lanes = np.divmod(offsets, self.interleave)
+        places: IntArray = self._first[turns * self.interleave + lanes] + rounds * self._share[lanes] + depths
+        return places
+
+
+class BlockSequence:
+    """The blocks of one epoch, permuted, as one sequence of samples that are permuted inside each block.
+
+    Memory: two integers a block. Blocks of size zero are skipped.
+
+    Args:
+        edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
+        seed: seed of the order.
+        epoch: epoch number.
+    """
+
+    def __init__(self, edges: IntArray, seed: int, epoch: int) -> None:
+        count = edges.size - 1
+        self._source = edges
+        self._blocks = permute(np.arange(count), count, derive_keys("blocks", seed, epoch, count=KEY_COUNT))
+        self._edges = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
+        self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
+
+    def block_at(self, places: IntArray) -> IntArray:
+        """Gives the number of the block that each place falls into."""
+        return self._blocks[self._slot_of(places)]
+
+    def index_at(self, places: IntArray) -> IntArray:
+        """Gives the index of the sample at each place."""
+        slots = self._slot_of(places)
+        blocks = self._blocks[slots]
+        starts = self._source[blocks]
+        # keys of a block's own: those of the epoch, mixed with the block's number
+        keys = mix(mix(blocks.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
+        return starts + permute_within(places - self._edges[slots], self._source[blocks + 1] - starts, keys)
+
+    def _slot_of(self, places: IntArray) -> IntArray:
+        # side="right" finds the last block that begins at or before the place: never one of size zero
+        return np.searchsorted(self._edges, places, side="right") - 1

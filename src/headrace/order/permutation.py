@@ -1,0 +1,232 @@
+"""Which index stands at position p of a shuffled range, without writing the whole range down?
+
+A keyed bijection on [0, n): a Feistel network over the bits of the position, with cycle walking for an n that is no
+power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The round function is the
+finaliser of MurmurHash3 (A. Appleby), keyed by exclusive or. It shuffles well and fast; it is no cipher. Memory is that
+of the positions asked for, whatever n is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.errors import ConfigError
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+ROUNDS = 6
+ROUNDS_SMALL = 8  # few bits mix slowly: with 6 rounds the orders of a small range are visibly not equally likely
+SMALL = 64
+KEY_COUNT = max(ROUNDS, ROUNDS_SMALL)
+
+_BLOCK = 32_768  # positions at a time: the temporaries of a round stay in the cache, and numpy's overhead stays small
+_KEYS_PER_DIGEST = 16
+
+
+def derive_keys(*parts: object, count: int) -> NDArray[np.uint64]:
+    """Derives round keys from integers and strings by a hash.
+
+    A hash, and never a sum: seed 1 of epoch 0 must not be seed 0 of epoch 1.
+
+    Args:
+        *parts: integers of any size (Python's and numpy's give the same keys) and strings.
+        count: number of keys.
+
+    Returns:
+        uint64 array of shape [count]; only the low 32 bits of each key are used.
+
+    Raises:
+        ConfigError: a part is neither an integer nor a string.
+    """
+    message = b"".join(map(_encode, parts))
+    digests = (
+        hashlib.blake2b(message, digest_size=4 * _KEYS_PER_DIGEST, salt=number.to_bytes(8, "little")).digest()
+        for number in range(-(-count // _KEYS_PER_DIGEST))
+    )
+    return np.frombuffer(b"".join(digests), dtype="<u4")[:count].astype(np.uint64)
+
+
+def _encode(part: object) -> bytes:
+    """Encodes a part so that no two lists of parts give the same bytes."""
+    if isinstance(part, str):
+        text = part.encode()
+        return b"s%d:%b" % (len(text), text)
+    if isinstance(part, int | np.integer):
+        return b"i%d;" % operator.index(part)
+    raise ConfigError(f"keys are derived from integers and strings, not from {part!r} ({type(part).__name__})")
+
+
+def permute(positions: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
+    """Maps positions to indices: a bijection on [0, n) that the keys choose.
+
+    Args:
+        positions: integers in [0, n), of any shape.
+        n: size of the range, below 2**63.
+        keys: at least `KEY_COUNT` keys from `derive_keys`.
+
+    Returns:
+        int64 array of indices in [0, n), of the shape of `positions`.
+
+    Raises:
+        ConfigError: a position outside [0, n), positions that are no integers, or too few keys.
+    """
+    flat, shape = _check_positions(positions)
+    _check_keys(keys)
+    if flat.size and (flat.min() < 0 or flat.max() >= n):
+        raise ConfigError(f"positions must be in [0, {n}), got {flat.min()} to {flat.max()}")
+    out = np.empty(flat.size, np.int64)
+    size, bits = np.asarray(n, np.uint64), np.asarray(_width(n), np.uint64)
+    rounds = keys[: _rounds(n)].astype(np.uint32)
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        out[part] = _walk(flat[part].astype(np.uint64), size, bits, rounds)
+    return out.reshape(shape)
+
+
+def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint64]) -> IntArray:
+    """Maps each position inside a range of its own: samples inside blocks of different sizes.
+
+    An element with size n and a column of keys gets what `permute` gives for that n and those keys.
+
+    Args:
+        positions: integers, one a range, of shape [m]; element i is in [0, sizes[i]).
+        sizes: integers of shape [m].
+        keys: of shape [at least `KEY_COUNT`, m]: a column an element.
+
+    Returns:
+        int64 array of shape [m]; element i is in [0, sizes[i]).
+
+    Raises:
+        ConfigError: a position outside its range, shapes that don't fit, or too few keys.
+    """
+    flat, shape = _check_positions(positions)
+    limits, limits_shape = _check_positions(sizes)
+    _check_keys(keys)
+    if len(shape) != 1 or limits_shape != shape or keys.shape[1:] != shape:
+        raise ConfigError(
+            f"positions, sizes and key columns must be as many, got shapes {shape}, {limits_shape} and {keys.shape}"
+        )
+    if flat.size and ((flat < 0) | (flat >= limits)).any():
+        wrong = int(np.flatnonzero((flat < 0) | (flat >= limits))[0])
+        raise ConfigError(f"position {flat[wrong]} at element {wrong} is outside [0, {limits[wrong]})")
+    out = np.empty(flat.size, np.int64)
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        out[part] = _permute_mixed(flat[part].astype(np.uint64), limits[part].astype(np.uint64), keys[:, part])
+    return out
+
+
+def mix(values: NDArray[np.uint32], keys: NDArray[np.uint32] | np.uint32) -> NDArray[np.uint32]:
+    """Hashes 32-bit integers under 32-bit keys: the MurmurHash3 finaliser of their exclusive or.
+
+    Args:
+        values: uint32 array.
+        keys: uint32, one for all or any shape that broadcasts.
+
+    Returns:
+        uint32 array of the broadcast shape.
+    """
+    h = np.bitwise_xor(values, keys)
+    h ^= h >> np.uint32(16)
+    h *= np.uint32(0x85EBCA6B)
+    h ^= h >> np.uint32(13)
+    h *= np.uint32(0xC2B2AE35)
+    h ^= h >> np.uint32(16)
+    return h
+
+
+def _rounds(n: int) -> int:
+    return ROUNDS_SMALL if n < SMALL else ROUNDS
+
+
+def _width(n: int) -> int:
+    """Bits of the network's domain; at least two, since either half needs one.
+
+    Never three: halves of one and two bits would take some 24 rounds until all orders are equally likely.
+    """
+    bits = max(2, (n - 1).bit_length())
+    return 4 if bits == 3 else bits
+
+
+_POWERS_OF_TWO = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
+_WIDTHS = np.array([_width(2**bits) for bits in range(64)], np.uint64)  # by bit length of n - 1
+
+
+def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: NDArray[np.uint64]) -> IntArray:
+    """`permute_within` of a few positions, grouped by their number of rounds only."""
+    columns = keys[:KEY_COUNT].astype(np.uint32)
+    bits = _WIDTHS[np.searchsorted(_POWERS_OF_TWO, sizes - np.uint64(1), side="right")]
+    out = np.empty(values.size, np.int64)
+    small = sizes < SMALL
+    for rounds, group in ((ROUNDS_SMALL, np.flatnonzero(small)), (ROUNDS, np.flatnonzero(~small))):
+        if group.size:
+            out[group] = _walk(values[group], sizes[group], bits[group], columns[:rounds, group])
+    return out
+
+
+def _walk(
+    values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    """Applies the network until every value is below its size.
+
+    It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain
+    is hardly ever more than twice the size.
+
+    Args:
+        values: of shape [m].
+        sizes: of shape [] (one for all) or [m].
+        bits: like `sizes`.
+        keys: of shape [rounds] or [rounds, m].
+    """
+    out = _feistel(values, bits, keys)
+    outside = np.flatnonzero(out >= sizes)
+    while outside.size:
+        if sizes.ndim:
+            sizes_left, bits_left, keys_left = sizes[outside], bits[outside], keys[:, outside]
+        else:
+            sizes_left, bits_left, keys_left = sizes, bits, keys
+        again = _feistel(out[outside], bits_left, keys_left)
+        out[outside] = again
+        outside = outside[again >= sizes_left]
+    return out
+
+
+def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """A Feistel network over two halves of `bits` bits, which differ by one bit where `bits` is odd.
+
+    The halves change places after each round and the number of rounds is even, so that they end with the widths they
+    began with.
+    """
+    one = np.uint64(1)
+    right_bits = bits - (bits >> one)
+    mask = ((one << (bits >> one)) - one).astype(np.uint32)
+    other_mask = (one << right_bits) - one
+    left, right = (values >> right_bits).astype(np.uint32), (values & other_mask).astype(np.uint32)
+    other_mask = other_mask.astype(np.uint32)
+    for key in keys:
+        mixed = mix(right, key)
+        mixed &= mask
+        mixed ^= left
+        left, right = right, mixed
+        mask, other_mask = other_mask, mask
+    return (left.astype(np.uint64) << right_bits) | right
+
+
+def _check_positions(positions: ArrayLike) -> tuple[NDArray[np.integer], tuple[int, ...]]:
+    """Gives integers as a flat array, and the shape they came in."""
+    array = np.asarray(positions)
+    if array.size == 0:
+        return np.empty(0, np.int64), array.shape
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(f"positions and sizes must be integers, got an array of {array.dtype}")
+    return array.ravel(), array.shape
+
+
+def _check_keys(keys: NDArray[np.uint64]) -> None:
+    if len(keys) < KEY_COUNT:
+        raise ConfigError(f"a permutation needs {KEY_COUNT} keys, got {len(keys)}")

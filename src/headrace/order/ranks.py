@@ -1,0 +1,188 @@
+"""Which samples are rank r's share of global batch s?
+
+Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those that leave r when divided by
+the world size. With 10 samples, 2 ranks and a batch size of 2 (so that a global batch has 4 positions):
+
+    ====  =============  ======  ======
+    step  global batch   rank 0  rank 1
+    ====  =============  ======  ======
+    0     0, 1, 2, 3     0, 2    1, 3
+    1     4, 5, 6, 7     4, 6    5, 7
+    2     8, 9           8       9       (with ``drop_last`` there is no step 2)
+    ====  =============  ======  ======
+
+So the union of the ranks, and the order in it, depends on the global batch and not on the number of ranks. Only an
+incomplete last batch has to be cut so that no rank is left without a batch. With 9 samples, the last two steps are
+
+    =============  ====  ======  ======
+    ``pad=True``   1     4, 6    5, 7
+    ..             2     8       0       (padded by the epoch's first samples to a multiple of the world size)
+    ``pad=False``  1     4       5       (step 1 hands its last positions over)
+    ..             2     6, 8    7
+    =============  ====  ======  ======
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+from headrace.order.epoch import EpochOrder
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+_PART = 4_096  # indices that an iteration computes at a time: many at once cost an order hardly more than one batch
+
+
+class RankBatches:
+    """One rank's batches of indices, by the number of the global batch.
+
+    Every rank has the same number of batches and none of them is empty; over all ranks each sample comes exactly once,
+    bar `padding` and what `drop_last` drops. An instance can be the ``batch_sampler`` of a plain DataLoader.
+
+    Args:
+        order: the order of the epoch; its ``global_batch`` must be ``batch_size * world_size``.
+        rank: number of this rank, in [0, world_size).
+        world_size: number of ranks.
+        batch_size: samples a batch and rank.
+        drop_last: drop the incomplete global batch.
+        pad: repeat the epoch's first samples until the ranks have equally many. False: nothing is repeated (exact
+            evaluation); where fewer samples than ranks would be left for the last step, the full batch before it hands
+            over its last `world_size` positions or, with a batch size of 1, takes them in as a batch of up to two.
+
+    Attributes:
+        order, rank, world_size, batch_size, drop_last, pad: the arguments.
+        steps: number of global batches, the same on every rank.
+        padding: number of samples that are repeated, over all ranks.
+        num_samples: number of indices that this rank gets in an epoch.
+        total_size: number of indices that all ranks get in an epoch, padding included.
+
+    Raises:
+        ConfigError: an argument that makes no sense, or ``pad=False`` with fewer samples than ranks.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int = 32,
+        drop_last: bool = False,
+        pad: bool = True,
+    ) -> None:
+        if batch_size < 1 or world_size < 1:
+            raise ConfigError(f"batch_size and world_size must be at least 1, got {batch_size} and {world_size}")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
+        self.order, self.rank, self.world_size = order, operator.index(rank), operator.index(world_size)
+        self.batch_size, self.drop_last, self.pad = operator.index(batch_size), drop_last, pad
+        if order.global_batch != self.global_batch:
+            raise ConfigError(
+                f"the order was made for global_batch={order.global_batch}, but batch_size={batch_size} times "
+                f"world_size={world_size} is {self.global_batch}"
+            )
+        self._cut()
+
+    @property
+    def global_batch(self) -> int:
+        """Number of samples of a full batch, over all ranks."""
+        return self.batch_size * self.world_size
+
+    def _cut(self) -> None:
+        """Decides where the epoch ends, and where its last step begins."""
+        n, world = self.order.n, self.world_size
+        full, tail = divmod(n, self.global_batch)
+        self.steps = full if self.drop_last or tail == 0 else full + 1
+        self.total_size = full * self.global_batch if self.drop_last else n
+        self._handed = 0  # positions that the last step takes over from the one before
+        if self.pad and not self.drop_last:
+            self.total_size = -(-n // world) * world
+        elif 0 < tail < world and not self.drop_last:
+            if n < world:
+                raise ConfigError(
+                    f"pad=False needs a sample for every rank, but there are {n} for world_size={world}: use pad=True"
+                )
+            if self.batch_size == 1:
+                self.steps -= 1
+            else:
+                self._handed = world
+        self.padding = max(0, self.total_size - n)
+        self.num_samples = len(range(self.rank, self.total_size, world))
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def batch(self, step: int) -> IntArray:
+        """Gives this rank's indices of a global batch.
+
+        Args:
+            step: number of the global batch in the epoch, in [0, steps).
+
+        Returns:
+            int64 array of shape [batch_size], shorter or (see `pad`) by one longer at the end of an epoch; never empty.
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
+        return self._indices(step, step + 1)
+
+    def iter_from(self, step: int) -> Iterator[IntArray]:
+        """Iterates over the batches from a step on, which costs the same for every step.
+
+        Args:
+            step: first global batch, in [0, steps]; from `steps` on there is none.
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        if not 0 <= step <= self.steps:
+            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
+        return self._iterate(step)
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return self._iterate(0)
+
+    def samples_before(self, step: int) -> int:
+        """Gives how many different samples all ranks together have got when `step` begins."""
+        return min(self._start(step), self.order.n)
+
+    def with_epoch(self, epoch: int) -> RankBatches:
+        """Gives the batches of another epoch; cheap, as `EpochOrder.with_epoch` is."""
+        other = copy.copy(self)
+        other.order = self.order.with_epoch(epoch)
+        return other
+
+    def __repr__(self) -> str:
+        return (
+            f"RankBatches({self.order!r}, rank={self.rank}, world_size={self.world_size}, "
+            f"batch_size={self.batch_size}, drop_last={self.drop_last}, pad={self.pad})"
+        )
+
+    def _start(self, step: int) -> int:
+        """First position of a step, a multiple of the world size; of the step after the last, the epoch's end."""
+        if step >= self.steps:
+            return self.total_size
+        return step * self.global_batch - (self._handed if step == self.steps - 1 else 0)
+
+    def _indices(self, first: int, last: int) -> IntArray:
+        """This rank's indices of the steps from `first` to before `last`."""
+        positions = np.arange(self._start(first) + self.rank, self._start(last), self.world_size, dtype=np.int64)
+        if last == self.steps and self.padding:
+            positions %= self.order.n  # padding is the epoch from its beginning, over and over if it has fewer samples
+        return self.order[positions]
+
+    def _iterate(self, step: int) -> Iterator[IntArray]:
+        stride = max(1, _PART // self.batch_size)
+        for first in range(step, self.steps, stride):
+            last = min(first + stride, self.steps)
+            indices = self._indices(first, last)
+            cuts = [(self._start(s) - self._start(first)) // self.world_size for s in range(first + 1, last)]
+            yield from np.split(indices, cuts)

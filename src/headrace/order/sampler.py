@@ -1,0 +1,177 @@
+"""How does a plain DataLoader get headrace's order?
+
+`OrderSampler` is a `torch.utils.data.DistributedSampler`, so that trainers and loops which look for one find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, TypeAlias
+
+import torch.utils.data
+from numpy.typing import ArrayLike
+
+from headrace.errors import StateError
+from headrace.order.epoch import DEFAULT_TURNS, EpochOrder, Shuffle
+from headrace.order.ranks import RankBatches
+from headrace.order.world import detect_world
+
+State: TypeAlias = dict[str, Any]
+
+STATE_VERSION = 1
+
+
+class OrderSampler(torch.utils.data.DistributedSampler[int]):
+    """Yields one rank's indices of an epoch, one after the other, for the `sampler` of a DataLoader.
+
+    ::
+
+        sampler = OrderSampler(dataset, batch_size=64, seed=7)
+        loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            for batch in loader: ...
+
+    Without `set_epoch` the same epoch repeats, as with torch's sampler. torch.distributed need not be initialised.
+
+    The state counts the global batches whose last index was yielded. A DataLoader with workers asks for indices ahead
+    of time, so there the state may be some batches ahead of the training loop; `headrace.create_dataloader` gives a
+    loader that counts what was received.
+
+    With ``pad=False`` the ranks' last batches are cut so that all have as many (see `order.ranks`), but a DataLoader
+    with `batch_size` cuts the indices on its own: give it a `RankBatches` as `batch_sampler` then.
+
+    Args:
+        dataset: the dataset, of which only the length is used, or the length itself.
+        batch_size: samples a batch and rank, as given to the DataLoader; it sets the global batch and cuts nothing.
+        shuffle: False, True or "block", see `EpochOrder`.
+        seed: any integer.
+        rank: number of this rank; None: see `detect_world`.
+        world_size: number of ranks; None: see `detect_world`.
+        drop_last: drop the incomplete global batch (torch's sampler drops only what does not divide by the world size).
+        pad: see `RankBatches`.
+        blocks: see `EpochOrder`.
+        interleave: see `EpochOrder`.
+        turns: see `EpochOrder`.
+
+    Attributes:
+        dataset: the dataset, or a range of the length.
+        num_replicas: the world size.
+        rank, epoch, shuffle, seed, drop_last: as the arguments, or as found out.
+        num_samples: number of indices that this rank gets in an epoch.
+        total_size: number of indices that all ranks get in an epoch, padding included.
+        batches: the `RankBatches` of the current epoch.
+
+    Raises:
+        ConfigError: an argument that makes no sense.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        *,
+        batch_size: int = 1,
+        shuffle: Shuffle = True,
+        seed: int = 42,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        pad: bool = True,
+        blocks: ArrayLike | None = None,
+        interleave: int | None = None,
+        turns: int = DEFAULT_TURNS,
+    ) -> None:
+        world = detect_world(rank, world_size)
+        order = EpochOrder(
+            len(dataset) if isinstance(dataset, Sized) else dataset,
+            shuffle=shuffle,
+            seed=seed,
+            blocks=blocks,
+            global_batch=batch_size * world.world_size,
+            interleave=interleave,
+            turns=turns,
+        )
+        super().__init__(
+            dataset if isinstance(dataset, Sized) else range(order.n),  # type: ignore[arg-type]  # only its length counts
+            num_replicas=world.world_size,
+            rank=world.rank,
+            shuffle=bool(shuffle),
+            seed=order.seed,
+            drop_last=drop_last,
+        )
+        self.batches = RankBatches(order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad)
+        self.num_samples = self.batches.num_samples
+        self.total_size = self.batches.total_size
+        self.shuffle = shuffle  # type: ignore[assignment]  # "block" counts as true
+        self._handed_out = 0  # global batches of the running iteration
+        self._resume_at = 0  # global batch that the next iteration begins with
+
+    def __len__(self) -> int:
+        """Number of indices of a whole epoch on this rank, also where an iteration resumes within one."""
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        step, self._resume_at = self._resume_at, 0
+        self._handed_out = step
+        return self._iterate(self.batches, step)
+
+    def _iterate(self, batches: RankBatches, step: int) -> Iterator[int]:
+        for number, indices in enumerate(batches.iter_from(step), step + 1):
+            *others, last = indices.tolist()
+            yield from others
+            self._handed_out = number  # before the yield: who holds the last index has the batch
+            yield last
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next iteration; another than the current one drops a loaded position."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches = self.batches.with_epoch(epoch)
+            self._handed_out = self._resume_at = 0
+
+    def state_dict(self) -> State:
+        """Gives the state: plain values, the same on every rank.
+
+        Returns:
+            ``version``, ``epoch``, ``step`` (global batches handed out), ``samples`` (those in them, over all ranks),
+            and the parameters of the order.
+        """
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "step": self._handed_out,
+            "samples": self.batches.samples_before(self._handed_out),
+            "order": self._parameters(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state was saved: the next iteration begins with the first batch that was not handed out.
+
+        Any world size that divides the global batch may load what another one saved. A state that was saved at the end
+        of an epoch makes the next iteration an empty one, unless `set_epoch` names another epoch first.
+
+        Args:
+            state: what `state_dict` gave.
+
+        Raises:
+            StateError: the state is of another version, or of an order with other parameters; nothing is changed then.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise StateError(f"the state has version {state.get('version')!r}, this sampler reads {STATE_VERSION}")
+        saved, own = state["order"], self._parameters()
+        differences = [f"{name}: {saved.get(name)!r} saved, {own[name]!r} here" for name in own if saved.get(name) != own[name]]
+        if differences:
+            raise StateError(f"the state is of another order ({'; '.join(differences)})")
+        batches = self.batches.with_epoch(state["epoch"])
+        finished = state["samples"] == batches.samples_before(batches.steps)
+        step = batches.steps if finished else state["step"]  # the last batch may have another number here
+        if batches.samples_before(step) != state["samples"]:
+            raise StateError(
+                f"the state was saved after {state['samples']} samples, where with {self.num_replicas} ranks no batch "
+                "ends (with pad=False the last two depend on the world size): load it with the world size that saved it"
+            )
+        self.epoch, self.batches = state["epoch"], batches
+        self._handed_out = self._resume_at = step
+
+    def _parameters(self) -> dict[str, int | str | bool | None]:
+        return {**self.batches.order.parameters(), "drop_last": self.drop_last, "pad": self.batches.pad}

@@ -1,0 +1,194 @@
+"""Which random numbers does the transform of a sample draw?
+
+Those that follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever it did before: the
+random generators that transforms draw from are seeded before each sample.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import random
+import struct
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
+
+_MAX_DEPTH = 12
+_MAX_ITEMS = 1_000  # looked at in a container: a dataset may hold a list of all its samples
+_MAX_OBJECTS = 100_000
+_OPAQUE = (
+    *(type(None), int, float, complex, str, bytes, bytearray, range, os.PathLike),
+    *(types.ModuleType, type, logging.Logger),  # from these, everything that is loaded can be reached
+    *(np.ndarray, np.generic, torch.Tensor),
+)
+_FOUR = struct.Struct("<4q")
+_SEEDS = struct.Struct("<QQQ")
+_32_BITS, _63_BITS = (1 << 32) - 1, (1 << 63) - 1
+
+
+def sample_seeds(seed: int, epoch: int, index: int, k: int = 0) -> tuple[int, int, int]:
+    """Derives the seeds of a sample's random generators.
+
+    Args:
+        seed: seed of the order; any integer.
+        epoch: epoch number.
+        index: index of the sample.
+        k: 0 in a permutation; the position where an order may repeat an index.
+
+    Returns:
+        Independent seeds for `random` (64 bits), for numpy's legacy generator (32 bits) and for torch (63 bits).
+    """
+    try:
+        message = _FOUR.pack(seed, epoch, index, k)
+    except struct.error:  # an integer beyond 64 bits; the text, being longer, is never what another call packs
+        message = ",".join(str(operator.index(part)) for part in (seed, epoch, index, k)).encode().rjust(64)
+    first, second, third = _SEEDS.unpack(blake2b(message, digest_size=24).digest())
+    return first, second & _32_BITS, third & _63_BITS
+
+
+class SampleSeeder:
+    """Seeds the random generators that the transforms of a sample may draw from.
+
+    These are the global ones of `random`, `numpy.random` and torch (CPU), and those that the holders hold: each
+    `numpy.random.Generator`, `numpy.random.RandomState`, `random.Random` and `torch.Generator` in their attributes, in
+    items of lists, tuples and dicts, in arguments of `functools.partial`, in objects of bound methods and in closures,
+    and so on inside of what is found there. Not looked into: sets and `__slots__`, which have no order or no common
+    form; arrays and tensors; what comes after the first 1,000 items of a container, or after 100,000 objects in all.
+
+    The k-th generator that is found, holder by holder, gets the k-th stream: pass what holds the transforms before
+    anything that may differ between processes. Not thread-safe, as the global generators are not. Pickled along with
+    its holders, it goes on seeding what they hold.
+
+    Args:
+        *holders: datasets, transforms, or other objects.
+
+    Attributes:
+        held: the generators found, in the order of their streams.
+    """
+
+    def __init__(self, *holders: object) -> None:
+        self.held: list[Generator] = _find_generators(holders)
+
+    def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
+        """Seeds everything for one sample; the arguments are those of `sample_seeds`."""
+        seeds = sample_seeds(seed, epoch, index, k)
+        random.seed(seeds[0])
+        np.random.seed(seeds[1])
+        torch.default_generator.manual_seed(seeds[2])
+        for ordinal, generator in enumerate(self.held):
+            _reseed(generator, sample_seeds(seeds[2], seeds[1], ordinal))
+
+
+@contextmanager
+def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
+    """Puts the global generators, and those that a seeder has found, back to where they were at the beginning.
+
+    So a batch that is made in the main process leaves no trace in the random numbers of the training loop.
+    """
+    restore: list[Callable[[], object]] = [
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state(legacy=False)),
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        *(_restorer(generator) for generator in (seeder.held if seeder is not None else ())),
+    ]
+    try:
+        yield
+    finally:
+        for put_back in restore:
+            put_back()
+
+
+def seed_everything(seed: int, deterministic: bool = False) -> None:
+    """Seeds the global generators of `random`, `numpy.random` and torch, on all devices.
+
+    Args:
+        seed: any integer; within [0, 2**32) each generator gets it as it is.
+        deterministic: also have torch use deterministic algorithms only: `torch.use_deterministic_algorithms`, cuDNN
+            without benchmarks, and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, where it isn't set). Slower, and
+            operations without such an algorithm raise.
+    """
+    seed = operator.index(seed)  # a numpy integer too
+    random.seed(seed)
+    np.random.seed(seed & _32_BITS)
+    torch.manual_seed(seed & _63_BITS)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
+def _find_generators(holders: Iterable[object]) -> list[Generator]:
+    """Finds the generators that can be reached from the holders, nearest first, holder by holder."""
+    found: list[Generator] = []
+    seen: dict[int, object] = {}  # holds the objects too: the id of a temporary one would come again
+    for holder in holders:
+        queue = deque([(holder, 0)])
+        while queue and len(seen) < _MAX_OBJECTS:
+            item, depth = queue.popleft()
+            if isinstance(item, _OPAQUE) or id(item) in seen:
+                continue
+            seen[id(item)] = item
+            if isinstance(item, Generator):
+                if not isinstance(item, random.SystemRandom):  # which has no state to set
+                    found.append(item)
+            elif depth < _MAX_DEPTH:
+                queue.extend((inner, depth + 1) for inner in _inside(item))
+    return found
+
+
+def _inside(item: object) -> Iterator[object]:
+    """Yields what an object holds, in an order that is the same in every process."""
+    if isinstance(item, dict):
+        yield from islice(item.values(), _MAX_ITEMS)
+    elif isinstance(item, list | tuple):
+        yield from islice(item, _MAX_ITEMS)
+    elif isinstance(item, partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, types.MethodType | types.BuiltinMethodType):
+        yield item.__self__
+    elif isinstance(item, types.FunctionType):
+        for cell in item.__closure__ or ():
+            with suppress(ValueError):  # a cell that is still empty
+                yield cell.cell_contents
+    with suppress(TypeError):  # an object without attributes
+        yield from islice(vars(item).values(), _MAX_ITEMS)
+
+
+def _reseed(generator: Generator, seeds: tuple[int, int, int]) -> None:
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seeds[0]).state
+    elif isinstance(generator, np.random.RandomState):
+        try:
+            generator.seed(seeds[1])
+        except TypeError:  # numpy seeds only those over a MT19937
+            name = generator.get_state(legacy=False)["bit_generator"]
+            generator.set_state({**getattr(np.random, name)(seeds[1]).state, "has_gauss": 0, "gauss": 0.0})
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seeds[2])
+    else:
+        generator.seed(seeds[0])
+
+
+def _restorer(generator: Generator) -> Callable[[], object]:
+    """Gives a function that puts a generator back to its present state."""
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return partial(generator.set_state, generator.get_state(legacy=False))
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    return partial(generator.setstate, generator.getstate())

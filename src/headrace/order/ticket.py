@@ -1,0 +1,39 @@
+"""What does a worker have to know about the batch it builds?
+
+A `Ticket` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher hands them to
+``dataset.__getitems__``), and carries along what makes the batch reproducible: seed, epoch, step, and the number of the ring slot
+that the parent chose for it. It is pickled to the worker with the indices, so workers need no other channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class Ticket(list[int]):
+    """The indices of one batch, and where the batch stands in the epoch.
+
+    Attributes:
+        seed: seed of the order, from which the seeds of the samples are derived.
+        epoch: epoch number.
+        step: number of the global batch in the epoch.
+        slot: ring slot to collate into, or None for a fresh buffer.
+        draws: for each index its `k` (see `order.seeding`), or None where every k is 0: a permutation.
+    """
+
+    __slots__ = ("draws", "epoch", "seed", "slot", "step")
+
+    def __init__(
+        self,
+        indices: Iterable[int] = (),
+        seed: int = 42,
+        epoch: int = 0,
+        step: int = 0,
+        slot: int | None = None,
+        draws: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(indices)
+        self.seed, self.epoch, self.step, self.slot, self.draws = seed, epoch, step, slot, draws
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Ticket, (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)

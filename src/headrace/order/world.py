@@ -1,0 +1,147 @@
+"""Which of how many processes is this one?
+
+Asked in turn: the caller's arguments, torch.distributed, and the environment that a launcher sets. Launchers nest, and
+the innermost is right: torchrun or mpirun may run inside a SLURM step, whose variables then number their daemons.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of a process among those that train together."""
+
+    rank: int
+    """Number of this process, in [0, world_size)."""
+    world_size: int
+    """Number of processes."""
+    local_rank: int
+    """Number of this process among those of its machine; 0 where no launcher says."""
+    local_world_size: int
+    """Number of processes on this machine, which share its memory and cores; 1 where no launcher says."""
+    source: str
+    """Where rank and world size come from, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The variables that a launcher sets."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: tuple[str, ...]
+    """The first that is set counts."""
+
+
+_SLURM = _Launcher(
+    "SLURM job step",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+)
+_LAUNCHERS = (
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
+    _Launcher(
+        "OpenMPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)),
+    _SLURM,
+)
+
+
+def detect_world(rank: int | None = None, world_size: int | None = None) -> World:
+    """Finds out the rank and the world size of this process.
+
+    Arguments count most, then an initialised torch.distributed, then the environment of torchrun, OpenMPI, MPICH or
+    Intel MPI, and SLURM (inside a job step only: a batch script that runs without srun is one process, though
+    SLURM_NTASKS may say 8). Without any of them the world is this process alone. The local rank and size, which say how
+    many processes share the machine, are the launcher's in every case.
+
+    Args:
+        rank: number of this process, or None to find out.
+        world_size: number of processes, or None to find out; given together with `rank`.
+
+    Returns:
+        The world; `World.source` says where it comes from.
+
+    Raises:
+        ConfigError: one of rank and world size without the other, a rank outside [0, world_size), or a variable of the
+            environment that is no number.
+    """
+    launcher = _find_launcher(os.environ)
+    local_rank, local_size = _read_local(launcher, os.environ)
+    if rank is not None or world_size is not None:
+        found = _pair("rank", rank, "world_size", world_size)
+        source = "arguments"
+    elif (group := _process_group()) is not None:
+        found, source = group, "torch.distributed"
+    elif launcher is not None:
+        numbers = (_read_number(os.environ, launcher.rank), _read_number(os.environ, launcher.size))
+        found = _pair(launcher.rank, numbers[0], launcher.size, numbers[1])
+        source = f"environment of {launcher.name} ({launcher.rank}, {launcher.size})"
+    else:
+        found, source = (0, 1), "no launcher found: a single process"
+    return World(*found, local_rank, local_size, source)
+
+
+def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:
+    for launcher in _LAUNCHERS:
+        present = launcher.rank in environ, launcher.size in environ
+        # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
+        if all(present) or (any(present) and launcher is not _SLURM):
+            return launcher
+    return None
+
+
+def _read_local(launcher: _Launcher | None, environ: Mapping[str, str]) -> tuple[int, int]:
+    if launcher is None:
+        return 0, 1
+    rank = _read_number(environ, launcher.local_rank) or 0
+    size = next((_read_number(environ, name, repeated=True) for name in launcher.local_size if name in environ), None)
+    return rank, max(size or 1, rank + 1)  # SLURM's first number may be that of a machine with fewer tasks
+
+
+def _read_number(environ: Mapping[str, str], name: str, *, repeated: bool = False) -> int | None:
+    """Reads a variable as a number; `repeated` allows SLURM's lists too, as in "2(x3),1": the first counts."""
+    value = environ.get(name)
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+)(\(x\d+\))?(,.*)?" if repeated else r"\s*(\d+)\s*", value)
+    if match is None:
+        raise ConfigError(f"the environment variable {name}={value!r} is not a number; pass rank= and world_size= instead")
+    return int(match[1])
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Asks torch.distributed, but does not import it: nobody can have initialised what nobody has imported."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _pair(rank_name: str, rank: int | None, size_name: str, size: int | None) -> tuple[int, int]:
+    if rank is None or size is None:
+        given, missing = (rank_name, size_name) if size is None else (size_name, rank_name)
+        raise ConfigError(f"{rank_name} and {size_name} belong together: {given} is given without {missing}")
+    if not 0 <= rank < size:
+        raise ConfigError(f"{rank_name} must be in [0, {size_name}), got {rank_name}={rank} with {size_name}={size}")
+    return rank, size

@@ -1,0 +1,246 @@
+"""How is a sample read that is a row of an HDF5 file?
+
+Rows of fixed shape, and the flat bytes with offsets that `headrace.pack` writes. A contiguous layout is read with `pread` at the
+offset that HDF5 names: no lock, fork-safe. Everything else goes through h5py, opened once in each process; `direct=False` takes
+that path for everything, and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.storage.handles import WorkerHandle
+from headrace.storage.scan import PackedNames, redact
+from headrace.storage.source import Source
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+BLOCK_BYTES = 2 << 20
+"""Layouts without chunks are cut into blocks of about so many bytes: a long read, and still hundreds of them stay below 2 GiB."""
+
+PACKED_VERSION = 1
+PACKED_ATTRIBUTE = "headrace"  # root attribute of a packed file: the JSON text of a PackedInfo
+DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInfo:
+    """What a file that `headrace.pack` wrote says about itself.
+
+    Attributes:
+        kind: "image", or "array" where the samples are arrays of any kind.
+        store: "encoded" (flat bytes and offsets) or "decoded" (one row a sample).
+        count: number of samples.
+        fingerprint: of the dataset that was packed.
+        classes: class names, or None.
+        image: for images: their `image_size` and `color` when decoded.
+        version: of this layout.
+    """
+
+    kind: str
+    store: str
+    count: int
+    fingerprint: str
+    classes: list[str] | None = None
+    image: dict[str, Any] = field(default_factory=dict)
+    version: int = PACKED_VERSION
+
+
+def is_hdf5(path: str | os.PathLike[Any]) -> bool:
+    """Does the file begin as HDF5 files do?"""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(SIGNATURE)) == SIGNATURE
+    except OSError:
+        return False
+
+
+def open_hdf5(path: str) -> h5py.File:
+    """The file, opened for reading without HDF5's file locks.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: not there; not readable for this user; no (whole) HDF5 file.
+    """
+    try:
+        return h5py.File(path, "r", locking=False)
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+    except PermissionError as error:
+        raise AccessError(f"{redact(path)}: this user may not read the file") from error
+    except OSError as error:
+        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {error}") from error
+
+
+def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
+    """What a packed file says about itself; None for any other HDF5 file.
+
+    Raises:
+        FormatError: the file is of a later version of headrace, or damaged.
+    """
+    with open_hdf5(os.fspath(path)) as file:
+        text = file.attrs.get(PACKED_ATTRIBUTE)
+    if text is None:
+        return None
+    try:
+        said = json.loads(text)
+        if said["version"] > PACKED_VERSION:
+            raise FormatError(
+                f"{redact(path)} was packed by a later headrace (layout {said['version']}, this one reads up to "
+                f"{PACKED_VERSION}): upgrade headrace, or pack again"
+            )
+        return PackedInfo(**said)
+    except (TypeError, KeyError, json.JSONDecodeError) as error:
+        raise FormatError(f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}") from error
+
+
+class HDF5Source(Source):
+    """Rows of one dataset of an HDF5 file, or the samples of a packed file.
+
+    Records are arrays of one row (its shape and dtype), or 1-D uint8 arrays where a packed file holds encoded samples. Samples of
+    packed files are checked against their CRC.
+
+    Args:
+        path: a local file.
+        name: dataset inside the file.
+        direct: read contiguous layouts with `pread`; False: through h5py alone.
+
+    Raises:
+        MissingNameError: no dataset of that name; the message lists those there are.
+        FormatError: a dtype that has no fixed size, or a file that is shorter than it says.
+    """
+
+    def __init__(self, path: str | os.PathLike[Any], name: str = DATA, *, direct: bool = True) -> None:
+        self.path, self.name = os.path.abspath(os.path.expanduser(os.fspath(path))), name
+        self.info = packed_info(self.path)
+        packed = self.info if self.info is not None and name == DATA else None
+        with open_hdf5(self.path) as file:
+            dataset = dataset_named(file, name, self.path)
+            self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
+            if not self.shape:
+                raise FormatError(f"{redact(self.path)}: {name!r} is a single value, it has no axis of samples")
+            if self.dtype.hasobject or self.dtype.kind not in "biufc":
+                raise FormatError(f"{redact(self.path)}: {name!r} holds {self.dtype}; only numbers are read by now")
+            self._chunks = dataset.chunks
+            offset = dataset.id.get_offset() if dataset.chunks is None and not dataset.external else None
+            self._offsets = np.asarray(file[OFFSETS], np.int64) if packed and packed.store == "encoded" else None
+            self._crc = np.asarray(file[CRC], np.uint32) if packed and CRC in file else None
+            self.names = PackedNames.from_arrays(file[NAMES][:], file[NAME_OFFSETS][:]) if packed and NAMES in file else None
+            size = os.path.getsize(self.path)
+        self._direct_at = offset if direct and dataset_is_plain(offset, self.dtype) else None
+        if self._direct_at is not None and size < self._direct_at + self._row_bytes * self.shape[0]:
+            raise FormatError(f"{redact(self.path)} is cut short: {size:,} bytes are not enough for {name!r}")
+        self._fd = WorkerHandle(functools.partial(os.open, self.path, os.O_RDONLY), os.close)
+        self._file = WorkerHandle(functools.partial(open_hdf5, self.path))
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * int(self.dtype.itemsize)
+
+    @property
+    def is_direct(self) -> bool:
+        """Are samples read with `pread`?"""
+        return self._direct_at is not None
+
+    def __len__(self) -> int:
+        return int(self.shape[0]) if self._offsets is None else len(self._offsets) - 1
+
+    def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+        return [self._checked(i, self._read_one(i)) for i in indices]
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """First and last-plus-one row of a sample."""
+        if self._offsets is None:
+            return index, index + 1
+        return int(self._offsets[index]), int(self._offsets[index + 1])
+
+    def _read_one(self, index: int) -> npt.NDArray[Any]:
+        start, stop = self._span(index)
+        shape = (stop - start, *self.shape[1:]) if self._offsets is not None else self.shape[1:]
+        if self._direct_at is None:
+            rows = self._file.get()[self.name][start:stop]
+            return np.ascontiguousarray(rows).reshape(shape)
+        nbytes = (stop - start) * self._row_bytes
+        buffer = np.empty(nbytes, np.uint8)
+        got = os.preadv(self._fd.get(), [buffer], self._direct_at + start * self._row_bytes) if nbytes else 0
+        if got != nbytes:
+            raise FormatError(f"{self.location(index)}: only {got} of {nbytes} bytes are there: the file is cut short")
+        return buffer.view(self.dtype).reshape(shape)
+
+    def _checked(self, index: int, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._crc is not None and crc_of(array) != int(self._crc[index]):
+            raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
+        return array
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        if self._offsets is not None:
+            ids = self._offsets[:-1] * self._row_bytes // BLOCK_BYTES
+        else:
+            rows = self._chunks[0] if self._chunks else max(1, BLOCK_BYTES // max(1, self._row_bytes))
+            ids = np.arange(len(self), dtype=np.int64) // rows
+        return np.unique(ids, return_counts=True)[1].astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """The one of the packed dataset; else a hash of shape, dtype and chunk grid."""
+        if self.info is not None and self.name == DATA:
+            return self.info.fingerprint
+        said = json.dumps([self.name, self.shape, self.dtype.str, self._chunks])
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        name = f" ({redact(self.names[index])})" if self.names is not None else ""
+        return f"{redact(self.path)}, {self.name}, row {index}{name}"
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The size of each sample in bytes ([n] int64)."""
+        if self._offsets is not None:
+            return np.diff(self._offsets) * self._row_bytes
+        return np.full(len(self), self._row_bytes, np.int64)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole dataset with one row a sample, such as the targets.
+
+        Raises:
+            MissingNameError, FormatError: no such dataset; another number of rows.
+        """
+        with open_hdf5(self.path) as file:
+            column = np.asarray(dataset_named(file, name, self.path))
+        if column.ndim == 0 or len(column) != len(self):
+            raise FormatError(
+                f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples"
+            )
+        return column
+
+
+def dataset_is_plain(offset: int | None, dtype: np.dtype[Any]) -> bool:
+    """May rows be read with `pread`: allocated in one piece, in a byte order that NumPy takes as it is?"""
+    return offset is not None and dtype.isnative and hasattr(os, "preadv")
+
+
+def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
+    """A dataset of the file.
+
+    Raises:
+        MissingNameError: there is none; the message lists those there are.
+    """
+    found = file.get(name)
+    if isinstance(found, h5py.Dataset):
+        return found
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {', '.join(sorted(names)) or 'none'}")
+
+
+def crc_of(data: Any) -> int:
+    """The CRC-32 (zlib's) of a sample's bytes."""
+    return zlib.crc32(memoryview(np.ascontiguousarray(data)).cast("B")) if np.asarray(data).size else 0

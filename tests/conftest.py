@@ -1,0 +1,157 @@
+"""Which tests run, what do they share, and what must each leave behind? Nothing (law 7)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.data.make import make_photos
+
+# --- which tests run --------------------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked slow or cuda, unless `-m` chooses; what needs a GPU is skipped where there is none."""
+    if not config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cuda")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    needs_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if needs_gpu:
+        import torch  # here, since most runs never ask
+
+        if not torch.cuda.is_available():
+            for item in needs_gpu:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 24 images, 64 x 48, in three class folders. Shared by all tests: read only."""
+    return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="session")
+def tiny_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 4 images, 16 x 12, in two class folders. Shared by all tests: read only."""
+    return make_photos(tmp_path_factory.mktemp("tiny_photos"), classes=("circle", "noise"), per_class=2, size=(16, 12))
+
+
+# --- what each leaves behind ------------------------------------------------------------------------------------------
+
+_GRACE = 3.0  # seconds for processes and threads on their way out
+_POLL = 0.02
+_SHM = Path("/dev/shm")
+_FDS = Path("/proc/self/fd")
+# Pools that zarr's and fsspec's event loops start once and keep for the life of the process, whoever uses them.
+_KEPT_THREADS = ("zarr_pool", "asyncio_")
+_failed = pytest.StashKey[bool]()
+
+
+class _Held(NamedTuple):
+    """What this process holds that outlives a careless test."""
+
+    processes: set[psutil.Process]
+    threads: set[threading.Thread]
+    shm: set[str]
+    memfds: list[str]
+
+    def beyond(self, before: _Held) -> list[str]:
+        """Says in words what has come since `before`."""
+        left = [f"process {_describe(process)}" for process in self.processes - before.processes]
+        left += [f"thread {thread.name}" for thread in self.threads - before.threads]
+        left += [f"{_SHM / name}" for name in self.shm - before.shm if not _mapped_elsewhere(_SHM / name)]
+        if len(self.memfds) > len(before.memfds):  # numbers are reused: count, don't compare
+            left.append(f"{len(self.memfds) - len(before.memfds)} more memory files, now {sorted(self.memfds)}")
+        return left
+
+
+def _held() -> _Held:
+    return _Held(
+        processes={process for process in psutil.Process().children(recursive=True) if _counts(process)},
+        threads={t for t in threading.enumerate() if not t.daemon and not t.name.startswith(_KEPT_THREADS)},
+        shm=set(os.listdir(_SHM)) if _SHM.is_dir() else set(),
+        memfds=_memfds(),
+    )
+
+
+def _counts(process: psutil.Process) -> bool:
+    """False for the two helpers that multiprocessing keeps, and for what has exited.
+
+    The helpers are told by their ids: a worker of the forkserver is a fork of it, and has its command line.
+    """
+    helpers = (
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+    )
+    try:
+        return process.pid not in helpers and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _memfds() -> list[str]:
+    links = []
+    for fd in _FDS.iterdir() if _FDS.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor is in the list
+            links.append(os.readlink(fd))
+    return [link for link in links if "memfd:headrace" in link]
+
+
+def _mapped_elsewhere(path: Path) -> bool:
+    """True if a process that is none of ours has the file: /dev/shm is the whole machine's."""
+    ours = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
+    for pid in set(psutil.pids()) - ours:
+        with contextlib.suppress(OSError):  # gone, or another user's
+            if os.fsencode(path) in Path(f"/proc/{pid}/maps").read_bytes():
+                return True
+    return False
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+    return str(process.pid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a process, a thread, a name in shared memory or a memory file; nobody can opt out.
+
+    It is set up before the other fixtures of a test, so it looks after all of them are gone. What fixtures of a wider
+    scope hold counts as there before. A failed test is not looked at: its traceback keeps its objects alive, and it has
+    something to say already.
+    """
+    before = _held()
+    yield
+    if request.node.stash.get(_failed, False) or not _held().beyond(before):
+        return
+    getattr(request.node, "funcargs", {}).clear()  # pytest itself holds the fixtures' values a little longer
+    gc.collect()
+    deadline = time.monotonic() + _GRACE
+    while left := _held().beyond(before):
+        if time.monotonic() > deadline:
+            pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+        multiprocessing.active_children()  # reaps those that have exited
+        time.sleep(_POLL)

@@ -1,0 +1,361 @@
+"""Which small files do the tests read?
+
+Everything is made here, from nothing but numpy and Pillow, and is the same at every call: for a seed, the same bytes
+(of one version of Pillow). ``python tests/data/make.py OUT`` writes all of it to a folder to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Pixels = NDArray[np.uint8]
+Size = tuple[int, int]
+
+SIZE: Size = (64, 48)  # (width, height), as Pillow has it; not square, so that a swapped axis shows
+BOMB_PNG_SIZE: Size = (30000, 30000)
+BOMB_JPEG_SIZE: Size = (65000, 65000)
+_EXTENSIONS = (".jpg", ".PNG", ".JPEG", ".png")  # both formats, both cases
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def circle(rng: np.random.Generator, size: Size = SIZE) -> Pixels:
+    """A disc of one colour on a ground of another, uint8 [H, W, 3]."""
+    (width, height), (x, y) = size, _grid(size)
+    centre_x, centre_y = rng.uniform(0.3, 0.7, 2) * (width, height)
+    inside = np.hypot(x - centre_x, y - centre_y) < rng.uniform(0.2, 0.4) * min(size)
+    disc, ground = rng.integers(0, 256, (2, 3), dtype=np.uint8)
+    picture: Pixels = np.where(inside[..., None], disc, ground)
+    return picture
+
+
+def gradient(rng: np.random.Generator, size: Size = SIZE) -> Pixels:
+    """A ramp in some direction between two colours, uint8 [H, W, 3]."""
+    x, y = _grid(size)
+    angle = rng.uniform(0, 2 * np.pi)
+    ramp = x * np.cos(angle) + y * np.sin(angle)
+    ramp = (ramp - ramp.min()) / max(float(np.ptp(ramp)), 1.0)
+    start, stop = rng.integers(0, 256, (2, 3)).astype(np.float64)
+    picture: Pixels = np.rint(start + ramp[..., None] * (stop - start)).astype(np.uint8)
+    return picture
+
+
+def noise(rng: np.random.Generator, size: Size = SIZE) -> Pixels:
+    """Independent pixels, uint8 [H, W, 3]."""
+    return rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+
+
+def corners(size: Size = SIZE) -> Pixels:
+    """Four quarters, red green / blue white, uint8 [H, W, 3]: tells every turn and mirror image apart."""
+    width, height = size
+    picture = np.empty((height, width, 3), np.uint8)
+    picture[: height // 2, : width // 2] = (255, 0, 0)
+    picture[: height // 2, width // 2 :] = (0, 255, 0)
+    picture[height // 2 :, : width // 2] = (0, 0, 255)
+    picture[height // 2 :, width // 2 :] = (255, 255, 255)
+    return picture
+
+
+def _grid(size: Size) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    y, x = np.mgrid[: size[1], : size[0]].astype(np.float64)
+    return x, y
+
+
+_DRAW: dict[str, Callable[[np.random.Generator, Size], Pixels]] = {
+    "circle": circle,
+    "gradient": gradient,
+    "noise": noise,
+}
+
+
+# --- a folder of photographs ------------------------------------------------------------------------------------------
+
+
+def make_photos(
+    folder: str | os.PathLike[str],
+    classes: Sequence[str] = ("circle", "gradient", "noise"),
+    per_class: int = 8,
+    size: Size = SIZE,
+    seed: int = 0,
+) -> Path:
+    """Writes `per_class` images to `folder/<class>/` for each class, and returns the folder.
+
+    JPEG and PNG take turns, as do lower and upper case extensions. A class named after a picture (circle, gradient,
+    noise) shows it, any other name shows one of them. An image depends on (seed, class, number) alone: more classes or
+    images don't change the others.
+    """
+    folder = Path(folder)
+    for name in classes:
+        label = zlib.crc32(name.encode())
+        draw = _DRAW.get(name) or tuple(_DRAW.values())[label % len(_DRAW)]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            pixels = draw(np.random.default_rng((seed, label, number)), size)
+            _save(pixels, folder / name / f"{name}_{number:03d}{_EXTENSIONS[number % len(_EXTENSIONS)]}")
+    return folder
+
+
+def _save(pixels: Pixels, path: Path) -> None:
+    if path.suffix.lower() in (".jpg", ".jpeg"):
+        Image.fromarray(pixels).save(path, "JPEG", quality=90)
+    else:
+        Image.fromarray(pixels).save(path, "PNG")
+
+
+# --- files that can't be read -----------------------------------------------------------------------------------------
+
+
+def truncated_jpeg(path: Path) -> None:
+    """The first half of a JPEG: the header is whole, the picture is not."""
+    _noise().save(path, "JPEG", quality=90)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def empty_jpeg(path: Path) -> None:
+    """No byte at all."""
+    path.write_bytes(b"")
+
+
+def text_as_jpeg(path: Path) -> None:
+    """Words where an image should be."""
+    path.write_text("This is not an image.\n", encoding="ascii")
+
+
+def bomb_png(path: Path, size: Size = BOMB_PNG_SIZE) -> None:
+    """A valid PNG of about 100 kB that decodes to 900 million black pixels.
+
+    One bit a pixel, written by hand: Pillow would need the whole picture in memory to write it.
+    """
+    width, height = size
+    row = bytes(1 + (width + 7) // 8)  # the filter byte, then the pixels
+    compress = zlib.compressobj(9)
+    pixels = b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)  # bit depth 1, grey, deflate, no interlace
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in chunks))
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def bomb_jpeg(path: Path, size: Size = BOMB_JPEG_SIZE) -> None:
+    """A small JPEG whose header claims 65000 x 65000 pixels."""
+    _noise().save(path, "JPEG")
+    data = bytearray(path.read_bytes())
+    start = next(position for marker, position in _jpeg_segments(data) if marker == 0xC0)
+    struct.pack_into(">HH", data, start + 5, size[1], size[0])  # after marker (2), length (2) and precision (1)
+    path.write_bytes(data)
+
+
+def _jpeg_segments(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Marker and position of each segment before the scan (ITU-T T.81, B.1.1)."""
+    position = 2
+    while data[position + 1] != 0xDA:
+        yield data[position + 1], position
+        position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
+
+
+def text_file(path: Path) -> None:
+    """Not an image, and does not say that it is: to be passed over."""
+    path.write_text("Notes on the images of this folder.\n", encoding="ascii")
+
+
+# --- files that can be read, with something odd about them ------------------------------------------------------------
+
+
+def png_as_jpeg(path: Path) -> None:
+    """A valid PNG under a JPEG's name: what counts is the content."""
+    _noise().save(path, "PNG")
+
+
+def not_utf8_name(path: Path) -> None:
+    """A JPEG whose name is no UTF-8 (`path` holds it surrogate-escaped, as Python does)."""
+    _noise().save(path, "JPEG")
+
+
+def link_loop(path: Path) -> None:
+    """A folder with one image and a link to the folder itself: a walk that follows links never ends."""
+    path.mkdir(exist_ok=True)
+    _noise().save(path / "image.jpg", "JPEG")
+    if not (path / "again").is_symlink():
+        (path / "again").symlink_to(Path("..") / path.name, target_is_directory=True)
+
+
+def grey16_png(path: Path, size: Size = SIZE) -> None:
+    """16-bit grey over the whole range; the value of pixel (x, y) is 65535 (y w + x) // (w h - 1)."""
+    width, height = size
+    values = np.arange(width * height, dtype=np.int64) * 65535 // (width * height - 1)
+    Image.fromarray(values.reshape(height, width).astype(np.uint16)).save(path, "PNG")
+
+
+def grey_jpeg(path: Path) -> None:
+    """One channel, 8 bits."""
+    Image.fromarray(corners()).convert("L").save(path, "JPEG", quality=95)
+
+
+def cmyk_jpeg(path: Path) -> None:
+    """Four channels, stored inverted as Adobe does."""
+    Image.fromarray(corners()).convert("CMYK").save(path, "JPEG", quality=95)
+
+
+def rgba_png(path: Path) -> None:
+    """Colour with an alpha ramp from left to right."""
+    Image.fromarray(np.dstack([corners(), _ramp()])).save(path, "PNG")
+
+
+def palette_png(path: Path) -> None:
+    """A palette of four colours, of which entry 0 (red) is transparent."""
+    width, height = SIZE
+    image = Image.new("P", SIZE)
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
+    for entry, box in enumerate(
+        [(0, 0, width // 2, height // 2), (width // 2, 0, width, height // 2), (0, height // 2, width // 2, height)]
+    ):
+        image.paste(entry, box)
+    image.paste(3, (width // 2, height // 2, width, height))
+    image.save(path, "PNG", transparency=0)
+
+
+def la_png(path: Path) -> None:
+    """Grey with an alpha ramp from left to right."""
+    grey = np.asarray(Image.fromarray(corners()).convert("L"))
+    Image.fromarray(np.dstack([grey, _ramp()])).save(path, "PNG")
+
+
+def exif_jpeg(path: Path, orientation: int) -> None:
+    """`corners()` as a camera held at EXIF `orientation` (1 to 8) stores it: upright again once the tag is obeyed."""
+    turn = Image.Transpose
+    # What undoes the tag, from a viewer's side: 6 and 8 are each other's inverse, the rest are their own.
+    stored = {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_90,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_270,
+    }
+    image = Image.fromarray(corners())
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if orientation != 1:
+        image = image.transpose(stored[orientation])
+    image.save(path, "JPEG", quality=95, subsampling=0, exif=exif)
+
+
+def animated_gif(path: Path) -> None:
+    """A red frame, then a blue one."""
+    red, blue = _two_pages()
+    red.save(path, "GIF", save_all=True, append_images=[blue], duration=100, loop=0)
+
+
+def multipage_tiff(path: Path) -> None:
+    """A red page, then a blue one."""
+    red, blue = _two_pages()
+    red.save(path, "TIFF", save_all=True, append_images=[blue])
+
+
+def webp(path: Path) -> None:
+    """`corners()`, lossless."""
+    Image.fromarray(corners()).save(path, "WEBP", lossless=True)
+
+
+def bmp(path: Path) -> None:
+    """`corners()`, as BMP."""
+    Image.fromarray(corners()).save(path, "BMP")
+
+
+def _noise() -> Image.Image:
+    return Image.fromarray(noise(np.random.default_rng(0)))
+
+
+def _ramp() -> Pixels:
+    return np.broadcast_to(np.linspace(0, 255, SIZE[0]).astype(np.uint8), (SIZE[1], SIZE[0]))
+
+
+def _two_pages() -> tuple[Image.Image, Image.Image]:
+    return Image.new("RGB", SIZE, (255, 0, 0)), Image.new("RGB", SIZE, (0, 0, 255))
+
+
+# --- one file of each kind --------------------------------------------------------------------------------------------
+
+UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "truncated_jpeg": ("truncated.jpg", truncated_jpeg),
+    "empty_jpeg": ("empty.jpg", empty_jpeg),
+    "text_as_jpeg": ("text.jpg", text_as_jpeg),
+    "bomb_png": ("bomb.png", bomb_png),
+    "bomb_jpeg": ("bomb.jpg", bomb_jpeg),
+}
+"""Kind -> (file name, writer): image names that every dataset must refuse."""
+
+READABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "png_as_jpeg": ("png_inside.jpg", png_as_jpeg),
+    "not_utf8_name": (os.fsdecode(b"caf\xe9.jpg"), not_utf8_name),
+    "grey16_png": ("grey16.png", grey16_png),
+    "grey_jpeg": ("grey.jpg", grey_jpeg),
+    "cmyk_jpeg": ("cmyk.jpg", cmyk_jpeg),
+    "rgba_png": ("rgba.png", rgba_png),
+    "palette_png": ("palette.png", palette_png),
+    "la_png": ("la.png", la_png),
+    **{
+        f"exif_{tag}_jpeg": (f"exif_{tag}.jpg", lambda path, tag=tag: exif_jpeg(path, tag))  # type: ignore[misc]
+        for tag in range(1, 9)
+    },
+    "animated_gif": ("animated.gif", animated_gif),
+    "multipage_tiff": ("multipage.tiff", multipage_tiff),
+    "webp": ("lossless.webp", webp),
+    "bmp": ("bitmap.bmp", bmp),
+}
+"""Kind -> (file name, writer): images that every dataset must read."""
+
+NO_IMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "text_file": ("notes.txt", text_file),
+    "link_loop": ("loop", link_loop),
+}
+"""Kind -> (name, writer): what else lies in folders of images."""
+
+
+def make_bad(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Writes one file of each kind (`UNREADABLE`, `READABLE`, `NO_IMAGE`) to `folder`; returns kind -> path.
+
+    A kind that the file system refuses (names that are no UTF-8 on macOS, links on Windows) is left out.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for kind, (name, write) in (UNREADABLE | READABLE | NO_IMAGE).items():
+        try:
+            write(folder / name)
+        except (OSError, UnicodeError):
+            if sys.platform == "linux":
+                raise
+        else:
+            made[kind] = folder / name
+    return made
+
+
+def main() -> None:
+    """Writes the photographs and the odd files to a folder."""
+    parser = argparse.ArgumentParser(description="Writes the small files that the tests read.")
+    parser.add_argument("out", type=Path, help="folder to write to; gets photos/ and bad/")
+    out = parser.parse_args().out
+    print(make_photos(out / "photos"))
+    for kind, path in make_bad(out / "bad").items():
+        print(f"{kind:16} {os.fsencode(path)!r}")
+
+
+if __name__ == "__main__":
+    main()

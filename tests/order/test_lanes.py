@@ -1,0 +1,44 @@
+"""Do lanes cover an epoch exactly, and are they as long as the batches ask?"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.order.lanes import BlockSequence, Lanes
+
+COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": st.integers(1, 50), "turns": st.integers(1, 14)}
+
+
+@given(**COUNTS)
+def test_places_are_a_bijection_and_lanes_are_stretches_of_it(n: int, batch: int, interleave: int, turns: int) -> None:
+    lanes = Lanes(n, batch, interleave, turns)
+    positions = np.arange(n)
+    places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
+    assert np.array_equal(np.sort(places), positions)
+    by_place = numbers[np.argsort(places)]
+    assert np.all(np.diff(by_place) >= 0)  # one lane after the other, without a gap
+    for lane in np.unique(numbers):
+        assert np.all(np.diff(places[numbers == lane]) == 1)  # and each from its beginning to its end
+
+
+@given(**COUNTS)
+def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(n: int, batch: int, interleave: int, turns: int) -> None:
+    lanes = Lanes(n, batch, interleave, turns)
+    for step in range(-(-n // batch)):
+        numbers = lanes.lane_of(np.arange(step * batch, min((step + 1) * batch, n)))
+        assert set(numbers // interleave) == {step % turns}
+        counts = np.bincount(numbers % interleave, minlength=interleave)
+        assert counts.max() - counts.min() <= 1
+
+
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
+def test_a_sequence_holds_each_block_in_one_stretch(sizes: list[int], seed: int, epoch: int) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    sequence = BlockSequence(edges, seed, epoch)
+    places = np.arange(edges[-1])
+    blocks, indices = sequence.block_at(places), sequence.index_at(places)
+    assert np.array_equal(np.sort(indices), places)
+    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
+    assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size

@@ -1,0 +1,138 @@
+"""Is the keyed permutation a bijection at every size, and does it shuffle?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
+
+SIZES = sorted({1, 2, 3} | {4**k + d for k in range(1, 11) for d in (-1, 0, 1)})
+
+
+def keys_of(*parts: object) -> np.ndarray:
+    return derive_keys("test", *parts, count=KEY_COUNT)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_it_is_a_bijection_around_powers_of_four(n: int) -> None:
+    assert np.array_equal(np.sort(permute(np.arange(n), n, keys_of(n))), np.arange(n))
+
+
+@given(n=st.integers(1, 5_000), seed=st.integers())
+def test_it_is_a_bijection_at_any_size(n: int, seed: int) -> None:
+    assert np.array_equal(np.sort(permute(np.arange(n), n, keys_of(seed))), np.arange(n))
+
+
+@given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())
+def test_distinct_positions_of_a_huge_range_get_distinct_indices_inside(n: int, seed: int, data: st.DataObject) -> None:
+    positions = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50))
+    indices = permute(positions, n, keys_of(seed))
+    assert indices.dtype == np.int64
+    assert len(set(indices.tolist())) == len(positions)
+    assert all(0 <= index < n for index in indices.tolist())
+
+
+def test_a_position_gets_the_same_index_alone_and_among_many() -> None:
+    n, keys = 100_003, keys_of(1)  # more than one block of positions
+    everything = permute(np.arange(n), n, keys)
+    chosen = np.array([0, 1, 32_767, 32_768, 65_536, n - 1])
+    assert np.array_equal(permute(chosen, n, keys), everything[chosen])
+    assert permute(5, n, keys) == everything[5]
+    assert np.array_equal(permute(chosen.reshape(2, 3), n, keys), everything[chosen].reshape(2, 3))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_all_orders_of_a_tiny_range_are_equally_likely(n: int) -> None:
+    draws, orders = 6_000, math.factorial(n)
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(draws):
+        order = tuple(permute(np.arange(n), n, keys_of(seed)).tolist())
+        counts[order] = counts.get(order, 0) + 1
+    expected = draws / orders
+    chi_square = sum((c - expected) ** 2 / expected for c in counts.values()) + (orders - len(counts)) * expected
+    assert chi_square < orders - 1 + 5 * math.sqrt(2 * (orders - 1))
+
+
+@pytest.mark.parametrize("n", [7, 8, 17, 32, 33, 100])
+def test_every_pair_of_neighbours_lands_everywhere_equally_often(n: int) -> None:
+    draws, cells = 20_000, n * (n - 1)
+    keys = np.stack([keys_of(seed) for seed in range(draws)], axis=1)
+    sizes = np.full(draws, n)
+    first, second = (permute_within(np.full(draws, p), sizes, keys) for p in (0, 1))
+    counts = np.bincount(first * n + second, minlength=n * n)
+    expected = draws / cells
+    chi_square = float(((counts[counts > 0] - expected) ** 2 / expected).sum())
+    chi_square += (cells - np.count_nonzero(counts)) * expected
+    assert chi_square < cells - 1 + 5 * math.sqrt(2 * (cells - 1))
+
+
+def test_a_large_range_is_covered_evenly() -> None:
+    n, draws, bins = 10**12, 100_000, 1_000
+    indices = permute(np.arange(draws), n, keys_of(3))
+    for part in (indices * bins // n, indices % bins):
+        counts = np.bincount(part, minlength=bins)
+        chi_square = float(((counts - draws / bins) ** 2 / (draws / bins)).sum())
+        assert abs(chi_square - bins) < 6 * math.sqrt(2 * bins)
+
+
+@given(data=st.data(), seed=st.integers(0, 2**40))
+@settings(max_examples=50)
+def test_within_ranges_of_their_own_elements_go_where_permute_sends_them(data: st.DataObject, seed: int) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 3_000), max_size=30))
+    positions = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    columns = [keys_of(seed, number) for number in range(len(sizes))]
+    keys = np.stack(columns, axis=1) if columns else np.empty((KEY_COUNT, 0), np.uint64)
+    expected = [int(permute(p, n, k)) for p, n, k in zip(positions, sizes, columns, strict=True)]
+    assert permute_within(positions, sizes, keys).tolist() == expected
+
+
+@pytest.mark.parametrize("position", [-1, 10, 2**63])
+def test_a_position_outside_the_range_is_refused(position: int) -> None:
+    with pytest.raises(ConfigError, match=r"\[0, 10\)"):
+        permute([0, position], 10, keys_of(0))
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    keys = keys_of(0)
+    with pytest.raises(ConfigError, match="integers"):
+        permute([0.5], 10, keys)
+    with pytest.raises(ConfigError, match="8 keys, got 3"):
+        permute([0], 10, keys[:3])
+    with pytest.raises(ConfigError, match=r"position 4 at element 1 is outside \[0, 4\)"):
+        permute_within([0, 4], [4, 4], np.stack([keys, keys], axis=1))
+    with pytest.raises(ConfigError, match="as many"):
+        permute_within([0, 1], [4, 4], keys[:, np.newaxis])
+    with pytest.raises(ConfigError, match=r"0\.5 \(float\)"):
+        derive_keys(0.5, count=1)
+
+
+def test_nothing_of_an_empty_range_may_be_asked() -> None:
+    assert permute([], 0, keys_of(0)).tolist() == []
+    with pytest.raises(ConfigError):
+        permute([0], 0, keys_of(0))
+
+
+@given(seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 1_000))
+def test_keys_depend_on_each_part_and_on_its_place(seed: int, epoch: int) -> None:
+    keys = [derive_keys(*parts, count=8).tolist() for parts in ((seed, epoch), (seed + 1, epoch), (seed, epoch + 1))]
+    assert keys[0] != keys[1] != keys[2] != keys[0]
+    assert derive_keys(seed, epoch, count=20).tolist()[:8] == keys[0]
+    assert max(keys[0]) < 2**32
+
+
+def test_parts_are_told_apart_and_types_of_integers_are_not() -> None:
+    one = [derive_keys(*parts, count=8).tolist() for parts in ((1, 23), (12, 3), ("1", 23), ("a", "b"), ("ab",), ())]
+    assert len({tuple(keys) for keys in one}) == len(one)
+    assert derive_keys(np.int64(7), np.uint8(3), count=4).tolist() == derive_keys(7, 3, count=4).tolist()
+
+
+def test_keys_and_mix_are_the_same_for_ever() -> None:
+    assert derive_keys("order", 42, 0, count=3).tolist() == [1492409428, 2434552294, 1957788267]
+    # the finaliser of MurmurHash3 as published: fmix32(1), fmix32(2)
+    assert mix(np.array([1, 2], np.uint32), np.uint32(0)).tolist() == [0x514E28B7, 0x30F4C306]
