@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import signal
 import sys
 import threading
 from array import array
@@ -232,6 +233,7 @@ class TestLRUCache:
         child = os.fork()
         if child == 0:
             correct = False
+            signal.alarm(60)  # a child that hangs is a failure, not a wait
             try:
                 correct = len(cache) == (0 if held else 1) and cache.put("b", b"2") and cache.get("b") == b"2"
             finally:

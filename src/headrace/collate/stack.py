@@ -14,6 +14,7 @@ import torch
 
 from headrace.errors import ConfigError
 from headrace.memory.ring import empty
+from headrace.memory.tree import like_mapping
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
@@ -49,11 +50,9 @@ def _stack(values: list[Any], place: str) -> Any:
         keys = list(first)
         for number, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(keys):
-                raise _differs(
-                    place, f"sample {number} has the keys {sorted(map(str, value))}, the first {sorted(map(str, keys))}"
-                )
+                raise _differs(place, f"sample {number} has the keys {sorted(map(str, value))}, the first {sorted(map(str, keys))}")
         fields = {key: _stack([v[key] for v in values], f"{place}[{key!r}]") for key in keys}
-        return fields if type(first) is dict else _like_mapping(first, fields)
+        return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*_columns(values, place))
     if isinstance(first, (tuple, list)):
@@ -88,18 +87,9 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 
 
-def _like_mapping(first: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
-    try:
-        return type(first)(fields)  # type: ignore[call-arg]
-    except TypeError:  # a mapping with a constructor of its own
-        return fields
-
-
 def _shape_of(value: Any) -> str:
     return (
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        if isinstance(value, torch.Tensor)
-        else repr(type(value).__name__)
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(type(value).__name__)
     )
 
 

@@ -7,25 +7,20 @@ transform. A format of one's own is a `Source` and a `decode`.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
-import inspect
-import os
-import time
-from abc import ABCMeta
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from headrace.datasets.making import DatasetMeta, describe_call, restore, streaming_class
+from headrace.datasets.reading import OnError, SampleReading
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
-from headrace.memory.store import MISSING
 from headrace.modes import LoadingMode
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
@@ -33,13 +28,13 @@ from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Mode
 from headrace.modes.streaming import Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
+from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order.lanes import lanes_for
 from headrace.order.permutation import derive_keys, permute
 from headrace.order.seeding import SampleSeeder, preserved_rng
 from headrace.order.ticket import Ticket
-from headrace.storage.scan import redact
 from headrace.storage.source import Source
 
-OnError = str | Callable[[int, str, Exception], Any]
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 
 
@@ -58,40 +53,7 @@ class CommonOptions(TypedDict, total=False):
     progress: bool | None
 
 
-class _DatasetMeta(ABCMeta):
-    """Notes the arguments of a dataset, and settles it once the outermost ``__init__`` is through."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        dataset = super().__call__(*args, **kwargs)
-        dataset._arguments = _passed_arguments(cls, args, kwargs)
-        dataset._settle()
-        return dataset
-
-
-def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    passed = inspect.signature(cls).bind(*args, **kwargs).arguments
-    for parameter in inspect.signature(cls).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            passed.update(passed.pop(parameter.name, {}))
-    return dict(passed)
-
-
-@functools.cache
-def _streaming_class(cls: type) -> type:
-    """The same class, and an IterableDataset: torch decides by `isinstance` how it treats a dataset."""
-    if issubclass(cls, IterableDataset):
-        return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_plain_class": cls}
-    return type(cls)(cls.__name__, (cls, IterableDataset), names)
-
-
-def _restore(cls: type, state: dict[str, Any]) -> Any:
-    dataset = object.__new__(cls)
-    dataset.__setstate__(state)
-    return dataset
-
-
-class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
+class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
     """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
 
     For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`. What a sample looks like is
@@ -169,10 +131,6 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
 
     # -- what a format overrides
 
-    def decode(self, record: Any) -> Any:
-        """A record as the value that is held: deterministic, of its final size. Default: the record itself."""
-        return record
-
     def present(self, value: Any) -> Any:
         """What a transform gets, and without one the sample's input. Default: the value itself."""
         return value
@@ -228,7 +186,7 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
         with preserved_rng(self._get_seeder()) if self._is_random and get_worker_info() is None else _nothing:
             for number, (index, value) in enumerate(zip(ticket, values, strict=True)):
                 if isinstance(value, SampleError):
-                    samples.extend(self._replacement(index, value))
+                    samples.extend(self._replacement(index, self.source_of(index), value))
                 else:
                     k = 0 if ticket.draws is None else ticket.draws[number]
                     samples.append(self._finish(index, value, ticket.seed, ticket.epoch, k))
@@ -270,9 +228,7 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
         chosen = np.asarray(indices)
         chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64).reshape(-1)
         if len(chosen) and not -len(self) <= chosen.min() <= chosen.max() < len(self):
-            raise IndexError(
-                f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {len(self):,} samples"
-            )
+            raise IndexError(f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {len(self):,} samples")
         chosen = chosen % max(1, len(self))
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
@@ -336,20 +292,8 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
         self.close()
 
     def __repr__(self) -> str:
-        shown = []
-        for name, value in self._arguments.items():
-            if name == "storage_options":
-                shown.append("storage_options={...}")
-            elif name in ("data_path", "path"):
-                paths = [value] if isinstance(value, (str, bytes, os.PathLike)) else value
-                text = [redact(p) for p in paths]
-                shown.append(repr(text[0] if paths is not value else text))
-            else:
-                shown.append(f"{name}={str(value)!r}" if isinstance(value, LoadingMode) else f"{name}={value!r}")
-        call = f"{type(self).__name__}({', '.join(shown)})"
-        if self._chosen is not None:
-            call += f".subset(<{len(self._chosen):,} indices>)"
-        return f"{call}  # {len(self):,} samples"
+        view = "" if self._chosen is None else f".subset(<{len(self._chosen):,} indices>)"
+        return f"{describe_call(type(self).__name__, self._arguments)}{view}  # {len(self):,} samples"
 
     # -- what loaders use
 
@@ -369,7 +313,7 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
 
     def epoch_order(
         self,
-        shuffle: bool | str,
+        shuffle: bool | Literal["block"],
         seed: int,
         epoch: int,
         global_batch: int,
@@ -378,10 +322,12 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
     ) -> EpochOrder:
         """The order of one epoch of this dataset."""
         blocks = self.blocks() if shuffle == "block" else None
-        options = {} if turns is None else {"turns": turns}
+        if blocks is not None:
+            fitting = lanes_for(len(blocks))
+            interleave, turns = interleave or fitting[0], turns or fitting[1]
         return EpochOrder(
             len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,
-            interleave=interleave, **options,
+            interleave=interleave, turns=turns or DEFAULT_TURNS,
         )  # fmt: skip
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
@@ -395,23 +341,11 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
             self._mode = self._make_mode()
         return self._mode
 
-    def take_report(self) -> dict[str, Any]:
-        """What was counted in this process since the last call."""
-        report, skipped = dict(self._counts), self._skipped
-        self._reset_report()
-        if skipped:
-            report["skipped_samples"] = skipped
-        return report
-
-    def _reset_report(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._skipped: list[tuple[int, str, str]] = []
-
     # -- inside
 
     def _settle(self) -> None:
         if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = _streaming_class(type(self))
+            self.__class__ = streaming_class(type(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self._mode = self._make_mode()  # before any worker is forked, so that all share it
 
@@ -426,78 +360,6 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
     def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
         array = np.asarray(indices, np.int64)
         return array if self._chosen is None else self._chosen[array]
-
-    def _load(self, indices: Sequence[int]) -> list[Any]:
-        """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
-        records = self._records(list(indices), self._source.read)
-        return [self._kept(i, r) for i, r in zip(indices, records, strict=True)]
-
-    def _kept(self, index: int, record: Any) -> Any:
-        return record if self.holds_encoded or isinstance(record, SampleError) else self._decoded(index, record)
-
-    def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
-        """Decoded values of samples of the whole dataset; a SampleError for each that can't be read and may be left out."""
-        wanted, counts, mode = indices.tolist(), self._counts, self.mode
-        held = mode.get(wanted)
-        missing = [i for i, value in zip(wanted, held, strict=True) if value is MISSING]
-        counts["cache_hits"] += len(wanted) - len(missing)
-        counts["cache_misses"] += len(missing)
-        start = time.perf_counter()
-        got = self._records(missing, lambda some: mode.read(some, self._source.read)) if missing else []
-        counts["bytes_read"] += sum(getattr(r, "nbytes", None) or len(r) for r in got if hasattr(r, "__len__"))
-        records, read = iter(got), time.perf_counter()
-        values = []
-        for index, value in zip(wanted, held, strict=True):
-            if value is MISSING:
-                value = self._kept(index, next(records))
-                if not isinstance(value, SampleError):
-                    mode.keep(index, value)
-            encoded = self.holds_encoded and not isinstance(value, SampleError)
-            values.append(self._decoded(index, value) if encoded else value)
-        counts["read_seconds"] += read - start  # type: ignore[assignment]
-        counts["decode_seconds"] += time.perf_counter() - read  # type: ignore[assignment]
-        return values
-
-    def _records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
-        try:
-            records = read(indices)
-        except Exception:
-            records = [self._record(i) for i in indices]  # one by one: to name the one at fault, and to have the others
-        return records
-
-    def _record(self, index: int) -> Any:
-        try:
-            return self._source.read([index])[0]
-        except Exception as error:
-            return self._failed(index, "can't be read", error)
-
-    def _decoded(self, index: int, record: Any) -> Any:
-        try:
-            return self.decode(record)
-        except Exception as error:
-            return self._failed(index, "can't be decoded", error)
-
-    def _failed(self, index: int, what: str, error: Exception) -> SampleError:
-        cause = str(error) or type(error).__name__
-        where = self._source.location(index)
-        message = cause if where in cause else f"{where}: {cause}"
-        remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
-        failure = SampleError(f"sample {index} {what}: {message}{remedy}")
-        failure.__cause__ = error
-        self._counts["errors"] += 1
-        if self.on_error == "raise":
-            raise failure
-        return failure
-
-    def _replacement(self, index: int, failure: SampleError) -> list[Any]:
-        """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it."""
-        path = self.source_of(index)
-        if callable(self.on_error):
-            cause = failure.__cause__
-            return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
-        self._counts["skipped"] += 1
-        self._skipped.append((index, path, str(failure)))
-        return []
 
     @property
     def _is_random(self) -> bool:
@@ -528,7 +390,7 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
         return _with_index(sample, index) if self.return_index else sample
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _restore, (getattr(type(self), "_plain_class", type(self)), self.__getstate__())
+        return restore, (getattr(type(self), "_plain_class", type(self)), self.__getstate__())
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
@@ -541,7 +403,7 @@ class BaseDataset(Dataset[Any], metaclass=_DatasetMeta):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = _streaming_class(type(self))
+            self.__class__ = streaming_class(type(self))
 
 
 class _Nothing:

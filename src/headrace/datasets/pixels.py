@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from headrace.errors import FormatError
 
@@ -90,7 +90,7 @@ def _decode_pillow(data: Any, color: str) -> Pixels:
                 array = np.asarray(image.convert(color))
     except Image.DecompressionBombError as error:
         raise FormatError(_bomb(str(error))) from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise FormatError("the content is no image that Pillow knows, whatever the file's name says") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow raises for broken files
         if isinstance(error, FormatError):

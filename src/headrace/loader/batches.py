@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headrace.order import EpochOrder, RankBatches, Ticket
+from headrace.order import RankBatches, Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng
 
 
@@ -28,6 +28,10 @@ class Plan(ABC):
     @abstractmethod
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         """The tickets of an epoch from a step on, without ring slots."""
+
+    def samples_before(self, step: int) -> int | None:
+        """Samples of the epoch that all ranks together have received when a step begins; None where it is not known."""
+        return None
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
@@ -56,18 +60,16 @@ class OrderPlan(Plan):
         return indices
 
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
-        for step in range(start, self.steps()):
-            yield Ticket(self.batch(epoch, step), self.seed, epoch, step)
+        for step, indices in enumerate(self._of_epoch(epoch).iter_from(min(start, self.steps())), start):
+            yield Ticket(indices.tolist(), self.seed, epoch, step)
+
+    def samples_before(self, step: int) -> int:
+        return self._batches.samples_before(step)
 
     def parameters(self) -> dict[str, Any]:
-        order: EpochOrder = self._batches.order
-        return {
-            "shuffle": order.shuffle,
-            "seed": order.seed,
-            "global_batch": order.global_batch,
-            "interleave": order.interleave,
-            "turns": order.turns,
-        }
+        said: dict[str, Any] = self._batches.order.parameters()
+        said.pop("n")  # the state has the dataset's length
+        return said
 
 
 class SamplerPlan(Plan):
@@ -100,8 +102,9 @@ class SamplerPlan(Plan):
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
         for part in (source, getattr(source, "sampler", None)):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
         position = 0
         for step, indices in enumerate(self._lists(self._started(source, epoch))):
             if step >= start:

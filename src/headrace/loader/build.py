@@ -18,11 +18,12 @@ from torch.utils.data import IterableDataset, TensorDataset
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import BaseDataset
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
-from headrace.loader.config import DataLoaderConfig
+from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
 from headrace.order import World
+from headrace.order.epoch import DEFAULT_TURNS
 
 Reasons = dict[str, str]
 _SCARCE = 4 << 30  # below this, at most 2 workers
@@ -35,16 +36,15 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     reasons["rank"] = reasons["world_size"] = world.source
     foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
     if foreign_stream and (config.shuffle or config.sampler is not None or config.batch_sampler is not None):
-        raise ConfigError(
-            "shuffle, sampler and batch_sampler have no meaning for an IterableDataset, which has an order of its own"
-        )
+        raise ConfigError("shuffle, sampler and batch_sampler have no meaning for an IterableDataset, which has an order of its own")
     if config.shuffle is None:
         changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
     if config.generator is not None:
         changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
     if config.num_workers is None:
-        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world)
-    workers = changes.get("num_workers", config.num_workers)
+        block = changes.get("shuffle", config.shuffle) == "block"
+        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, (config.turns or DEFAULT_TURNS) if block else None)
+    workers: int = changes["num_workers"] if config.num_workers is None else config.num_workers
     changes.update(_parallel_options(config, workers, reasons))
     changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
     if workers:
@@ -57,7 +57,7 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     return config.with_(**changes), reasons
 
 
-def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) -> tuple[bool | str, str]:
+def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) -> tuple[Shuffle, str]:
     if config.sampler is not None or config.batch_sampler is not None:
         return False, "the sampler is the order"
     if foreign_stream:
@@ -67,14 +67,17 @@ def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) 
     return True, "the default of map-style datasets"
 
 
-def _auto_workers(dataset: Any, world: World) -> tuple[int, str]:
+def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, str]:
     if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.EAGER):
         return 0, "the dataset is in memory already"
     cores, ranks = len(usable_cpus()), world.local_world_size
     number = min(8, max(1, int(0.75 * cores / ranks)))
     reason = f"min(8, max(1, 0.75 x {cores} usable cores / {ranks} local ranks))"
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
-        return 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
+        number, reason = 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
+    if turns is not None and turns % number:
+        number = max(w for w in range(1, number + 1) if turns % w == 0)
+        reason = f"{reason}, lowered to a divisor of turns={turns}, so that each worker has blocks of its own"
     return number, reason
 
 
@@ -135,9 +138,7 @@ def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any
     return collators.get(chosen) if isinstance(chosen, str) else chosen
 
 
-def fit_budget(
-    config: DataLoaderConfig, budget: MemoryBudget, sample_nbytes: int, reasons: Reasons
-) -> tuple[DataLoaderConfig, int]:
+def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, sample_nbytes: int, reasons: Reasons) -> tuple[DataLoaderConfig, int]:
     """Lowers `prefetch_factor`, and then `num_workers`, until the ring fits what is left of the budget; says so.
 
     Returns:
@@ -208,9 +209,7 @@ def explain_config(config: DataLoaderConfig, reasons: Reasons) -> str:
         "rank": config.rank, "world_size": config.world_size,
     }  # fmt: skip
     width = max(map(len, shown))
-    return "\n".join(
-        f"{name:<{width}} = {value!s:<7} {reasons.get(name, 'given, or the default')}" for name, value in shown.items()
-    )
+    return "\n".join(f"{name:<{width}} = {value!s:<7} {reasons.get(name, 'given, or the default')}" for name, value in shown.items())
 
 
 def is_path(dataset: Any) -> bool:

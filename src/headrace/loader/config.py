@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from headrace.errors import ConfigError
 from headrace.memory.budget import parse_size
+
+Shuffle = bool | Literal["block"]
 
 _OLD_WORDS = {  # words of other loaders and older guides -> what to say instead
     "is_train": "DataLoaderConfig.train() or .eval()",
@@ -61,7 +63,7 @@ class DataLoaderConfig:
     """
 
     batch_size: int | None = 32
-    shuffle: bool | str | None = None
+    shuffle: Shuffle | None = None
     num_workers: int | None = None
     pin_memory: bool | None = None
     prefetch_factor: int | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from headrace.memory.tree import map_tensors
 
 
 def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
@@ -15,25 +15,10 @@ def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
     Dicts, lists, tuples, named tuples and dataclasses are gone through and keep their types. A copy runs asynchronously only
     where it is safe to use its source again: from pinned memory to a CUDA device.
     """
-    return _move(batch, torch.device(device))
+    target = torch.device(device)
 
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        is_safe = target.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()
+        return tensor.to(target, non_blocking=is_safe)
 
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=device.type == "cuda" and value.device.type == "cpu" and value.is_pinned())
-    if isinstance(value, Mapping):
-        moved = {k: _move(v, device) for k, v in value.items()}
-        if type(value) is dict:
-            return moved
-        try:
-            return type(value)(moved)  # type: ignore[call-arg]
-        except TypeError:  # a mapping with a constructor of its own
-            return moved
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(v, device) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_move(v, device) for v in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _move(getattr(value, f.name), device) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **fields)
-    return value
+    return map_tensors(batch, move)

@@ -6,6 +6,7 @@ ticket's ring slot. Both carry what was counted along, and an error, if there wa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -14,8 +15,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, parent_process
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from headrace.datasets import base
@@ -144,7 +147,9 @@ class Collate:
         slot, report, error = samples.ticket.slot, samples.report, samples.error
         assert slot is not None
         if get_worker_info() is None:
-            with Arena(self.ring, slot, leased=True):
+            with contextlib.nullcontext() if self.ring.is_crowded else Arena(self.ring, slot, leased=True) as arena:
+                if arena is None:
+                    self.ring.give(slot)
                 if error is not None:
                     raise error
                 batch = None if report.get("exhausted") else self._batch(samples)
@@ -181,6 +186,20 @@ class RemoteTraceback(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(f'\n"""\n{text}"""')
+
+
+def _generator_from(device: str, state: bytes) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
+def _reduce_generator(generator: torch.Generator) -> tuple[Any, ...]:
+    """By value: torch passes the descriptor of a temporary tensor to a spawned process, which is closed before it gets there."""
+    return _generator_from, (str(generator.device), generator.get_state().numpy().tobytes())
+
+
+ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:

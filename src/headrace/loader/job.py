@@ -65,16 +65,17 @@ class Job:
                 "worker_init_fn": WorkerInit(config.worker_init_fn),
                 "timeout": config.timeout,
             }
+        into_slots: Any = Collate(self.ring, collate)
         self._loader: DataLoader[Any] = DataLoader(
             fetch,
             batch_sampler=self.dispatch,
-            collate_fn=Collate(self.ring, collate),
+            collate_fn=into_slots,
             num_workers=workers,
             pin_memory=bool(config.pin_memory),
             generator=torch.Generator().manual_seed(0),  # torch draws a base seed from it, and not from the user's generator
             **parallel,
         )
-        self.is_lasting = bool(workers and config.persistent_workers)
+        self.is_lasting = not workers or bool(config.persistent_workers)
 
     def start(self, epoch: int, step: int) -> Iterator[Delivered]:
         """The deliveries of an epoch from a step on. What a lasting job had still on its way is dropped."""

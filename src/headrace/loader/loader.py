@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets import open_dataset
@@ -27,11 +26,11 @@ from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan
 from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
-from headrace.loader.config import FIELDS, DataLoaderConfig, check_names
+from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names
 from headrace.loader.device import move_to_device
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job, death_of, failure_of
-from headrace.loader.state import check_state, make_state
+from headrace.loader.state import check_samples, check_state, make_state
 from headrace.memory.budget import MemoryBudget, Reservation
 from headrace.memory.ring import Delivered
 from headrace.monitor.stats import LoadingStats
@@ -115,16 +114,15 @@ class Loader(DataLoader[Any]):
         if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
             return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last)
         rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
-        shuffle, interleave = adopted.get("shuffle", config.shuffle), adopted.get("interleave", config.interleave)
+        shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
+        interleave = adopted.get("interleave", config.interleave)
         turns, global_batch = adopted.get("turns", config.turns), batch_size * world_size
         if isinstance(dataset, BaseDataset):
             order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns)
         else:
             n = length_of(dataset)
             if n is None:
-                raise ConfigError(
-                    f"{type(dataset).__name__} has no length: give it __len__, make it an IterableDataset, or pass a sampler"
-                )
+                raise ConfigError(f"{type(dataset).__name__} has no length: give it __len__, make it an IterableDataset, or pass a sampler")
             order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
         return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad))
 
@@ -247,6 +245,7 @@ class Loader(DataLoader[Any]):
             self._plan.parameters(),
             epoch,
             position,
+            self._plan.samples_before(position),
             self._stats.skipped_count,
             list(self._stats.skipped),
         )
@@ -262,18 +261,23 @@ class Loader(DataLoader[Any]):
         Raises:
             StateError: it does not fit; the message holds both values.
         """
-        differing = check_state(
-            state, self.fingerprint, length_of(self.dataset), self._plan.parameters(), self.config.world_size or 1, strict
-        )
+        differing = self._check_state(state, self._plan, strict)
+        plan = self._make_plan(self.dataset, differing) if differing else self._plan
         if differing:
-            self._plan = self._make_plan(self.dataset, differing)
-            self._job = None
+            self._check_state(state, plan, strict=False)
+        check_samples(state, plan.samples_before(int(state["batches"])))
+        if differing:
+            self._plan, self._job = plan, None
         epoch, position = int(state["epoch"]), int(state["batches"])
         steps = self._plan.steps()
         self._resume, self._at = (epoch, position), (epoch, position)
         self._is_named = False
         self._next_epoch = epoch + 1 if steps is not None and position >= steps else epoch
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
+
+    def _check_state(self, state: dict[str, Any], plan: Plan, strict: bool) -> dict[str, Any]:
+        world_size = self.config.world_size or 1
+        return check_state(state, self.fingerprint, length_of(self.dataset), plan.parameters(), world_size, strict)
 
     # -- what it says
 
@@ -319,9 +323,7 @@ class Loader(DataLoader[Any]):
         """In words: the value of each option and why it is what it is, and the dataset's own explanation."""
         lines = [explain_config(self.config, self._reasons)]
         if self._plan.padding:
-            lines.append(
-                f"padding: {self._plan.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
-            )
+            lines.append(f"padding: {self._plan.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)")
         if isinstance(self.dataset, BaseDataset):
             lines.append(self.dataset.explain())
         return "\n".join(lines)

@@ -20,6 +20,7 @@ def make_state(
     parameters: dict[str, Any],
     epoch: int,
     batches: int,
+    samples: int | None,
     skipped: int,
     skipped_samples: list[dict[str, Any]],
 ) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def make_state(
         **parameters,
         "epoch": epoch,
         "batches": batches,
+        "samples": samples,
     }
     if skipped:
         state["skipped"], state["skipped_samples"] = skipped, skipped_samples
@@ -59,17 +61,37 @@ def check_state(
         warnings.warn(f"{said}; strict=False: going on all the same", HeadraceWarning, stacklevel=3)
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
-        fits = isinstance(saved, int) and saved % world_size == 0
-        remedy = f"take batch_size={saved // world_size}" if fits else f"take a world size that divides {saved}"
+        if isinstance(saved, int) and saved % world_size == 0:
+            remedy = f"take batch_size={saved // world_size}"
+        else:
+            remedy = f"take a world size that divides {saved}"
         raise StateError(
             f"load_state_dict: the state was saved with a global batch of {saved}, this loader has {parameters['global_batch']} "
             f"(batch_size x world_size): {remedy}"
         )
+    if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get("blocks"):
+        raise StateError(
+            "load_state_dict: the samples lie in other blocks than when the state was saved (another layout of the same data?), "
+            "and shuffle='block' depends on them: take the layout that it was, or begin the epoch anew"
+        )
     differing = {k: state.get(k) for k in parameters if k in _ADOPTABLE and state.get(k) != parameters[k]}
-    if differing and (strict or "shuffle" in differing and not isinstance(differing["shuffle"], (bool, str))):
+    if differing and (strict or not {"sampler", "iterable"}.isdisjoint((differing.get("shuffle"), parameters["shuffle"]))):
         said = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
         raise StateError(
             f"load_state_dict: the state is of another order: {said}. Build the loader as it was, or pass strict=False to take over "
             "the saved order"
         )
     return differing
+
+
+def check_samples(state: dict[str, Any], samples: int | None) -> None:
+    """Compares the samples that lie before the position, where the last batches of an epoch depend on the number of ranks.
+
+    Raises:
+        StateError: this loader would lose or repeat samples.
+    """
+    if state.get("samples") != samples:
+        raise StateError(
+            f"load_state_dict: {state.get('samples')} samples of the epoch were received when the state was saved, this loader would go "
+            f"on after {samples}: with pad=False the last batches of an epoch depend on the number of ranks; resume with the saved one"
+        )

@@ -65,7 +65,7 @@ class AnonymousMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         if not is_spawning():
             raise TypeError("shared memory can be pickled only while multiprocessing starts a worker process")
-        return _attach, (reduction.DupFd(self.fd), self.nbytes)  # type: ignore[attr-defined]
+        return _attach, (reduction.DupFd(self.fd), self.nbytes)
 
 
 def _close(fd: int) -> None:

@@ -150,9 +150,7 @@ class MemoryBudget:
         ConfigError: an argument makes no sense; the message names it.
     """
 
-    def __init__(
-        self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None
-    ) -> None:
+    def __init__(self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None) -> None:
         if limits is not None and not limits:
             raise ConfigError("limits must hold at least one Limit, or be None for those of this machine")
         usage, ranks = _check_usage(max_memory_usage), _check_int("local_world_size", local_world_size, least=1)

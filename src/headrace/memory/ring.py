@@ -13,7 +13,7 @@ NOTE [ ring life cycle ]
 3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
    the lease does, and the slot is free again. A user who keeps batches keeps their slots.
 4. No slot is free: the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number give
-   their pages back to the system as soon as they are free.
+   their pages back to the system when they are free. Where a user keeps very many batches, further ones are copied out of theirs.
 5. A batch that failed comes back as a `Delivery` too, and frees its slot. If a worker dies, its ring is dropped with the job.
 
 With `num_workers=0` the same arena serves in the main process, and nothing is pickled.
@@ -30,18 +30,19 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from headrace.errors import BudgetError, WorkerError
 from headrace.memory.anonymous import AnonymousMemory
+from headrace.memory.tree import map_tensors
 
 STRIDE = 1 << 33
 """Virtual bytes of a slot; only what a batch fills is ever touched."""
 _ALIGN = 64
 _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
+_KEPT = 64  # slots above the planned number, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
 
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()
@@ -97,6 +98,14 @@ class Ring:
     def give(self, slot: int) -> None:
         """The slot is free (an append to a deque: atomic, no lock)."""
         self._free.append(slot)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Does the user keep so many batches that further ones had better lie in memory of their own?
+
+        Each mapped slot takes a file descriptor and a mapping of the process, and the system limits both.
+        """
+        return self.in_use > self.planned + _KEPT
 
     @property
     def in_use(self) -> int:
@@ -241,7 +250,7 @@ class _Packer(pickle.Pickler):
         if raw.nbytes < _INLINE:
             return True
         offset, target = self._arena._room(raw.nbytes)
-        memoryview(target.numpy())[:] = raw.cast("B")
+        target.numpy().data[:] = raw.cast("B")
         self.buffers.append((offset, raw.nbytes))
         return False
 
@@ -253,18 +262,22 @@ def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strid
 
 class _Unpacker(pickle.Unpickler):
     def __init__(self, delivery: Delivery, ring: Ring, lease: _Lease) -> None:
-        at = delivery.slot
-        areas = [ring.view(at, offset, offset + nbytes, lease) for offset, nbytes in delivery.buffers]
-        super().__init__(io.BytesIO(delivery.rest), buffers=[memoryview(area.numpy()) for area in areas])
+        is_crowded = ring.is_crowded
+
+        def area(offset: int, nbytes: int) -> torch.Tensor:
+            raw = ring.view(delivery.slot, offset, offset + nbytes, lease)
+            return raw.clone() if is_crowded else raw
+
+        areas = [area(offset, nbytes) for offset, nbytes in delivery.buffers]
+        super().__init__(io.BytesIO(delivery.rest), buffers=[raw.numpy().data for raw in areas])
         self._tensors = [
-            _shaped(ring.view(at, offset, offset + nbytes, lease), dtype, shape, strides)
-            if nbytes
-            else torch.empty(shape, dtype=dtype)
+            _shaped(area(offset, nbytes), dtype, shape, strides) if nbytes else torch.empty(shape, dtype=dtype)
             for offset, nbytes, dtype, shape, strides in delivery.layout
         ]
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        return self._tensors[pid]
+        tensor: torch.Tensor = self._tensors[pid]
+        return tensor
 
 
 class Delivery:
@@ -306,6 +319,4 @@ class Delivered:
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """The same with a pinned copy of the batch (torch calls this in its pin thread); the slot is free at once."""
-        from torch.utils.data._utils.pin_memory import pin_memory  # what torch itself does to a batch
-
-        return Delivered(pin_memory(self.batch, device), self.report, self.nbytes)
+        return Delivered(map_tensors(self.batch, torch.Tensor.pin_memory), self.report, self.nbytes)

@@ -36,9 +36,7 @@ class Eager(Mode):
         progress: show a progress bar; None: only on a terminal.
     """
 
-    def __init__(
-        self, length: int, load: Load, budget: MemoryBudget, nbytes: int | None = None, progress: bool | None = None
-    ) -> None:
+    def __init__(self, length: int, load: Load, budget: MemoryBudget, nbytes: int | None = None, progress: bool | None = None) -> None:
         self._length = length
         self._errors: dict[int, SampleError] = {}
         self._store: SampleStore | None = None

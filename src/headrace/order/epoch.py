@@ -144,9 +144,7 @@ class EpochOrder:
             f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns})"
         )
 
-    def _answer(
-        self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike
-    ) -> int | IntArray:
+    def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
         """Applies a function of valid positions, a part at a time, and gives the result in the form of the question."""
         flat, shape = _flatten(positions, self.n)
         out = np.empty(flat.size, np.int64)

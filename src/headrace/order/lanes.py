@@ -28,6 +28,16 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, per
 IntArray: TypeAlias = NDArray[np.int64]
 
 
+def lanes_for(blocks: int, interleave: int = 64, turns: int = 12) -> tuple[int, int]:
+    """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than blocks.
+
+    With more, a lane would be a part of a block, and a batch would draw from few blocks. Few blocks go to `interleave` first, which
+    mixes; `turns`, which spares workers from reading a block twice, stays a divisor of its default.
+    """
+    interleave = max(1, min(interleave, blocks))
+    return interleave, max(t for t in range(1, turns + 1) if turns % t == 0 and t <= max(1, blocks // interleave))
+
+
 class Lanes:
     """The arithmetic from positions of an epoch to places in its sequence of blocks: a bijection on [0, n).
 

@@ -2,8 +2,10 @@
 
 A keyed bijection on [0, n): a Feistel network over the bits of the position, with cycle walking for an n that is no
 power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The round function is the
-finaliser of MurmurHash3 (A. Appleby), keyed by exclusive or. It shuffles well and fast; it is no cipher. Memory is that
-of the positions asked for, whatever n is.
+finaliser of MurmurHash3 (A. Appleby), keyed by exclusive or. Memory is that of the positions asked for, whatever n is.
+
+It shuffles well and fast, and is no cipher. A network of four bits and more makes even permutations only, so that for
+instance of 5 samples the odd orders are 8 % likelier than average and the even ones 8 % less likely.
 """
 
 from __future__ import annotations
@@ -108,9 +110,7 @@ def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint
     limits, limits_shape = _check_positions(sizes)
     _check_keys(keys)
     if len(shape) != 1 or limits_shape != shape or keys.shape[1:] != shape:
-        raise ConfigError(
-            f"positions, sizes and key columns must be as many, got shapes {shape}, {limits_shape} and {keys.shape}"
-        )
+        raise ConfigError(f"positions, sizes and key columns must be as many, got shapes {shape}, {limits_shape} and {keys.shape}")
     if flat.size and ((flat < 0) | (flat >= limits)).any():
         wrong = int(np.flatnonzero((flat < 0) | (flat >= limits))[0])
         raise ConfigError(f"position {flat[wrong]} at element {wrong} is outside [0, {limits[wrong]})")
@@ -169,9 +169,7 @@ def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: 
     return out
 
 
-def _walk(
-    values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]
-) -> NDArray[np.uint64]:
+def _walk(values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """Applies the network until every value is below its size.
 
     It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain

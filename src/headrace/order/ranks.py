@@ -105,9 +105,7 @@ class RankBatches:
             self.total_size = -(-n // world) * world
         elif 0 < tail < world and not self.drop_last:
             if n < world:
-                raise ConfigError(
-                    f"pad=False needs a sample for every rank, but there are {n} for world_size={world}: use pad=True"
-                )
+                raise ConfigError(f"pad=False needs a sample for every rank, but there are {n} for world_size={world}: use pad=True")
             if self.batch_size == 1:
                 self.steps -= 1
             else:

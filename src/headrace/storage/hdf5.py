@@ -7,12 +7,13 @@ that path for everything, and gives the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, MissingNameError
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.scan import PackedNames, redact
 from headrace.storage.source import Source
@@ -31,6 +32,7 @@ BLOCK_BYTES = 2 << 20
 
 PACKED_VERSION = 1
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a packed file: the JSON text of a PackedInfo
+PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
 
 
@@ -45,6 +47,7 @@ class PackedInfo:
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
         image: for images: their `image_size` and `color` when decoded.
+        checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         version: of this layout.
     """
 
@@ -54,6 +57,7 @@ class PackedInfo:
     fingerprint: str
     classes: list[str] | None = None
     image: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
     version: int = PACKED_VERSION
 
 
@@ -82,25 +86,46 @@ def open_hdf5(path: str) -> h5py.File:
         raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {error}") from error
 
 
+@contextlib.contextmanager
+def reading_hdf5(path: str) -> Iterator[h5py.File]:
+    """The file, open for reading: whatever h5py raises becomes an error that names the file.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: as `open_hdf5`; also a FormatError for what is damaged inside.
+    """
+    with open_hdf5(path) as file:
+        try:
+            yield file
+        except HeadraceError:
+            raise
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # whatever h5py makes of it
+            raise FormatError(f"{redact(path)} is damaged, or holds what h5py can't read: {error}") from error
+
+
 def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
     """What a packed file says about itself; None for any other HDF5 file.
 
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
     """
-    with open_hdf5(os.fspath(path)) as file:
-        text = file.attrs.get(PACKED_ATTRIBUTE)
+    with reading_hdf5(os.fspath(path)) as file:
+        text, checksum = file.attrs.get(PACKED_ATTRIBUTE), file.attrs.get(PACKED_CHECKSUM)
     if text is None:
         return None
     try:
-        said = json.loads(text)
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        if checksum is not None and zlib.crc32(data) != int(checksum):
+            raise ValueError("wrong checksum")
+        said = json.loads(data)
         if said["version"] > PACKED_VERSION:
             raise FormatError(
                 f"{redact(path)} was packed by a later headrace (layout {said['version']}, this one reads up to "
                 f"{PACKED_VERSION}): upgrade headrace, or pack again"
             )
         return PackedInfo(**said)
-    except (TypeError, KeyError, json.JSONDecodeError) as error:
+    except FormatError:
+        raise
+    except (TypeError, KeyError, ValueError) as error:
         raise FormatError(f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}") from error
 
 
@@ -123,8 +148,11 @@ class HDF5Source(Source):
     def __init__(self, path: str | os.PathLike[Any], name: str = DATA, *, direct: bool = True) -> None:
         self.path, self.name = os.path.abspath(os.path.expanduser(os.fspath(path))), name
         self.info = packed_info(self.path)
-        packed = self.info if self.info is not None and name == DATA else None
-        with open_hdf5(self.path) as file:
+        packed = self.info if name == DATA else None
+        self._offsets: npt.NDArray[np.int64] | None = None
+        self._crc: npt.NDArray[np.uint32] | None = None
+        self.names: PackedNames | None = None
+        with reading_hdf5(self.path) as file:
             dataset = dataset_named(file, name, self.path)
             self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
             if not self.shape:
@@ -132,16 +160,42 @@ class HDF5Source(Source):
             if self.dtype.hasobject or self.dtype.kind not in "biufc":
                 raise FormatError(f"{redact(self.path)}: {name!r} holds {self.dtype}; only numbers are read by now")
             self._chunks = dataset.chunks
-            offset = dataset.id.get_offset() if dataset.chunks is None and not dataset.external else None
-            self._offsets = np.asarray(file[OFFSETS], np.int64) if packed and packed.store == "encoded" else None
-            self._crc = np.asarray(file[CRC], np.uint32) if packed and CRC in file else None
-            self.names = PackedNames.from_arrays(file[NAMES][:], file[NAME_OFFSETS][:]) if packed and NAMES in file else None
-            size = os.path.getsize(self.path)
-        self._direct_at = offset if direct and dataset_is_plain(offset, self.dtype) else None
+            self._direct_at = plain_offset(dataset) if direct else None
+            if packed is not None:
+                self._read_index(file, packed)
+        size = os.path.getsize(self.path)
         if self._direct_at is not None and size < self._direct_at + self._row_bytes * self.shape[0]:
             raise FormatError(f"{redact(self.path)} is cut short: {size:,} bytes are not enough for {name!r}")
         self._fd = WorkerHandle(functools.partial(os.open, self.path, os.O_RDONLY), os.close)
         self._file = WorkerHandle(functools.partial(open_hdf5, self.path))
+
+    def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
+        """Offsets, checksums and names of a packed file, which must fit each other."""
+        if packed.store == "encoded":
+            self._offsets = self._column(file, OFFSETS).astype(np.int64, copy=False)
+        self._crc = self._column(file, CRC) if CRC in file else None
+        ends: list[tuple[str, npt.NDArray[Any], int]] = []
+        if self._offsets is not None:
+            ends.append((OFFSETS, self._offsets, self.shape[0]))
+        if NAMES in file:
+            self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS))
+            ends.append((NAME_OFFSETS, self.names.arrays[1], len(self.names.arrays[0])))
+        wrong = [name for name, offsets, end in ends if not are_offsets(offsets, packed.count, end)]
+        if len(self) != packed.count:
+            wrong.append(DATA)
+        if self._crc is not None and self._crc.shape != (packed.count,):
+            wrong.append(CRC)
+        if wrong:
+            raise FormatError(
+                f"{redact(self.path)} is damaged: {', '.join(wrong)} don't fit the {packed.count:,} samples it should hold: pack it again"
+            )
+
+    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
+        column = np.asarray(dataset_named(file, name, self.path))
+        expected = self.info.checksums.get(name) if self.info is not None else None
+        if expected is not None and crc_of(column) != expected:
+            raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
+        return column
 
     @property
     def _row_bytes(self) -> int:
@@ -151,6 +205,16 @@ class HDF5Source(Source):
     def is_direct(self) -> bool:
         """Are samples read with `pread`?"""
         return self._direct_at is not None
+
+    @property
+    def has_checksums(self) -> bool:
+        """Is each sample checked when it is read?"""
+        return self._crc is not None
+
+    def close(self) -> None:
+        """Close what this process has open; the next `read` opens again."""
+        self._fd.close()
+        self._file.close()
 
     def __len__(self) -> int:
         return int(self.shape[0]) if self._offsets is None else len(self._offsets) - 1
@@ -168,14 +232,14 @@ class HDF5Source(Source):
         start, stop = self._span(index)
         shape = (stop - start, *self.shape[1:]) if self._offsets is not None else self.shape[1:]
         if self._direct_at is None:
-            rows = self._file.get()[self.name][start:stop]
-            return np.ascontiguousarray(rows).reshape(shape)
+            return np.ascontiguousarray(self._file.get()[self.name][start:stop]).reshape(shape)
         nbytes = (stop - start) * self._row_bytes
         buffer = np.empty(nbytes, np.uint8)
-        got = os.preadv(self._fd.get(), [buffer], self._direct_at + start * self._row_bytes) if nbytes else 0
+        got = read_into(self._fd.get(), buffer.data, self._direct_at + start * self._row_bytes)
         if got != nbytes:
             raise FormatError(f"{self.location(index)}: only {got} of {nbytes} bytes are there: the file is cut short")
-        return buffer.view(self.dtype).reshape(shape)
+        rows: npt.NDArray[Any] = buffer.view(self.dtype).reshape(shape)
+        return rows
 
     def _checked(self, index: int, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._crc is not None and crc_of(array) != int(self._crc[index]):
@@ -213,18 +277,42 @@ class HDF5Source(Source):
         Raises:
             MissingNameError, FormatError: no such dataset; another number of rows.
         """
-        with open_hdf5(self.path) as file:
-            column = np.asarray(dataset_named(file, name, self.path))
+        with reading_hdf5(self.path) as file:
+            column = self._column(file, name)
         if column.ndim == 0 or len(column) != len(self):
-            raise FormatError(
-                f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples"
-            )
+            raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
         return column
 
 
-def dataset_is_plain(offset: int | None, dtype: np.dtype[Any]) -> bool:
-    """May rows be read with `pread`: allocated in one piece, in a byte order that NumPy takes as it is?"""
-    return offset is not None and dtype.isnative and hasattr(os, "preadv")
+def plain_offset(dataset: h5py.Dataset) -> int | None:
+    """Where in the file the rows begin, if they may be read with `pread`; else None.
+
+    They may where they lie in one piece, in a byte order that NumPy takes as it is, and in the very type that h5py would give
+    (not so for integers of 12 bits in two bytes, say).
+    """
+    if dataset.chunks is not None or dataset.is_virtual or dataset.external or not hasattr(os, "preadv"):
+        return None
+    same = dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True))
+    offset: int | None = dataset.id.get_offset() if same and dataset.dtype.isnative else None
+    return offset
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer (of bytes) from a file; the number of bytes is smaller than the buffer only where the file ends."""
+    got = 0
+    while got < len(buffer):  # one call gives 2 GiB at most
+        more = os.preadv(fd, [buffer[got:]], offset + got)
+        if more == 0:
+            break
+        got += more
+    return got
+
+
+def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:
+    """Do `count + 1` offsets lead from 0 to `end`, never backwards?"""
+    if offsets.shape != (count + 1,) or offsets[0] != 0 or offsets[-1] != end:
+        return False
+    return bool(np.all(offsets[1:] >= offsets[:-1]))
 
 
 def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
@@ -243,4 +331,4 @@ def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
 
 def crc_of(data: Any) -> int:
     """The CRC-32 (zlib's) of a sample's bytes."""
-    return zlib.crc32(memoryview(np.ascontiguousarray(data)).cast("B")) if np.asarray(data).size else 0
+    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data) if np.asarray(data).size else 0

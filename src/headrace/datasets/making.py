@@ -1,0 +1,66 @@
+"""How does a dataset come to be, and how does it travel?
+
+It notes the arguments of its constructor, is settled once the outermost ``__init__`` is through, becomes an `IterableDataset`
+exactly when its mode is streaming, and is pickled as its plain class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from abc import ABCMeta
+from enum import Enum
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from headrace.storage.scan import redact
+
+
+class DatasetMeta(ABCMeta):
+    """Notes the arguments of a dataset, and settles it once the outermost ``__init__`` is through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        dataset = super().__call__(*args, **kwargs)
+        dataset._arguments = _passed_arguments(cls, args, kwargs)
+        dataset._settle()
+        return dataset
+
+
+def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    passed = inspect.signature(cls).bind(*args, **kwargs).arguments
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            passed.update(passed.pop(parameter.name, {}))
+    return dict(passed)
+
+
+@functools.cache
+def streaming_class(cls: type) -> type:
+    """The same class, and an IterableDataset: torch decides by `isinstance` how it treats a dataset."""
+    if issubclass(cls, IterableDataset):
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_plain_class": cls}
+    made: type = type(cls)(cls.__name__, (cls, IterableDataset), names)  # type: ignore[misc]
+    return made
+
+
+def restore(cls: Any, state: dict[str, Any]) -> Any:
+    dataset = object.__new__(cls)
+    dataset.__setstate__(state)
+    return dataset
+
+
+def describe_call(name: str, arguments: dict[str, Any]) -> str:
+    """The constructor's call as text: valid as far as its arguments have one, and without credentials."""
+    shown = []
+    for argument, value in arguments.items():
+        if argument == "storage_options":
+            shown.append("storage_options={...}")
+        elif argument in ("data_path", "path"):
+            single = isinstance(value, (str, bytes, os.PathLike))
+            shown.append(repr(redact(value)) if single else repr([redact(p) for p in value]))
+        else:
+            shown.append(f"{argument}={(value.value if isinstance(value, Enum) else value)!r}")
+    return f"{name}({', '.join(shown)})"

@@ -1,0 +1,128 @@
+"""How do the indices of a batch become decoded values?
+
+What the mode holds, what the source must read, and what becomes of a sample that can't be read (law 6).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import SampleError
+from headrace.memory.store import MISSING
+from headrace.modes.mode import Mode
+from headrace.storage.source import Source
+
+OnError = str | Callable[[int, str, Exception], Any]
+
+
+class SampleReading:
+    """The part of a dataset that reads. Indices are those of the whole dataset, not of a view."""
+
+    on_error: OnError
+    _source: Source
+    _counts: Counter[str]
+    _skipped: list[tuple[int, str, str]]
+
+    def decode(self, record: Any) -> Any:
+        """A record as the value that is held: deterministic, of its final size. Default: the record itself."""
+        return record
+
+    @property
+    def holds_encoded(self) -> bool:
+        """Do eager and cached hold records, and decode at each access?"""
+        raise NotImplementedError
+
+    @property
+    def mode(self) -> Mode:
+        """The loading mode at work."""
+        raise NotImplementedError
+
+    def take_report(self) -> dict[str, Any]:
+        """What was counted in this process since the last call."""
+        report: dict[str, Any] = dict(self._counts)
+        skipped = self._skipped
+        self._reset_report()
+        if skipped:
+            report["skipped_samples"] = skipped
+        return report
+
+    def _reset_report(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._skipped: list[tuple[int, str, str]] = []
+
+    def _load(self, indices: Sequence[int]) -> list[Any]:
+        """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
+        records = self._records(list(indices), self._source.read)
+        return [self._kept(i, r) for i, r in zip(indices, records, strict=True)]
+
+    def _kept(self, index: int, record: Any) -> Any:
+        return record if self.holds_encoded or isinstance(record, SampleError) else self._decoded(index, record)
+
+    def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
+        """Decoded values of samples of the whole dataset; a SampleError for each that can't be read and may be left out."""
+        wanted, counts, mode = indices.tolist(), self._counts, self.mode
+        held = mode.get(wanted)
+        missing = [i for i, value in zip(wanted, held, strict=True) if value is MISSING]
+        counts["cache_hits"] += len(wanted) - len(missing)
+        counts["cache_misses"] += len(missing)
+        start = time.perf_counter()
+        got = self._records(missing, lambda some: mode.read(some, self._source.read)) if missing else []
+        counts["bytes_read"] += sum(getattr(r, "nbytes", None) or len(r) for r in got if hasattr(r, "__len__"))
+        records, read = iter(got), time.perf_counter()
+        values = []
+        for index, value in zip(wanted, held, strict=True):
+            if value is MISSING:
+                value = self._kept(index, next(records))
+                if not isinstance(value, SampleError):
+                    mode.keep(index, value)
+            encoded = self.holds_encoded and not isinstance(value, SampleError)
+            values.append(self._decoded(index, value) if encoded else value)
+        counts["read_seconds"] += read - start  # type: ignore[assignment]
+        counts["decode_seconds"] += time.perf_counter() - read  # type: ignore[assignment]
+        return values
+
+    def _records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
+        try:
+            records = read(indices)
+        except Exception:
+            records = [self._record(i) for i in indices]  # one by one: to name the one at fault, and to have the others
+        return records
+
+    def _record(self, index: int) -> Any:
+        try:
+            return self._source.read([index])[0]
+        except Exception as error:
+            return self._failed(index, "can't be read", error)
+
+    def _decoded(self, index: int, record: Any) -> Any:
+        try:
+            return self.decode(record)
+        except Exception as error:
+            return self._failed(index, "can't be decoded", error)
+
+    def _failed(self, index: int, what: str, error: Exception) -> SampleError:
+        cause = str(error) or type(error).__name__
+        where = self._source.location(index)
+        message = cause if where in cause else f"{where}: {cause}"
+        remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
+        failure = SampleError(f"sample {index} {what}: {message}{remedy}")
+        failure.__cause__ = error
+        self._counts["errors"] += 1
+        if self.on_error == "raise":
+            raise failure
+        return failure
+
+    def _replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
+        """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it."""
+        if callable(self.on_error):
+            cause = failure.__cause__
+            return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
+        self._counts["skipped"] += 1
+        self._skipped.append((index, path, str(failure)))
+        return []

@@ -1,0 +1,37 @@
+"""How is every tensor of a batch reached, whatever its structure?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with `function` applied to all its tensors; what is no tensor stays as it is.
+
+    Dicts, lists, tuples, named tuples and dataclasses are gone through and keep their types.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        fields = {k: map_tensors(v, function) for k, v in value.items()}
+        return fields if type(value) is dict else like_mapping(value, fields)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(v, function) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(v, function) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value) if f.init]
+        return dataclasses.replace(value, **{n: map_tensors(getattr(value, n), function) for n in names})
+    return value
+
+
+def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
+    """The fields as a mapping of the example's type; as a dict where that has a constructor of its own."""
+    try:
+        return type(example)(fields)  # type: ignore[call-arg]
+    except TypeError:
+        return fields

@@ -1,0 +1,147 @@
+"""Is the right launcher believed?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch.distributed as dist
+
+from headrace.errors import ConfigError
+from headrace.order import World, detect_world
+
+PREFIXES = ("SLURM_", "OMPI_", "PMI_", "MPI_")
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_NTASKS": "6",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name in TORCHRUN or name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+
+def set_variables(monkeypatch: pytest.MonkeyPatch, *groups: dict[str, str]) -> None:
+    for group in groups:
+        for name, value in group.items():
+            monkeypatch.setenv(name, value)
+
+
+def numbers(world: World) -> tuple[int, int, int, int]:
+    return world.rank, world.world_size, world.local_rank, world.local_world_size
+
+
+def test_without_a_launcher_a_process_is_alone() -> None:
+    world = detect_world()
+    assert numbers(world) == (0, 1, 0, 1)
+    assert "single process" in world.source
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected", "source"),
+    [
+        ([TORCHRUN], (3, 8, 1, 2), "torchrun"),
+        ([SLURM], (5, 6, 1, 2), "SLURM"),
+        ([OPENMPI], (2, 4, 0, 2), "OpenMPI"),
+        ([MPICH], (1, 3, 1, 3), "MPICH"),
+        ([SLURM, TORCHRUN], (3, 8, 1, 2), "torchrun"),
+        ([OPENMPI, TORCHRUN], (3, 8, 1, 2), "torchrun"),
+        ([SLURM, OPENMPI], (2, 4, 0, 2), "OpenMPI"),  # mpirun starts its daemons by srun
+        ([SLURM, MPICH], (1, 3, 1, 3), "MPICH"),
+    ],
+)
+def test_the_innermost_launcher_counts(
+    monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, str]], expected: tuple[int, ...], source: str
+) -> None:
+    set_variables(monkeypatch, *groups)
+    world = detect_world()
+    assert numbers(world) == expected
+    assert source in world.source
+
+
+def test_a_batch_script_without_srun_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_variables(monkeypatch, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "4"})
+    assert numbers(detect_world()) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,4"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "5"}, 5),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NTASKS_PER_NODE": "5"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,4"}, 2),  # this machine runs a task with local rank 1
+        ({}, 2),
+    ],
+)
+def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int) -> None:
+    step = {name: SLURM[name] for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")}
+    set_variables(monkeypatch, step, variables)
+    assert detect_world().local_world_size == expected
+
+
+def test_arguments_count_most_and_the_launcher_still_says_who_shares_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert detect_world(1, 2) == World(1, 2, 0, 1, "arguments")
+    set_variables(monkeypatch, TORCHRUN)
+    assert detect_world(0, 1) == World(0, 1, 1, 2, "arguments")
+
+
+def test_an_initialised_process_group_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_variables(monkeypatch, TORCHRUN)
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert detect_world() == World(0, 1, 1, 2, "torch.distributed")
+        assert detect_world(1, 2).source == "arguments"
+    finally:
+        dist.destroy_process_group()
+    assert detect_world().rank == 3
+
+
+@pytest.mark.parametrize("arguments", [(0, None), (None, 2)])
+def test_half_a_pair_of_arguments_is_refused(arguments: tuple[int | None, int | None]) -> None:
+    with pytest.raises(ConfigError, match=r"rank and world_size belong together"):
+        detect_world(*arguments)
+
+
+@pytest.mark.parametrize("group", [TORCHRUN, OPENMPI, MPICH])
+def test_half_a_pair_of_variables_is_refused(monkeypatch: pytest.MonkeyPatch, group: dict[str, str]) -> None:
+    rank, size = list(group)[:2]
+    for name in (rank, size):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            with pytest.raises(ConfigError, match=f"{rank} and {size} belong together: {name} is given"):
+                detect_world()
+            assert detect_world(0, 1).source == "arguments"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"rank={rank} with world_size={world_size}"):
+        detect_world(rank, world_size)
+
+
+@pytest.mark.parametrize("value", ["one", "", "-1", "1.5", "(x3)"])
+@pytest.mark.parametrize("name", list(TORCHRUN))
+def test_a_malformed_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    set_variables(monkeypatch, TORCHRUN, {name: value})
+    with pytest.raises(ConfigError, match=f"{name}='"):
+        detect_world()
