@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -26,7 +27,7 @@ from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
 from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Mode
-from headrace.modes.streaming import Streaming
+from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
@@ -122,6 +123,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
         self._hold, self._progress = hold, progress
         self._chosen: npt.NDArray[np.int64] | None = None  # of a view: the indices of the whole dataset
+        self._fingerprint: str | None = None
         self._epoch = SharedInt(0)
         self._mode: Mode | None = None
         self._seeder: SampleSeeder | None = None
@@ -169,7 +171,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
             return self.subset(np.arange(len(self))[index])
         if isinstance(self, IterableDataset):
             raise TypeError("loading_mode='streaming' has no random access: iterate, or take 'lazy', 'eager' or 'cached'")
-        position = index.__index__()
+        position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"index {position} is outside of a dataset of {len(self):,} samples")
         return self.__getitems__([position % len(self)])[0]
@@ -232,7 +234,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         chosen = chosen % max(1, len(self))
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._chosen = self._whole_indices(chosen)
+        view._chosen, view._fingerprint = self._whole_indices(chosen), None
         if self.targets is not None:
             targets = self.targets
             view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
@@ -259,10 +261,12 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
     @property
     def fingerprint(self) -> str:
         """A short hash of what the samples are: the same on every machine, in every mode."""
-        whole = self._source.fingerprint()
-        if self._chosen is None:
-            return whole
-        return hashlib.blake2b(whole.encode() + self._chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        if self._fingerprint is None:
+            self._fingerprint = self._source.fingerprint()
+            if self._chosen is not None:
+                said = self._fingerprint.encode() + self._chosen.astype("<i8").tobytes()
+                self._fingerprint = hashlib.blake2b(said, digest_size=16).hexdigest()
+        return self._fingerprint
 
     def explain(self) -> str:
         """In words: how samples are read, what is held, and where the budget stands."""
@@ -355,7 +359,9 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
             return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress)
         if self.loading_mode is LoadingMode.CACHED:
             return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes())
-        return Streaming() if self.loading_mode is LoadingMode.STREAMING else Lazy()
+        if self.loading_mode is LoadingMode.STREAMING:
+            return Streaming(min(WINDOW, self.budget.available // 32))  # of each worker
+        return Lazy()
 
     def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
         array = np.asarray(indices, np.int64)

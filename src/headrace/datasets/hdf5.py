@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from headrace.datasets.base import BaseDataset, CommonOptions, as_tensor
 from headrace.errors import FormatError
 from headrace.modes import LoadingMode
-from headrace.storage.hdf5 import DATA, HDF5Source, is_hdf5, open_hdf5
+from headrace.storage.hdf5 import DATA, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
 
 
 class HDF5Dataset(BaseDataset):
@@ -39,6 +39,7 @@ class HDF5Dataset(BaseDataset):
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
         **options: Unpack[CommonOptions],
     ) -> None:
+        refuse_remote_hdf5(data_path)
         path = os.path.expanduser(os.fspath(data_path))
         if os.path.exists(path) and not os.path.isdir(path) and not is_hdf5(path):
             raise FormatError(f"{path} is no HDF5 file, whatever its name says")

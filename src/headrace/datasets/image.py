@@ -23,7 +23,7 @@ from headrace.datasets.pixels import (
 from headrace.errors import ConfigError, FormatError, HeadraceWarning
 from headrace.modes import LoadingMode
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5 import TARGETS, HDF5Source, is_hdf5, open_hdf5
+from headrace.storage.hdf5 import TARGETS, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
 from headrace.storage.scan import DataPath
 
 DEFAULT_SIZE = (224, 224)
@@ -177,6 +177,7 @@ def _open(
 ) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
     if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
         return _open_packed(data_path, targets)
+    refuse_remote_hdf5(data_path)
     source = FilesSource(data_path, EXTENSIONS, storage_options)
     if targets != FOLDERS:
         return source, *given_targets(targets, source.files)

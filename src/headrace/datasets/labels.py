@@ -25,6 +25,7 @@ def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[
 
     Raises:
         ConfigError: some files lie beside the class folders: nobody can say which class they have.
+        DataNotFoundError: a class folder is empty (as torchvision has it).
     """
     first = [name.partition(b"/") for name in files.names]
     flat = [i for i, (_, slash, _) in enumerate(first) if not slash]
@@ -35,7 +36,13 @@ def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[
             f"{len(flat):,} of {len(first):,} files lie beside the class folders, the first is "
             f"{redact(files.path(flat[0]))}: move them into a class folder, or pass targets= (None for no targets)"
         )
-    classes = sorted({*(os.fsencode(f) for f in files.folders), *(folder for folder, _, _ in first)})
+    classes = sorted({folder for folder, _, _ in first})
+    empty = [f for f in files.folders if os.fsencode(f) not in classes and not f.startswith(".")]
+    if empty:
+        raise DataNotFoundError(
+            f"{len(empty)} class folders hold no file that counts, the first is {redact(empty[0])!r}: remove them, for they would be "
+            "classes on one machine and not on another; or pass targets="
+        )
     number = {folder: i for i, folder in enumerate(classes)}
     targets = np.fromiter((number[folder] for folder, _, _ in first), np.int64, len(first))
     return targets, [os.fsdecode(c) for c in classes]

@@ -149,3 +149,11 @@ class IterablePlan(Plan):
 
     def parameters(self) -> dict[str, Any]:
         return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size}
+
+
+def length_of(dataset: Any) -> int | None:
+    """The length of a dataset, if it has one."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.errors import WorkerError
@@ -29,6 +30,7 @@ from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng
 
+_OF_COLLATE = -3  # in place of a sample's index, which is never negative
 AHEAD = 2
 """Batches that a streaming worker reads ahead of the one it works on."""
 
@@ -123,7 +125,7 @@ class FetchIterable(Fetch):
         if self._run != ticket[0]:
             self._run = ticket[0]
             info = get_worker_info()
-            SampleSeeder()(ticket.seed, ticket.epoch, -2 - (info.id if info is not None else 0))
+            SampleSeeder()(ticket.seed, ticket.epoch, -2, info.id if info is not None else 0)
             self._items = iter(self.dataset)
         items = list(itertools.islice(self._items, self._size))
         if len(items) < self._size and self._drop_last:
@@ -142,6 +144,8 @@ class Collate:
 
     def __init__(self, ring: Ring, function: Callable[[list[Any]], Any] | None) -> None:
         self.ring, self.function = ring, function
+        self._is_random = function not in (None, stack_collate, list_collate)
+        self._seeder: SampleSeeder | None = None
 
     def __call__(self, samples: Samples) -> Delivery | Delivered:
         slot, report, error = samples.ticket.slot, samples.report, samples.error
@@ -153,7 +157,7 @@ class Collate:
                 if error is not None:
                     raise error
                 batch = None if report.get("exhausted") else self._batch(samples)
-            return Delivered(batch, report)
+            return Delivered(batch, report, 0 if arena is None else arena.nbytes)
         arena = self.ring.arena(slot)
         if error is None:
             try:
@@ -165,7 +169,19 @@ class Collate:
         return self.ring.arena(slot).pack(None, {**report, "failure": describe(error)})
 
     def _batch(self, samples: Samples) -> Any:
-        return samples[0] if self.function is None else self.function(list(samples))
+        if self.function is None:
+            return samples[0]
+        if not self._is_random:
+            return self.function(list(samples))
+        if self._seeder is None:
+            self._seeder = SampleSeeder(self.function)
+        ticket = samples.ticket
+        with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
+            self._seeder(ticket.seed, ticket.epoch, _OF_COLLATE, ticket.step)
+            return self.function(list(samples))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
 
 
 def describe(error: Exception) -> tuple[bytes, str, int]:

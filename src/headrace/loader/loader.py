@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
-from headrace.errors import ConfigError, HeadraceError
-from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan
+from headrace.errors import BudgetError, ConfigError, HeadraceWarning
+from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
 from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names
-from headrace.loader.device import move_to_device
+from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
-from headrace.loader.job import Job, death_of, failure_of
+from headrace.loader.job import Job
 from headrace.loader.state import check_samples, check_state, make_state
-from headrace.memory.budget import MemoryBudget, Reservation
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered
 from headrace.monitor.stats import LoadingStats
 from headrace.order import EpochOrder, OrderSampler, RankBatches, detect_world
+from headrace.order.epoch import DEFAULT_TURNS
 
 logger = logging.getLogger("headrace.loader")
 
@@ -78,6 +79,7 @@ class Loader(DataLoader[Any]):
         config, self._reasons = resolve(config, dataset, world)
         self._collate = choose_collate(config, dataset)
         self._ring_bytes: Reservation | None = None
+        self._max_memory_usage = config.max_memory_usage
         config = self._within_budget(config, dataset)
         parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
         check_picklable(config, parts)
@@ -88,10 +90,9 @@ class Loader(DataLoader[Any]):
         self._next_epoch, self._is_named = 0, False  # named: by set_epoch, since the last iterator began
         self._resume: tuple[int, int] | None = None  # (epoch, position) that were loaded
         self._at = (0, 0)  # epoch, and the batches of it that the user has received
-        self._handed_out: Callable[[], int] = lambda: 0
         self._last_nbytes = 0
         self._job: Job | None = None
-        self._running: weakref.ref[_EpochIterator] | None = None
+        self._running: weakref.ref[EpochIterator] | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))
 
     # -- set-up
@@ -100,11 +101,26 @@ class Loader(DataLoader[Any]):
         sample = dataset.sample_nbytes() if isinstance(dataset, BaseDataset) else None
         if sample is None:
             return config
-        usage = config.max_memory_usage
-        budget = dataset.budget if usage is None else MemoryBudget(usage, local_world_size=detect_world().local_world_size)
+        budget = self._budget(dataset)
         config, nbytes = fit_budget(config, budget, sample, self._reasons)
         self._ring_bytes = budget.reserve(nbytes, "batches on their way")
         return config
+
+    def _reserve_ring(self, batch_nbytes: int) -> None:
+        """The first batch says how large the ring is, where nobody knew before."""
+        job = self._current()
+        slots = 2 if job is None else job.job.ring.planned
+        try:
+            self._ring_bytes = self._budget(self.dataset).reserve(slots * batch_nbytes, "batches on their way")
+        except BudgetError as error:
+            self._ring_bytes = self._budget(self.dataset).reserve(0, "batches on their way")
+            warnings.warn(f"{slots} batches of {format_size(batch_nbytes)} are on their way: {error}", HeadraceWarning, stacklevel=5)
+
+    def _budget(self, dataset: Any) -> MemoryBudget:
+        usage = self._max_memory_usage
+        if usage is None and isinstance(dataset, BaseDataset):
+            return dataset.budget
+        return MemoryBudget(0.8 if usage is None else usage, local_world_size=detect_world().local_world_size)
 
     def _make_plan(self, dataset: Any, adopted: dict[str, Any]) -> Plan:
         config = self.config
@@ -165,7 +181,7 @@ class Loader(DataLoader[Any]):
             pad=config.pad,
             blocks=dataset.blocks() if isinstance(dataset, BaseDataset) and said["shuffle"] == "block" else None,
             interleave=said["interleave"],
-            turns=said["turns"],
+            turns=said["turns"] or DEFAULT_TURNS,
         )
 
     def _new_job(self) -> Job:
@@ -208,14 +224,39 @@ class Loader(DataLoader[Any]):
             start = self._resume[1]
         self._resume = None
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
-        running = None if self._running is None else self._running()
-        is_free = running is None or running.is_done
+        is_free = self._current() is None
         job = self._job if is_free and self._job is not None else self._new_job()
         if job.is_lasting and is_free:
             self._job = job
-        iterator = _EpochIterator(self, job, epoch, start)
-        self._running, self._handed_out = weakref.ref(iterator), lambda: job.dispatch.handed_out
+        iterator = EpochIterator(self, job, epoch, start)
+        self._running = weakref.ref(iterator)
         return iterator
+
+    def _received(self, delivered: Delivered, epoch: int, position: int, wait: float, elapsed: float, transfer: float) -> None:
+        """The user gets a batch: what is known of it is counted, and the position moves on."""
+        report, stats = delivered.report, self._stats
+        stats.add_report(report["counts"])
+        stats.add_batch(report["samples"], wait, elapsed)
+        stats.transfer_time += transfer
+        self._at, self._last_nbytes = (epoch, position), delivered.nbytes
+        if self._ring_bytes is None and delivered.nbytes:
+            self._reserve_ring(delivered.nbytes)
+        if self.config.enable_monitoring:
+            self._pids.add(report["pid"])
+            stats.look(self._pids - {os.getpid()})
+
+    def _ended(self, epoch: int, seconds: float, wait: float, batches: int, samples: int) -> None:
+        """An epoch is through."""
+        if self.config.log_loading_stats and batches:
+            logger.info(
+                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
+                epoch, batches, samples, seconds, samples / max(seconds, 1e-9), 100 * wait / max(seconds, 1e-9),
+            )  # fmt: skip
+
+    def _broke(self, job: Job) -> None:
+        """A job is past saving: the next iterator gets another one."""
+        if self._job is job:
+            self._job = None
 
     def close(self) -> None:
         """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it."""
@@ -293,7 +334,8 @@ class Loader(DataLoader[Any]):
         stats = self._stats.as_dict()
         if not stats:
             return {}
-        queued = max(0, self._handed_out() - self._received) if self._is_running else 0
+        running = self._current()
+        queued = 0 if running is None else max(0, running.job.dispatch.handed_out - running.received)
         held: dict[str, int] = {}
         for dataset in inner_datasets(self.dataset):
             if dataset._mode is not None:
@@ -309,15 +351,10 @@ class Loader(DataLoader[Any]):
             **held,
         }
 
-    @property
-    def _is_running(self) -> bool:
+    def _current(self) -> EpochIterator | None:
+        """The iterator that is under way, if there is one."""
         running = None if self._running is None else self._running()
-        return running is not None and not running.is_done
-
-    @property
-    def _received(self) -> int:
-        running = None if self._running is None else self._running()
-        return 0 if running is None else running.received
+        return None if running is None or running.is_done else running
 
     def explain(self) -> str:
         """In words: the value of each option and why it is what it is, and the dataset's own explanation."""
@@ -341,101 +378,3 @@ class _EpochSampler(OrderSampler):
         loader = self._loader()
         if loader is not None:
             loader.set_epoch(epoch)
-
-
-class _EpochIterator:
-    """One epoch, from a step on. Holds its job alive; the loader knows it weakly, so that a dropped iterator frees the job."""
-
-    def __init__(self, loader: Loader, job: Job, epoch: int, start: int) -> None:
-        self._loader, self._job, self._epoch = loader, job, epoch
-        self._step, self.received = start, 0
-        self.is_done = False
-        self._clock = time.perf_counter()
-        self._skip = start if isinstance(loader._plan, IterablePlan) else 0  # a foreign stream is replayed
-        self._idle = 0
-        self._deliveries: Iterator[Delivered] | None = job.start(epoch, start)
-        self._base = loader._stats.batches, loader._stats.wait_time, loader._stats.total_time, loader._stats.samples
-
-    def __iter__(self) -> _EpochIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader) - self._step
-
-    def __next__(self) -> Any:
-        loader, asked = self._loader, time.perf_counter()
-        delivered = self._receive()
-        batch, report = delivered.batch, delivered.report
-        if loader.config.device is not None:
-            moving = time.perf_counter()
-            batch = move_to_device(batch, loader.config.device)
-            loader._stats.transfer_time += time.perf_counter() - moving
-        now = time.perf_counter()
-        loader._stats.add_report(report["counts"])
-        loader._stats.add_batch(report["samples"], now - asked, now - self._clock)
-        self._clock = now
-        self._step = report["step"] + 1 if not isinstance(loader._plan, IterablePlan) else self._step + 1
-        self.received += 1
-        loader._at = (self._epoch, self._step)
-        loader._last_nbytes = delivered.nbytes
-        if loader.config.enable_monitoring:
-            loader._pids.add(report["pid"])
-            loader._stats.look(loader._pids - {os.getpid()})
-        return batch
-
-    def _receive(self) -> Delivered:
-        """The next batch; raises what a worker raised, where it raised it."""
-        while True:
-            if self._deliveries is None:
-                raise StopIteration
-            try:
-                delivered = next(self._deliveries)
-            except StopIteration:
-                self._end()
-                raise
-            except HeadraceError:
-                raise
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error) and "DataLoader timed out" not in str(error):
-                    raise  # of the dataset, in this process
-                self._break()
-                raise death_of(error, self._epoch, self._step, self._loader.config.timeout) from error
-            failure = failure_of(delivered)
-            if failure is not None:
-                raise failure
-            if delivered.report.get("exhausted"):
-                self._idle += 1
-                if self._idle >= max(1, self._loader.config.num_workers or 0):
-                    self._end()
-                continue
-            self._idle = 0
-            if self._skip:
-                self._skip -= 1
-                continue
-            return delivered
-
-    def _end(self) -> None:
-        self.is_done, self._deliveries = True, None
-        stats, loader = self._loader._stats, self._loader
-        if loader.config.log_loading_stats and self.received:
-            batches, wait, total, samples = self._base
-            seconds = max(stats.total_time - total, 1e-9)
-            logger.info(
-                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
-                self._epoch, stats.batches - batches, stats.samples - samples, seconds, (stats.samples - samples) / seconds,
-                100 * (stats.wait_time - wait) / seconds,
-            )  # fmt: skip
-
-    def _break(self) -> None:
-        """The job is past saving: the loader makes another one for its next iterator."""
-        self.is_done, self._deliveries = True, None
-        if self._loader._job is self._job:
-            self._loader._job = None
-
-
-def length_of(dataset: Any) -> int | None:
-    """The length of a dataset, if it has one."""
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None

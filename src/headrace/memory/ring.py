@@ -170,6 +170,11 @@ class Arena:
         self._lease = ring.lease(slot) if leased else None
         self._inside: dict[int, tuple[int, torch.Tensor]] = {}  # data pointer -> (offset, the tensor, kept alive)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slot that are taken."""
+        return self._end
+
     def __enter__(self) -> Arena:
         _current.arena = self
         return self

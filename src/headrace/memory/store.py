@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.errors import BudgetError, ConfigError
+from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory
 
 try:
@@ -71,6 +71,8 @@ class SampleStore:
     def __init__(self, length: int, capacity: int, policy: str = "keep", max_items: int | None = None) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+        if max_items is not None and max_items < 1:
+            raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
         self.length, self.policy, self.max_items = int(length), policy, max_items
         self.capacity = max(0, int(capacity)) // _ALIGN * _ALIGN
         self._table_at = 4096
@@ -85,7 +87,7 @@ class SampleStore:
         self._table = memory.array(self._table_at, self.length, np.int64)
         self._touched = memory.array(self._touched_at, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
-        self._thread_lock, self._pid = threading.Lock(), os.getpid()
+        self._thread_locks = {os.getpid(): threading.Lock()}
 
     # -- what is held
 
@@ -151,19 +153,30 @@ class SampleStore:
         """Hold a sample; False where there is no room for it (or another process is stopped while it writes)."""
         if self.policy == "keep" and self._header[_FULL]:
             return index in self
-        pieces: list[memoryview] = []
-        head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: self._take(b, pieces))
-        sizes = [p.nbytes for p in pieces]
-        nbytes = _ENTRY + _up(len(head)) + sum(map(_up, sizes))
-        entry = [index, nbytes, len(head), len(sizes), *sizes, *[0] * (_BUFFERS - len(sizes))]
-        if nbytes > self.capacity:
+        entry, pieces = self._entry_of(index, value)
+        if entry[1] > self.capacity:
             return False
         with self._locked() as locked:
             if not locked:
                 return False
             if self._table[index]:
                 return True  # another worker was faster
-            return self._append(entry, [memoryview(head), *pieces])
+            return self._append(entry, pieces)
+
+    @classmethod
+    def nbytes_of(cls, value: Any) -> int:
+        """Bytes that a sample takes when it is held."""
+        return cls._entry_of(0, value)[0][1]
+
+    @classmethod
+    def _entry_of(cls, index: int, value: Any) -> tuple[list[int], list[memoryview]]:
+        """Header and pieces of a sample: its pickle, and the buffers outside of it."""
+        pieces: list[memoryview] = []
+        head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: cls._take(b, pieces))
+        sizes = [p.nbytes for p in pieces]
+        nbytes = _ENTRY + _up(len(head)) + sum(map(_up, sizes))
+        entry = [index, nbytes, len(head), len(sizes), *sizes, *[0] * (_BUFFERS - len(sizes))]
+        return entry, [memoryview(head), *pieces]
 
     @staticmethod
     def _take(buffer: pickle.PickleBuffer, pieces: list[memoryview]) -> bool:
@@ -176,7 +189,7 @@ class SampleStore:
 
     def _append(self, entry: list[int], pieces: list[memoryview]) -> bool:
         waiting: deque[tuple[list[int], list[memoryview]]] = deque([(entry, pieces)])
-        spared = 0
+        spared, newest = 0, None
         while waiting:
             entry, pieces = waiting.popleft()
             index, nbytes = entry[0], entry[1]
@@ -184,11 +197,17 @@ class SampleStore:
                 if self.policy == "keep":
                     self._header[_FULL] = 1
                     return False
+                if newest is not None and int(self._header[_TAIL]) >= newest:  # the spared must not push the new one out
+                    dropped = 1 + len(waiting)
+                    self._header[_ADMITTED] += dropped
+                    self._header[_EVICTED] += dropped
+                    return True
                 survivor = self._evict(spare=spared < _SPARED)
                 if survivor is not None:
                     waiting.append(survivor)
                     spared += 1
-            self._write(index, nbytes, entry, pieces)
+            position = self._write(index, nbytes, entry, pieces)
+            newest = position if newest is None else newest
         return True
 
     def _has_room(self, nbytes: int) -> bool:
@@ -202,11 +221,11 @@ class SampleStore:
         rest = self.capacity - head % self.capacity
         return rest if rest < nbytes else 0
 
-    def _write(self, index: int, nbytes: int, entry: list[int], pieces: list[memoryview]) -> None:
+    def _write(self, index: int, nbytes: int, entry: list[int], pieces: list[memoryview]) -> int:
         head = int(self._header[_HEAD])
         filler = self._filler(head, nbytes)
         if filler:
-            self._put_entry(head % self.capacity, [-1, filler, 0, 0, 0, 0, 0, 0])
+            self._put_filler(head, filler)
             head += filler
         start = head % self.capacity
         self._put_entry(start, entry)
@@ -219,15 +238,22 @@ class SampleStore:
         self._touched[index] = 0
         self._header[_COUNT] += 1
         self._header[_ADMITTED] += 1
+        return head
+
+    def _put_filler(self, head: int, nbytes: int) -> None:
+        self._put_entry(head % self.capacity, [-1, nbytes, 0, 0, 0, 0, 0, 0])
 
     def _put_entry(self, start: int, entry: list[int]) -> None:
         np.frombuffer(self._log, np.int64, 8, start)[:] = entry
 
     def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read since and is to be spared."""
-        tail = int(self._header[_TAIL])
-        if tail >= int(self._header[_HEAD]):
-            raise BudgetError("the store is empty and still has no room")  # a bug: put() refuses what is too large
+        tail, head = int(self._header[_TAIL]), int(self._header[_HEAD])
+        if tail == head:  # empty, and the sample would straddle the end of the log: go on at its start
+            rest = self.capacity - head % self.capacity
+            self._put_filler(head, rest)
+            self._header[_COUNT] = 0
+            self._header[_HEAD] = head + rest
         start = tail % self.capacity
         entry = np.frombuffer(self._log, np.int64, 8, start).tolist()
         index, nbytes = entry[0], entry[1]
@@ -252,9 +278,9 @@ class SampleStore:
     # -- the lock, and other processes
 
     def _own_lock(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a thread of the parent may have held it at the moment of the fork
-            self._thread_lock, self._pid = threading.Lock(), os.getpid()
-        return self._thread_lock
+        pid = os.getpid()  # a thread of the parent may have held the parent's lock at the moment of the fork
+        lock = self._thread_locks.get(pid)
+        return self._thread_locks.setdefault(pid, threading.Lock()) if lock is None else lock
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:

@@ -67,11 +67,8 @@ class Eager(Mode):
         if nbytes is not None:
             return nbytes + self._length * OVERHEAD + (1 << 20)
         picked = np.unique(np.linspace(0, self._length - 1, min(_SAMPLED, self._length)).astype(int)).tolist()
-        trial = SampleStore(max(1, self._length), 1 << 36)  # address space; only what is written takes memory
-        for index, value in zip(picked, load(picked), strict=True):
-            if not isinstance(value, SampleError):
-                trial.put(index, value)
-        return int(trial.nbytes / max(1, len(trial)) * self._length * 1.05) + (1 << 20)
+        sizes = [SampleStore.nbytes_of(value) for value in load(picked) if not isinstance(value, SampleError)]
+        return int(sum(sizes) / max(1, len(sizes)) * self._length * 1.05) + (1 << 20)
 
     def _load_all(self, load: Load, store: SampleStore, progress: bool | None) -> None:
         groups = [range(s, min(s + _GROUP, self._length)) for s in range(0, self._length, _GROUP)]

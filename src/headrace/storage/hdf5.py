@@ -21,9 +21,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, MissingNameError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, MissingNameError
 from headrace.storage.handles import WorkerHandle
-from headrace.storage.scan import PackedNames, redact
+from headrace.storage.scan import PackedNames, is_url, redact
 from headrace.storage.source import Source
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -68,6 +68,12 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
             return file.read(len(SIGNATURE)) == SIGNATURE
     except OSError:
         return False
+
+
+def refuse_remote_hdf5(path: Any) -> None:
+    """Raises a ConfigError for a URL of an HDF5 file: they are read from local disks by now."""
+    if is_url(path) and str(path).partition("?")[0].lower().endswith((".h5", ".hdf5", ".he5")):
+        raise ConfigError(f"{redact(path)}: HDF5 files are read from local disks only by now: copy it, or mount the bucket")
 
 
 def open_hdf5(path: str) -> h5py.File:
@@ -331,4 +337,9 @@ def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
 
 def crc_of(data: Any) -> int:
     """The CRC-32 (zlib's) of a sample's bytes."""
-    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data) if np.asarray(data).size else 0
+    return zlib.crc32(bytes_of(np.asarray(data)).data)
+
+
+def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The array's bytes, flat; in any byte order and any dtype of numbers, for which a memoryview has no cast."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,0 +1,93 @@
+"""What does the user's loop over an epoch go through?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.loader.batches import IterablePlan
+from headrace.loader.device import move_to_device
+from headrace.loader.job import Job, death_of, failure_of
+from headrace.memory.ring import Delivered
+
+if TYPE_CHECKING:
+    from headrace.loader.loader import Loader
+
+
+class EpochIterator:
+    """One epoch, from a step on.
+
+    It holds its loader and its job; the loader knows it weakly, so that an iterator that is dropped frees its job.
+    """
+
+    def __init__(self, loader: Loader, job: Job, epoch: int, start: int) -> None:
+        self._loader, self.job, self._epoch, self._step = loader, job, epoch, start
+        self._is_stream = isinstance(job.dispatch.plan, IterablePlan)
+        self._replayed = start if self._is_stream else 0  # batches of a foreign stream that the user has had already
+        self._exhausted = 0  # workers in a row that had nothing left
+        self.received = 0
+        self._samples, self._wait = 0, 0.0
+        self._began = self._clock = time.perf_counter()
+        self._deliveries: Iterator[Delivered] | None = job.start(epoch, start if not self._is_stream else 0)
+
+    @property
+    def is_done(self) -> bool:
+        """Is the epoch through, or broken off by a worker's death?"""
+        return self._deliveries is None
+
+    def __iter__(self) -> EpochIterator:
+        return self
+
+    def __len__(self) -> int:
+        return max(0, len(self._loader) - self._step)
+
+    def __next__(self) -> Any:
+        asked = time.perf_counter()
+        delivered = self._receive()
+        arrived = time.perf_counter()
+        device = self._loader.config.device
+        batch = delivered.batch if device is None else move_to_device(delivered.batch, device)
+        now = time.perf_counter()
+        self._step = self._step + 1 if self._is_stream else delivered.report["step"] + 1
+        self.received += 1
+        self._samples += delivered.report["samples"]
+        self._wait += now - asked
+        self._loader._received(delivered, self._epoch, self._step, now - asked, now - self._clock, now - arrived)
+        self._clock = now
+        return batch
+
+    def _receive(self) -> Delivered:
+        """The next batch; raises what a worker raised, where it raised it."""
+        while self._deliveries is not None:
+            try:
+                delivered = next(self._deliveries)
+            except StopIteration:
+                self._end()
+                break
+            except HeadraceError:
+                raise
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error) and "DataLoader timed out" not in str(error):
+                    raise  # of the dataset, in this process
+                self._deliveries = None
+                self._loader._broke(self.job)
+                raise death_of(error, self._epoch, self._step, self._loader.config.timeout) from error
+            failure = failure_of(delivered)
+            if failure is not None:
+                raise failure
+            if delivered.report.get("exhausted"):
+                self._exhausted += 1
+                if self._exhausted >= max(1, self._loader.config.num_workers or 0):
+                    self._end()
+                continue
+            self._exhausted = 0
+            if not self._replayed:
+                return delivered
+            self._replayed -= 1
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._deliveries = None
+        self._loader._ended(self._epoch, self._clock - self._began, self._wait, self.received, self._samples)

@@ -1,0 +1,127 @@
+"""Where do the bytes of a packed file go?
+
+h5py lays out the file: an attribute, and contiguous datasets of their final sizes, with nothing in them yet. The rest is `pwrite` at
+the places that HDF5 names: errors come as the system's own, and the writer holds no more than the samples in its hands. The bytes
+of the file follow from the samples alone: no times, no versions, one fixed format of HDF5 (that of 1.8: its metadata have checksums).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+from h5py import h5d, h5f, h5p, h5s, h5t
+
+from headrace.memory.budget import format_size
+from headrace.packing.part import PartFile, WriteError
+from headrace.packing.plan import Plan
+from headrace.storage.hdf5 import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
+from headrace.storage.scan import redact
+
+_SLACK = 1 << 16  # for HDF5's own headers
+
+
+class PackedWriter:
+    """Writes the samples of a plan, in order, into an empty part file.
+
+    Args:
+        part: entered, and not committed.
+        plan: what will be written.
+
+    Raises:
+        WriteError, AccessError: the disk is too small, or the file can't be written.
+    """
+
+    def __init__(self, part: PartFile, plan: Plan) -> None:
+        self._part, self._plan = part, plan
+        self._crc = np.zeros(len(plan.sizes), np.uint32)
+        self._done = 0
+        text = info_text(plan.info)
+        needed = plan.nbytes + len(text) + _SLACK
+        with part.explained():
+            self._check_space(needed)
+            os.ftruncate(part.fd, needed)  # a limit of the file system or the user shows here, not in the middle of it all
+            self._places = lay_out(part.path, plan, text)
+        for name, column in plan.columns.items():
+            self._write(column, self._places[name])
+        self._at = self._places[DATA]
+
+    def append(self, samples: Sequence[npt.NDArray[Any]], checksums: Sequence[int]) -> None:
+        """Write the next samples, whose sizes are those of the plan.
+
+        Args:
+            samples: arrays, at least one.
+            checksums: their CRCs.
+
+        Raises:
+            WriteError, AccessError: the file can't be written.
+        """
+        data = np.concatenate([bytes_of(s) for s in samples])
+        self._write(data, self._at)
+        self._at += len(data)
+        self._crc[self._done : self._done + len(samples)] = checksums
+        self._done += len(samples)
+
+    def finish(self) -> None:
+        """Write what is known only now: the samples' CRCs.
+
+        Raises:
+            WriteError, AccessError: the file can't be written.
+        """
+        assert self._done == len(self._plan.sizes), "samples are missing"
+        self._write(self._crc, self._places[CRC])
+
+    def _write(self, array: npt.NDArray[Any], place: int) -> None:
+        left = bytes_of(array).data
+        with self._part.explained():
+            while left:
+                wrote = os.pwrite(self._part.fd, left, place)
+                left, place = left[wrote:], place + wrote
+
+    def _check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(os.path.dirname(self._part.path)).free
+        if needed > free:
+            raise WriteError(
+                f"{redact(self._part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
+                f"{format_size(free)} are free: free some space, or take another disk"
+            )
+
+
+def info_text(info: PackedInfo) -> bytes:
+    """What the file says of itself, as ASCII JSON with sorted keys."""
+    return json.dumps(asdict(info), sort_keys=True).encode("ascii")
+
+
+def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
+    """Make the HDF5 file, its datasets still without content; where the content of each goes (0 where it has none)."""
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
+    access.set_file_locking(False, True)  # ours is on the file already
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
+    datasets[CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
+    datasets[DATA] = (plan.shape, plan.dtype)  # last: all that a reader needs first lies together
+    with h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access)) as file:
+        file.attrs.create(PACKED_ATTRIBUTE, np.bytes_(text))
+        file.attrs.create(PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
+        return {name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()}
+
+
+def _allocate(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_layout(h5d.CONTIGUOUS)
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5d.FILL_TIME_NEVER)
+    layout.set_obj_track_times(False)
+    stored = h5t.py_create(dtype, logical=True)
+    dataset = h5d.create(file.id, name.encode(), stored, h5s.create_simple(shape), layout)
+    return dataset.get_offset() or 0

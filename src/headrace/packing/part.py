@@ -1,0 +1,173 @@
+"""How does a file come to stand under its name only when it is whole?
+
+It is written under a temporary name in the same folder, which is held under a kernel lock, and renamed when it is done. The lock is
+gone with its process, however that ends: what a dead writer left is told from what a live one writes, and is taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError
+from headrace.storage.scan import redact
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_log = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+_LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems that know no locks
+
+
+class WriteError(HeadraceError, OSError):
+    """A file can't be written; nothing stands under its name that was not there before."""
+
+
+class TargetExistsError(WriteError, FileExistsError):
+    """There is a file of that name already, and nobody said that it may be replaced."""
+
+
+class PartFile:
+    """The temporary file of a target, open and locked inside a ``with``; removed at its end unless it was committed.
+
+    Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A second writer, in this process
+    or another one, is refused.
+
+    Args:
+        target: the final path.
+        overwrite: may the target be replaced?
+
+    Attributes:
+        target: the final path, absolute.
+        path: the temporary one.
+        fd: open for reading and writing, empty at first.
+
+    Raises:
+        TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not; it is a folder itself.
+        WriteError, AccessError: another job writes the same target; this user may not.
+    """
+
+    def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False) -> None:
+        self.target = os.path.abspath(os.path.expanduser(os.fspath(target)))
+        self._folder, name = os.path.split(self.target)
+        self.path = os.path.join(self._folder, f".{name}.part")
+        self.fd = -1
+        self._overwrite, self._committed = overwrite, False
+        self._check_target()
+
+    def __enter__(self) -> PartFile:
+        if fcntl is None:
+            raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
+        with self.explained():
+            self.fd = self._open_locked()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._committed:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)  # while it is locked: it can be nobody else's
+        os.close(self.fd)
+
+    def commit(self) -> None:
+        """Make the file durable, and give it its final name.
+
+        Raises:
+            TargetExistsError, WriteError, AccessError: a target appeared meanwhile; it can't be written.
+        """
+        self._check_target()
+        with self.explained():
+            os.fsync(self.fd)
+            os.replace(self.path, self.target)
+        self._committed = True
+        with contextlib.suppress(OSError):  # some file systems can't: the name may then be lost with the power, not the file's wholeness
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def reread(self) -> None:
+        """Make the file durable, and forget the pages in memory: what is read next comes from the disk, where that is possible."""
+        with self.explained():
+            os.fsync(self.fd)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns the system's errors of what is done inside into ours.
+
+        Raises:
+            WriteError, AccessError, DataNotFoundError: in one line: what, where, and what to do.
+        """
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise self._explain(error) from error
+
+    def _check_target(self) -> None:
+        shown = redact(self.target)
+        if os.path.isdir(self.target):
+            raise ConfigError(f"{shown} is a folder: name the file to write")
+        if not os.path.isdir(self._folder):
+            raise DataNotFoundError(f"{redact(self._folder)}, where {os.path.basename(shown)} should go, is no folder: make it first")
+        if os.path.lexists(self.target) and not self._overwrite:
+            raise TargetExistsError(f"{shown} is there already: pass overwrite=True (--overwrite) to replace it, or another name")
+
+    def _open_locked(self) -> int:
+        while True:
+            # O_NOFOLLOW: in a folder that others may write to, the name could be a link to some file of ours
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                self._lock(fd)
+                if _is_at(fd, self.path):  # else its writer renamed or removed it between the two calls
+                    os.ftruncate(fd, 0)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WriteError(
+                f"another job is packing to {redact(self.target)} (it holds {redact(os.path.basename(self.path))}): "
+                "wait for it, or take another name"
+            ) from error
+        except OSError as error:
+            if error.errno not in _LOCKLESS:
+                raise
+            _log.warning("%s: this file system has no locks, see that no other job writes there", redact(self._folder))
+
+    def _explain(self, error: OSError) -> HeadraceError:
+        shown, said = redact(self.target), error.strerror or str(error)
+        if error.errno in _FULL:
+            return WriteError(f"{shown} can't be written, the disk is full ({said}): free some space, or take another disk")
+        if error.errno == errno.EFBIG:
+            return WriteError(f"{shown} is too large for this file system, or for this user's limit (ulimit -f): {said}")
+        if error.errno in _FORBIDDEN:
+            return AccessError(f"{redact(self._folder)}: this user may not write there ({said}): take another folder")
+        if error.errno in _MISSING:
+            return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {said}")
+        return WriteError(f"{shown} can't be written: {said}")
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

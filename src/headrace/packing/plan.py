@@ -1,0 +1,151 @@
+"""What will be written?
+
+Everything about a packed file that is known before its first sample is read: the sizes of all samples, and thus their places; names,
+targets, classes, fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.base import BaseDataset
+from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.image import ImageDataset
+from headrace.errors import ConfigError
+from headrace.storage.files import FilesSource
+from headrace.storage.hdf5 import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, HDF5Source, PackedInfo, crc_of
+from headrace.storage.scan import PackedNames
+
+STORES = ("encoded", "decoded")
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a packed file will hold.
+
+    Attributes:
+        info: what it will say about itself.
+        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded.
+        sizes: [n] int64, bytes of each sample in the file.
+        read_sizes: [n] int64, bytes of each sample where it comes from.
+        columns: the datasets beside the samples and their checksums, by name.
+    """
+
+    info: PackedInfo
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sizes: npt.NDArray[np.int64]
+    read_sizes: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all datasets, CRCs included."""
+        return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
+
+
+def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
+    """The plan for a dataset.
+
+    Args:
+        dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
+        store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
+
+    Raises:
+        ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
+    """
+    if store not in (None, *STORES):
+        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
+    source = dataset._source
+    if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
+        raise ConfigError(f"{type(dataset).__name__} can't be packed by now: pack an ImageDataset, an HDF5Dataset or a path")
+    whole = dataset._whole_indices(np.arange(len(dataset)))
+    packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
+    encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")
+    store = store or ("encoded" if encoded_now else "decoded")
+    if store == "encoded" and not encoded_now:
+        raise ConfigError("store='encoded': the samples of this dataset are arrays, not encoded images: pass store='decoded'")
+    read_sizes = source.sizes()[whole]
+    columns: dict[str, Column] = {}
+    if store == "encoded":
+        sizes, dtype = read_sizes, np.dtype(np.uint8)
+        offsets = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        columns[OFFSETS] = offsets
+        shape: tuple[int, ...] = (int(offsets[-1]),)
+    else:
+        row, dtype = _row(dataset, source, encoded_now)
+        shape = (len(whole), *row)
+        sizes = np.full(len(whole), int(np.prod(row, dtype=np.int64)) * dtype.itemsize, np.int64)
+    names = source.files.names if isinstance(source, FilesSource) else source.names
+    if names is not None:
+        columns[NAMES], columns[NAME_OFFSETS] = PackedNames(names[i] for i in whole.tolist()).arrays
+    if dataset.targets is not None:
+        columns[TARGETS] = _as_column(dataset.targets)
+    is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
+    info = PackedInfo(
+        kind="image" if is_image else "array",
+        store=store,
+        count=len(whole),
+        fingerprint=dataset.fingerprint,
+        classes=_classes(dataset, packed),
+        image=_image(dataset, packed, shape) if is_image and store == "decoded" else {},
+        checksums={name: crc_of(column) for name, column in sorted(columns.items())},
+    )
+    return Plan(info, shape, dtype, sizes, read_sizes, columns)
+
+
+def _row(dataset: BaseDataset, source: FilesSource | HDF5Source, encoded: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of a decoded sample."""
+    if isinstance(dataset, ImageDataset):
+        channels = 3 if dataset.color == "RGB" else 1
+        if dataset.image_size is not None:
+            return (*dataset.image_size, channels), np.dtype(np.uint8)
+        if encoded:
+            raise ConfigError(
+                "store='decoded' needs images of one size, and image_size is None: open the dataset with image_size=(height, width)"
+            )
+    elif encoded:
+        raise ConfigError("store='decoded': open the file with ImageDataset, which decodes the images, and pack that")
+    assert isinstance(source, HDF5Source)
+    return source.shape[1:], source.dtype
+
+
+def _image(dataset: BaseDataset, packed: PackedInfo | None, shape: tuple[int, ...]) -> dict[str, Any]:
+    if isinstance(dataset, ImageDataset):
+        return {"color": dataset.color, "image_size": list(shape[1:3])}
+    return {} if packed is None else packed.image
+
+
+def _classes(dataset: BaseDataset, packed: PackedInfo | None) -> list[str] | None:
+    """Of an HDF5Dataset over a packed file: that file's, if its targets are the dataset's."""
+    if isinstance(dataset, ImageDataset):
+        return dataset.classes or None
+    named = dataset._arguments.get("target_name") == TARGETS
+    return packed.classes if packed is not None and named else None
+
+
+def _as_column(targets: Sequence[Any] | Column) -> Column:
+    """Targets as an array whose rows give back the same targets.
+
+    Raises:
+        ConfigError: they are not all numbers, or all arrays of one shape.
+    """
+    try:
+        column = np.asarray(targets)
+    except ValueError:  # rows of different lengths
+        column = np.empty(0, object)
+    alike = isinstance(targets, np.ndarray) or len({type(t) for t in targets}) <= 1
+    rows = column.ndim == 1 or isinstance(targets, np.ndarray) or all(isinstance(t, np.ndarray) for t in targets)
+    if column.dtype.kind not in "biufc" or not alike or not rows:
+        raise ConfigError(
+            "these targets can't be packed: they must be numbers of one kind, or NumPy arrays of one shape; "
+            "pack without them (targets=None), and pass them when you open the file"
+        )
+    return np.ascontiguousarray(column)

@@ -1,0 +1,124 @@
+"""Law 3 and law 7 the hard way: real processes, SIGKILL, and a new process that goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace import ImageDataset, WorkerError, create_dataloader
+
+JOB = Path(__file__).parent / "job.py"
+MODES = ["lazy", "eager", "cached", "streaming"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parents[2]), *filter(None, sys.path)])}
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(JOB), *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def run(*arguments: object) -> list[str]:
+    """The lines of a job that is left alone."""
+    with start(*arguments) as job:
+        out, err = job.communicate(timeout=100)
+    assert job.returncode == 0, err
+    return out.splitlines()
+
+
+def run_until_killed(*arguments: object) -> tuple[list[str], list[int], set[str]]:
+    """The lines of a job up to the batch where it is killed, its workers, and the names in shared memory while it lived."""
+    with start(*arguments) as job:
+        assert job.stdout is not None and job.stderr is not None
+        lines = []
+        for line in job.stdout:
+            if line.startswith("WAITING"):
+                break
+            lines.append(line.rstrip())
+        else:
+            raise AssertionError(job.stderr.read())
+        children = [child.pid for child in psutil.Process(job.pid).children(recursive=True)]
+        job.kill()
+        job.wait()
+    return lines, children, names_in_shared_memory()
+
+
+def names_in_shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    deadline = time.monotonic() + 20
+    alive = pids
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+        alive = [pid for pid in alive if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return alive
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("lazy", 2), ("eager", 0), ("eager", 2), ("cached", 2), ("streaming", 2)])
+def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
+    whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
+    steps = len(whole) // 3
+    before = names_in_shared_memory()
+    until = steps + 3  # in epoch 1
+    lines, children, names = run_until_killed(photos, mode, workers, until, tmp_path / "state.json")
+    assert lines == whole[:until]
+    assert len(children) >= workers
+    assert wait_until_gone(children) == []
+    assert names <= before
+    other = 0 if workers else 1
+    assert run(photos, mode, other, -1, tmp_path / "later.json", tmp_path / "state.json") == whole[until:]
+
+
+def test_two_ranks_go_on_where_one_was_killed_and_the_reverse(photos: Path, tmp_path: Path) -> None:
+    whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
+    until = len(whole) // 3 + 2
+    run_until_killed(photos, "lazy", 1, until, tmp_path / "one.json")
+    ranks = [
+        run_until_killed(photos, "lazy", 0, 2, tmp_path / f"rank{rank}.json", tmp_path / "one.json", rank, 2, 2)[0] for rank in range(2)
+    ]
+    assert [line.split()[:2] for line in ranks[0]] == [line.split()[:2] for line in whole[until : until + 2]]
+    assert ranks[0] != ranks[1]
+    states = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert states[0] == states[1]
+    assert run(photos, "cached", 1, -1, tmp_path / "later.json", tmp_path / "rank1.json") == whole[until + 2 :]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_worker_is_an_error_and_the_next_iterator_works(photos: Path, mode: str) -> None:
+    with ImageDataset(photos, image_size=16, loading_mode=mode, progress=False) as dataset:
+        loader = create_dataloader(dataset, batch_size=2, num_workers=2, shuffle=True)
+        expected = [targets.tolist() for _, targets in create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=True)]
+        iterator = iter(loader)
+        received = [next(iterator)[1].tolist()]
+        for pid in loader._pids:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises((WorkerError, RuntimeError), match="worker"):
+            for _, targets in iterator:
+                received.append(targets.tolist())
+            time.sleep(5)  # torch's handler of the dead child may come late, but it comes
+            next(iterator)
+        assert received == expected[: len(received)]
+        loader.set_epoch(0)
+        assert [targets.tolist() for _, targets in loader] == expected
+        loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: str) -> None:
+    before = names_in_shared_memory()
+    for round_ in range(6):
+        with start(photos, mode, 2, -1, tmp_path / "state.json") as job:
+            time.sleep(1.5 + 0.3 * round_)
+            children = [child.pid for child in psutil.Process(job.pid).children(recursive=True)]
+            job.kill()
+            job.wait()
+        assert wait_until_gone(children) == []
+    assert names_in_shared_memory() <= before

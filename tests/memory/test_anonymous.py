@@ -1,0 +1,156 @@
+"""Do all processes see the same bytes, and does nothing of them have a name?"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.memory.anonymous import AnonymousMemory, SharedInt, is_spawning
+
+METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def fill_and_answer(memory: AnonymousMemory, number: SharedInt, pipe: Connection) -> None:
+    """In a worker: writes what the parent is to see, reports what it sees, and again when the parent has changed it."""
+    array = memory.array(0, memory.nbytes // 8, np.int64)
+    pipe.send((array[:4].tolist(), number.value))
+    array[4:8] = [50, 60, 70, 80]
+    number.value += 1
+    pipe.send("written")
+    pipe.recv()
+    pipe.send((array[:4].tolist(), number.value))
+
+
+def leave_holding(memory: AnonymousMemory) -> None:
+    memory.map[:4] = b"here"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fds_of(label: str) -> int:
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(fd))
+        except FileNotFoundError:
+            continue
+    return sum(f"memfd:headrace-{label}" in link for link in links)
+
+
+class TestAnonymousMemory:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_parent_and_worker_see_each_others_writes(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        memory, number = AnonymousMemory(1 << 20), SharedInt(-5)
+        array = memory.array(0, 8, np.int64)
+        array[:4] = [1, 2, 3, 4]
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=fill_and_answer, args=(memory, number, theirs))
+        worker.start()
+        theirs.close()
+        assert ours.recv() == ([1, 2, 3, 4], -5)
+        assert ours.recv() == "written"
+        assert array.tolist() == [1, 2, 3, 4, 50, 60, 70, 80]
+        assert number.value == -4
+        array[:4], number.value = [9, 8, 7, 6], 1 << 40
+        ours.send("look again")
+        assert ours.recv() == ([9, 8, 7, 6], 1 << 40)
+        worker.join()
+        ours.close()
+        assert worker.exitcode == 0
+
+    def test_begins_as_zeros_and_is_never_empty(self) -> None:
+        assert AnonymousMemory(0).nbytes == 1
+        memory = AnonymousMemory(100_000)
+        assert not memory.array(0, 100_000, np.uint8).any()
+        assert memory.array(0, 0, np.int64).tolist() == []
+
+    def test_arrays_lie_over_the_same_bytes(self) -> None:
+        memory = AnonymousMemory(4096)
+        memory.array(64, 2, np.int32)[:] = [-1, 7]
+        assert memory.array(64, 1, np.int64)[0] == (7 << 32) + 0xFFFFFFFF
+        assert memory.map[64:72] == b"\xff\xff\xff\xff\x07\0\0\0"
+
+    def test_an_array_outlives_the_memory_object(self) -> None:
+        memory = AnonymousMemory(64)
+        array = memory.array(0, 8, np.int64)
+        del memory
+        array[:] = 3
+        assert array.sum() == 24
+
+    @pytest.mark.parametrize("dump", [pickle.dumps, ForkingPickler.dumps, copy.deepcopy, copy.copy])
+    def test_cannot_be_pickled_but_to_a_worker(self, dump: Any) -> None:
+        assert not is_spawning()
+        with pytest.raises(TypeError, match="only while multiprocessing starts a worker"):
+            dump(AnonymousMemory(8))
+
+    @linux
+    def test_has_no_name_and_ends_with_its_object(self) -> None:
+        memory = AnonymousMemory(1 << 20, "nameless-test")
+        memory.map[:5] = b"hello"
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "nameless-test" in line]
+        assert mapped and all("memfd:" in line and line.endswith("(deleted)") for line in mapped)
+        assert not any("headrace" in name for name in os.listdir("/dev/shm"))
+        assert fds_of("nameless-test") > 0
+        del memory
+        assert fds_of("nameless-test") == 0
+
+    @linux
+    def test_pages_cost_nothing_until_they_are_written(self) -> None:
+        memory = AnonymousMemory(1 << 40)
+        memory.map[1 << 39] = 1
+        assert os.fstat(memory.fd).st_blocks * 512 <= 1 << 22
+
+    def test_a_killed_worker_takes_nothing_with_it(self) -> None:
+        memory = AnonymousMemory(64)
+        worker = multiprocessing.get_context("fork").Process(target=leave_holding, args=(memory,))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == -signal.SIGKILL
+        assert memory.map[:4] == b"here"
+
+    def test_without_memfd_a_file_is_unlinked_at_once(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        memory = AnonymousMemory(4096)
+        memory.array(0, 1, np.int64)[0] = 5
+        assert list(tmp_path.iterdir()) == []
+        assert memory.array(0, 1, np.int64)[0] == 5
+
+
+class TestSharedInt:
+    @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))])
+    def test_a_copy_has_the_value_and_a_life_of_its_own(self, copied: Any) -> None:
+        first = SharedInt(7)
+        second = copied(first)
+        assert second.value == 7
+        first.value, second.value = 8, 9
+        assert (first.value, second.value) == (8, 9)
+
+    def test_a_plain_pickle_holds_no_descriptor(self) -> None:
+        assert len(pickle.dumps(SharedInt(3))) < 200
+
+    @pytest.mark.parametrize("value", [0, 1, -1, 2**63 - 1, -(2**63)])
+    def test_holds_any_64_bits(self, value: int) -> None:
+        number = SharedInt()
+        number.value = value
+        assert number.value == value
+
+    def test_refuses_what_does_not_fit_and_keeps_its_value(self) -> None:
+        number = SharedInt(5)
+        with pytest.raises(OverflowError):
+            number.value = 2**63
+        assert number.value == 5
