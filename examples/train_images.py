@@ -10,6 +10,7 @@ Exit status: 0; 1 where --all-modes finds a loss that differs; 2 for an error; 1
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -130,22 +131,36 @@ def _classes(dataset: ImageDataset) -> int:
 def _epochs(given: argparse.Namespace, run: Run, loader: Loader, learner: Learner | None) -> Iterator[Epoch]:
     """The epochs, as they end; begun where --resume says, and saved where --save-state says."""
     if given.resume is not None and learner is not None:
-        state = torch.load(given.resume, weights_only=True)
-        learner.load_state_dict(state["learner"])
-        loader.load_state_dict(state["loader"])
-        run.epochs = [Epoch(**sums) for sums in state["epochs"]]
-    while len(run.epochs) < given.epochs or (run.epochs and run.epochs[-1].images < len(loader.dataset)):
-        if not run.epochs or run.epochs[-1].images >= len(loader.dataset):
+        saved = _read_state(given.resume)
+        learner.load_state_dict(saved["learner"])
+        loader.load_state_dict(saved["loader"])
+        run.epochs = [Epoch(**sums) for sums in saved["epochs"]]
+    size = len(loader.dataset)
+    while len(run.epochs) < given.epochs or (run.epochs and run.epochs[-1].images < size):
+        if not run.epochs or run.epochs[-1].images == size:
             run.epochs.append(Epoch())
-        loader.set_epoch(len(run.epochs) - 1)
+        loader.set_epoch(len(run.epochs) - 1)  # a position that was loaded for this epoch stays
         with _Interrupt(given.save_state is not None) as interrupt:
             _run_epoch(loader, learner, run.epochs[-1], interrupt)
         if given.save_state is not None and learner is not None:
             sums = [asdict(epoch) for epoch in run.epochs]
-            torch.save({"learner": learner.state_dict(), "loader": loader.state_dict(), "epochs": sums}, given.save_state)
+            _write_state(given.save_state, {"learner": learner.state_dict(), "loader": loader.state_dict(), "epochs": sums})
         if interrupt.came:
             raise Interrupted(f"stopped in epoch {len(run.epochs)}: --resume {given.save_state} goes on from there")
         yield run.epochs[-1]
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # of many kinds, where the file is none of ours
+        raise ConfigError(f"--resume {path}: {error}") from error
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    torch.save(state, unfinished)
+    os.replace(unfinished, path)
 
 
 def _run_epoch(loader: Loader, learner: Learner | None, sums: Epoch, interrupt: _Interrupt) -> None:
@@ -158,7 +173,7 @@ def _run_epoch(loader: Loader, learner: Learner | None, sums: Epoch, interrupt: 
             break
     sums.seconds += time.perf_counter() - start
     after = loader.get_stats()
-    waited, hits, misses = (after[name] - before.get(name, 0) for name in ("wait_time", "cache_hits", "cache_misses"))
+    waited, hits, misses = (after.get(name, 0) - before.get(name, 0) for name in ("wait_time", "cache_hits", "cache_misses"))
     sums.waited, sums.hits, sums.misses = sums.waited + waited, sums.hits + hits, sums.misses + misses
 
 
@@ -181,19 +196,19 @@ class _Interrupt:
 
 
 def table(runs: Sequence[Run], train: bool) -> str:
-    """A line a mode."""
-    head = ["mode", "start-up s", *(f"epoch {i} img/s" for i in range(1, len(runs[0].epochs) + 1)), "wait %", "hits %", "peak MB"]
-    rows = [head + (["loss", "accuracy %"] if train else [])]
+    """A line a mode, and one that says what the columns are."""
+    head = ["mode", "start-up", *(f"epoch {i}" for i in range(1, len(runs[0].epochs) + 1)), "wait", "hits", "peak"]
+    rows = [head + (["loss", "accuracy"] if train else [])]
     for run in runs:
         last = run.epochs[-1]
-        row = [run.mode, f"{run.start_up:.2f}", *(f"{epoch.speed:,.0f}" for epoch in run.epochs)]
-        row += [f"{100 * last.waited / max(last.seconds, 1e-9):.0f}", f"{100 * last.hits / max(1, last.hits + last.misses):.0f}"]
-        row += [f"{run.peak / 1e6:,.0f}"] + ([repr(last.mean_loss), f"{100 * last.accuracy:.1f}"] if train else [])
+        row = [run.mode, f"{run.start_up:.2f} s", *(f"{epoch.speed:,.0f}" for epoch in run.epochs)]
+        row += [f"{last.waited / max(last.seconds, 1e-9):.0%}", f"{last.hits / max(1, last.hits + last.misses):.0%}"]
+        row += [f"{run.peak / 1e6:,.0f} MB"] + ([repr(last.mean_loss), f"{last.accuracy:.1%}"] if train else [])
         rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
-    )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    said = "wait (for batches), hits (of what is held)" + (", loss and accuracy" if train else "")
+    return "\n".join([*lines, f"epochs: img/s; {said}: of the last epoch; peak: memory of this process and its workers"])
 
 
 def compare(runs: Sequence[Run], train: bool) -> bool:
@@ -209,37 +224,18 @@ def compare(runs: Sequence[Run], train: bool) -> bool:
     return True
 
 
-def plot(runs: Sequence[Run], path: Path, subject: str) -> bool:
-    """Draws the speed of each epoch and mode; False where matplotlib is missing."""
+def draw(runs: Sequence[Run], given: argparse.Namespace) -> str:
+    """Draws the speed of each epoch and mode, and says where; or what to install."""
     try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+        from draw_speed import draw_speed
     except ImportError:
-        return False
-    looks = {"lazy": ("#0072b2", "o"), "eager": ("#d55e00", "s"), "cached": ("#009e73", "^"), "streaming": ("#aa4499", "D")}
-    figure = Figure(figsize=(9, 4.8), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    for run in sorted(runs, key=lambda run: -run.epochs[-1].speed):  # the legend in the order of the lines' ends
-        speeds, (colour, marker) = [epoch.speed for epoch in run.epochs], looks[run.mode]
-        label = f"{run.mode}\n{speeds[-1]:,.0f} img/s at the end, start-up {run.start_up:.1f} s"
-        axes.plot(range(1, len(speeds) + 1), speeds, color=colour, marker=marker, markersize=7, linewidth=2, label=label)
-    every = [epoch.speed for run in runs for epoch in run.epochs]
-    if max(every) > 8 * min(every):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(0, 1.1 * max(every))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="epoch", ylabel="images per second", xlim=(0.8, len(runs[0].epochs) + 0.2))
-    axes.set_title(subject, loc="left", fontsize=11)
-    axes.grid(axis="y", color="#dddddd")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, labelspacing=1.2)
-    figure.savefig(path)
-    return True
+        return 'no plot: matplotlib is missing, pip install "headrace[plot]"'
+    path = given.out / ("training.png" if given.train else "loading.png")
+    what = "Training" if given.train else "Loading alone, as uint8"
+    subtitle = f"{runs[0].epochs[-1].images:,} images at {given.image_size} x {given.image_size}, batches of {given.batch_size}"
+    speeds = {run.mode: [epoch.speed for epoch in run.epochs] for run in runs}
+    draw_speed(speeds, {run.mode: run.start_up for run in runs}, path, f"{what}: speed by epoch and loading mode", subtitle)
+    return f"plot: {path}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -285,11 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(f"\n{table(runs, given.train)}\n")
     equal = not given.all_modes or compare(runs, given.train)
-    what = "Training" if given.train else "Loading alone (uint8)"
-    subject = f"{what}: {runs[0].epochs[-1].images:,} images at {given.image_size} x {given.image_size}, batches of {given.batch_size}"
-    picture = given.out / ("training.png" if given.train else "loading.png")
-    drawn = plot(runs, picture, subject)
-    print(f"plot: {picture}" if drawn else 'no plot: matplotlib is missing, pip install "headrace[plot]"')
+    print(draw(runs, given))
     return 0 if equal else 1
 
 

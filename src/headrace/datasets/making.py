@@ -21,6 +21,12 @@ from headrace.storage.scan import redact
 class DatasetMeta(ABCMeta):
     """Notes the arguments of a dataset, and settles it once the outermost ``__init__`` is through."""
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor: `help` and editors would show the one of ``__call__`` below."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         dataset = super().__call__(*args, **kwargs)
         dataset._arguments = _passed_arguments(cls, args, kwargs)
@@ -29,8 +35,10 @@ class DatasetMeta(ABCMeta):
 
 
 def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    passed = inspect.signature(cls).bind(*args, **kwargs).arguments
-    for parameter in inspect.signature(cls).parameters.values():
+    """The arguments of a call by name, keywords that go through ``**options`` included."""
+    signature = inspect.signature(cls)
+    passed = signature.bind(*args, **kwargs).arguments
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             passed.update(passed.pop(parameter.name, {}))
     return dict(passed)

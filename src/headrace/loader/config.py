@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.errors import ConfigError
-from headrace.memory.budget import parse_size
+from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
 
@@ -87,35 +88,58 @@ class DataLoaderConfig:
     enable_monitoring: bool = True
     log_loading_stats: bool = False
 
+    def __new__(cls, *_: Any, **options: Any) -> DataLoaderConfig:
+        check_names(options)  # before __init__ raises a TypeError without a hint
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        self._check_int("batch_size", 1, optional=True)
-        self._check_int("num_workers", 0, optional=True)
-        self._check_int("prefetch_factor", 1, optional=True)
-        self._check_int("interleave", 1, optional=True)
-        self._check_int("turns", 1, optional=True)
+        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "interleave": 1, "turns": 1, "rank": 0, "world_size": 1}
+        for name, at_least in least.items():
+            self._check_int(name, at_least, optional=True)
         self._check_int("seed", None)
+        self._check_flags()
+        self._check_order()
+        self._check_objects()
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
+            raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
+        if self.max_memory_usage is not None:
+            MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
+
+    def _check_flags(self) -> None:
         for name in ("pin_memory", "persistent_workers", "drop_last", "pad", "enable_monitoring", "log_loading_stats"):
             value = getattr(self, name)
             optional = name in ("pin_memory", "persistent_workers")
             if not isinstance(value, bool) and not (optional and value is None):
                 raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {value!r}")
-        if self.shuffle not in (None, True, False, "block"):
+
+    def _check_order(self) -> None:
+        if not (self.shuffle is None or isinstance(self.shuffle, bool) or (isinstance(self.shuffle, str) and self.shuffle == "block")):
             raise ConfigError(f"shuffle must be True, False, 'block' or None, not {self.shuffle!r}")
+        for name in ("sampler", "batch_sampler"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Iterable):
+                raise ConfigError(f"{name} must be an iterable, not {getattr(self, name)!r}")
         if self.sampler is not None and self.batch_sampler is not None:
             raise ConfigError("sampler and batch_sampler can't be given together: give one")
         if self.shuffle and (self.sampler is not None or self.batch_sampler is not None):
             raise ConfigError(f"shuffle={self.shuffle!r} and a sampler can't be given together: the sampler is the order")
         if self.batch_sampler is not None and self.drop_last:
             raise ConfigError("drop_last has no meaning with batch_sampler, which makes the batches")
+
+    def _check_objects(self) -> None:
         if self.collate_fn is not None and not callable(self.collate_fn) and not isinstance(self.collate_fn, str):
             raise ConfigError(f"collate_fn must be a callable or the name of a collator, not {self.collate_fn!r}")
-        if not isinstance(self.timeout, (int, float)) or self.timeout < 0:
-            raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
-        if isinstance(self.max_memory_usage, str):
-            parse_size(self.max_memory_usage, "max_memory_usage")
-        names = ("fork", "forkserver", "spawn")
-        if isinstance(self.multiprocessing_context, str) and self.multiprocessing_context not in names:
-            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, not {self.multiprocessing_context!r}")
+        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+            raise ConfigError(f"worker_init_fn must be a callable, not {self.worker_init_fn!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(f"device must be one that torch knows, not {self.device!r}: {error}") from None
+        names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
+        if context is not None and (context not in names if isinstance(context, str) else not hasattr(context, "get_start_method")):
+            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")
 
     def _check_int(self, name: str, least: int | None, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -136,8 +160,10 @@ class DataLoaderConfig:
 
     @classmethod
     def train(cls, **options: Any) -> DataLoaderConfig:
-        """For training: shuffled, the incomplete last batch dropped."""
-        return cls().with_(**{"shuffle": True, "drop_last": True, **options})
+        """For training: shuffled, the incomplete last batch dropped; as far as a sampler of one's own leaves that to the loader."""
+        batches = options.get("batch_sampler") is not None
+        order = batches or options.get("sampler") is not None
+        return cls().with_(**{"shuffle": None if order else True, "drop_last": not batches, **options})
 
     @classmethod
     def eval(cls, **options: Any) -> DataLoaderConfig:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import signal
 import threading
 import time
 import traceback
@@ -225,6 +226,8 @@ class WorkerInit:
         self.function = function
 
     def __call__(self, worker: int) -> None:
+        # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = parent_process()
         if parent is not None:
             watch = threading.Thread(target=_end_with, args=(parent,), name="headrace-watchdog", daemon=True)

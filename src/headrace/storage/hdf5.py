@@ -187,7 +187,7 @@ class HDF5Source(Source):
             self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS))
             ends.append((NAME_OFFSETS, self.names.arrays[1], len(self.names.arrays[0])))
         wrong = [name for name, offsets, end in ends if not are_offsets(offsets, packed.count, end)]
-        if len(self) != packed.count:
+        if self._offsets is None and self.shape[0] != packed.count:
             wrong.append(DATA)
         if self._crc is not None and self._crc.shape != (packed.count,):
             wrong.append(CRC)

@@ -1,0 +1,272 @@
+"""How does a file come to stand under its name only when it is whole? Killed, interrupted, raced, refused: nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.datasets import ImageDataset
+from headrace.errors import AccessError, ConfigError, DataNotFoundError
+from headrace.packing import hdf5 as writing
+from headrace.packing import pack, verify
+from headrace.packing import part as parts
+from headrace.packing import run as running
+from headrace.packing.part import PartFile, TargetExistsError, WriteError
+
+STOPPED = """
+import sys, time
+from headrace.packing.hdf5 import PackedWriter
+from headrace.packing import pack, run
+run.GROUP_SAMPLES = 2
+append = PackedWriter.append
+def stop(self, samples, checksums):
+    append(self, samples, checksums)
+    print("writing", flush=True)
+    time.sleep(600)
+PackedWriter.append = stop
+pack(*sys.argv[1:])
+"""
+Start = Callable[[Path, Path], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start_packing() -> Iterator[Start]:
+    """Starts a process that packs, and stands still when its first samples are written."""
+    source = os.path.dirname(os.path.dirname(headrace.__file__))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    with contextlib.ExitStack() as stack:
+
+        def start(src: Path, dst: Path) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", STOPPED, str(src), str(dst)]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline() == "writing\n"
+            return process
+
+        yield start
+
+
+def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start) -> None:
+    out = tmp_path / "out.h5"
+    process = start_packing(photos, out)
+    process.kill()
+    process.wait()
+    assert os.listdir(tmp_path) == [".out.h5.part"] and (tmp_path / ".out.h5.part").stat().st_size > 0
+    assert pack(photos, out) == out
+    assert os.listdir(tmp_path) == ["out.h5"] and verify(out).ok and len(ImageDataset(out)) == 24
+
+
+def test_two_jobs_at_once_and_an_interrupt(photos: Path, tmp_path: Path, start_packing: Start) -> None:
+    out = tmp_path / "out.h5"
+    process = start_packing(photos, out)
+    with pytest.raises(WriteError, match=r"another job is packing to .*out\.h5 \(it holds \.out\.h5\.part\): wait for it"):
+        pack(photos, out)
+    pack(photos, tmp_path / "other.h5")  # what is held is the target, not the folder
+    assert sorted(os.listdir(tmp_path)) == [".out.h5.part", "other.h5"]  # the refused job took nothing away
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0 and "KeyboardInterrupt" in said
+    assert os.listdir(tmp_path) == ["other.h5"]
+
+
+def test_two_writers_in_one_process(tmp_path: Path) -> None:
+    with PartFile(tmp_path / "out") as first:
+        with pytest.raises(WriteError, match="another job"):
+            PartFile(tmp_path / "out").__enter__()
+        os.write(first.fd, b"first")
+        first.commit()
+    assert (tmp_path / "out").read_bytes() == b"first" and os.listdir(tmp_path) == ["out"]
+
+
+def test_the_target_appears_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(TargetExistsError), PartFile(tmp_path / "out") as part:
+        (tmp_path / "out").write_bytes(b"somebody else's")
+        part.commit()
+    assert (tmp_path / "out").read_bytes() == b"somebody else's" and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_dead_writers_file_is_taken_over_empty(tmp_path: Path) -> None:
+    (tmp_path / ".out.part").write_bytes(b"x" * 1000)
+    with PartFile(tmp_path / "out") as part:
+        assert os.fstat(part.fd).st_size == 0
+        part.commit()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("event", ["removed", "renamed", "replaced"])
+def test_the_file_goes_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    """Its writer came to an end at that moment: the lock is then on a file that has another name, or none."""
+    path, calls, flock = tmp_path / ".out.part", [], fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            path.rename(tmp_path / "finished") if event == "renamed" else path.unlink()
+            if event == "replaced":
+                path.write_bytes(b"a dead writer's")
+        flock(fd, how)
+
+    monkeypatch.setattr(parts.fcntl, "flock", late)
+    with PartFile(tmp_path / "out") as part:
+        os.write(part.fd, b"mine")
+        part.commit()
+    assert len(calls) == 2 and (tmp_path / "out").read_bytes() == b"mine"
+    assert sorted(os.listdir(tmp_path)) == (["finished", "out"] if event == "renamed" else ["out"])
+
+
+def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / ".out.part").symlink_to("precious")
+    with pytest.raises(WriteError, match="out can't be written"):
+        PartFile(tmp_path / "out").__enter__()
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(parts.fcntl, "flock", no_locks)
+    with PartFile(tmp_path / "out") as part:
+        part.commit()
+    assert os.listdir(tmp_path) == ["out"] and "has no locks" in caplog.text
+
+
+def test_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "fcntl", None)
+    with pytest.raises(ConfigError, match="packed files are read everywhere"):
+        PartFile(tmp_path / "out").__enter__()
+
+
+def test_an_error_of_any_kind_removes_the_file(tmp_path: Path) -> None:
+    for kind in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind), PartFile(tmp_path / "out") as part:
+            os.write(part.fd, b"half")
+            raise kind
+        assert os.listdir(tmp_path) == []
+
+
+def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with PartFile(tmp_path / "out") as part:
+            part.commit()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+SYSTEM_ERRORS = [
+    (errno.ENOSPC, WriteError, r"out\.h5 can't be written, the disk is full"),
+    (errno.EDQUOT, WriteError, r"out\.h5 can't be written, the disk is full"),
+    (errno.EFBIG, WriteError, r"out\.h5 is too large for this file system"),
+    (errno.EROFS, AccessError, r"this user may not write there"),
+    (errno.EIO, WriteError, r"out\.h5 can't be written: "),
+]
+
+
+@pytest.mark.parametrize(("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS])
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "ftruncate"])
+def test_what_the_system_refuses(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[Exception], message: str
+) -> None:
+    whole, calls = getattr(os, call), []
+
+    def fails(fd: int, *arguments: Any) -> Any:
+        calls.append(fd)
+        if call == "pwrite" and len(calls) < 8:
+            return whole(fd, *arguments)
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out.h5").write_bytes(b"before")
+    source = ImageDataset(photos)
+    monkeypatch.setattr(os, call, fails)
+    monkeypatch.setattr(running, "GROUP_SAMPLES", 2)
+    with pytest.raises(kind, match=message) as caught:
+        pack(source, tmp_path / "out.h5", overwrite=True)
+    assert "\n" not in str(caught.value) and calls
+    assert os.listdir(tmp_path) == ["out.h5"] and (tmp_path / "out.h5").read_bytes() == b"before"
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_read(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
+    with pytest.raises(WriteError, match=r"the disk is full: it needs .* kB, and 50\.0 kB are free"):
+        pack(photos, tmp_path / "out.h5")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("limit", [4096, 60_000])
+def test_a_real_limit_on_the_size_of_files(photos: Path, tmp_path: Path, limit: int) -> None:
+    """The system's own refusal (Python ignores SIGXFSZ, so it comes as EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(WriteError) as caught:
+            pack(photos, tmp_path / "out.h5", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "too large for this file system, or for this user's limit (ulimit -f)" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+    pack(photos, tmp_path / "out.h5")  # nothing in the process is broken by it
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_this_user_may_not_write(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    with pytest.raises(AccessError, match="this user may not write there"):
+        pack(photos, tmp_path / "locked" / "out.h5")
+
+
+def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.open
+
+    def refuse(path: Any, flags: int, *mode: Any) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return whole(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(AccessError, match=r"this user may not write there \(Permission denied\)") as caught:
+        pack(photos, tmp_path / "out.h5")
+    assert isinstance(caught.value, PermissionError)
+
+
+def test_a_folder_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataNotFoundError, match=r"is gone|is no folder"), PartFile(tmp_path / "folder" / "out") as part:
+        shutil.rmtree(tmp_path / "folder")
+        part.commit()
+    assert os.listdir(tmp_path) == []
+
+
+def test_memory_or_disk_that_changes_bits_is_found_before_the_file_stands(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reread = PartFile.reread
+
+    def flip(self: PartFile) -> None:
+        reread(self)
+        size = os.fstat(self.fd).st_size
+        os.pwrite(self.fd, bytes([os.pread(self.fd, 1, size - 5)[0] ^ 4]), size - 5)  # in the last sample
+
+    monkeypatch.setattr(PartFile, "reread", flip)
+    with pytest.raises(WriteError, match=r"out\.h5: 1 samples read back are not what was written, the first is number 23"):
+        pack(photos, tmp_path / "out.h5")
+    assert os.listdir(tmp_path) == []
