@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads leave their cores to the workers instead of spinning
+
 import torch
 from make_photos import make_photos
 from torch import nn
@@ -207,8 +209,9 @@ def table(runs: Sequence[Run], train: bool) -> str:
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    said = "wait (for batches), hits (of what is held)" + (", loss and accuracy" if train else "")
-    return "\n".join([*lines, f"epochs: img/s; {said}: of the last epoch; peak: memory of this process and its workers"])
+    learnt = ", loss and accuracy" if train else ""
+    said = f"epochs in img/s; wait (for batches), hits (in memory){learnt} are the last epoch's; peak: this process and its workers"
+    return "\n".join([*lines, "", said])
 
 
 def compare(runs: Sequence[Run], train: bool) -> bool:
@@ -279,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Interrupted, KeyboardInterrupt) as error:
         print(error or "stopped", file=sys.stderr)
         return 130
-    print(f"\n{table(runs, given.train)}\n")
+    print(f"\n{table(runs, given.train)}")
     equal = not given.all_modes or compare(runs, given.train)
     print(draw(runs, given))
     return 0 if equal else 1

@@ -18,6 +18,9 @@ import pytest
 
 from tests.data.make import make_photos
 
+# Workers started by forkserver then fork from a process that has torch loaded: tenths of a second each, instead of seconds.
+multiprocessing.set_forkserver_preload(["headrace.testing"])
+
 # --- which tests run --------------------------------------------------------------------------------------------------
 
 

@@ -13,13 +13,16 @@ from headrace.errors import (
     MissingNameError,
     SampleError,
     StateError,
+    TargetExistsError,
     WorkerError,
+    WriteError,
 )
 from headrace.loader import DataLoaderConfig, Loader, create_dataloader, move_to_device
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.lru import LRUCache
 from headrace.modes import LoadingMode
 from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
+from headrace.packing import pack, verify
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.source import Source
 
@@ -27,6 +30,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
     "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
-    "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError", "WorkerError", "WorkerHandle",
-    "collators", "create_dataloader", "list_collate", "move_to_device", "open_dataset", "seed_everything",
+    "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError",
+    "collators", "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
 ]  # fmt: skip

@@ -38,6 +38,14 @@ class SampleError(HeadraceError, OSError):
     """A sample can't be read or decoded; the message names path, index and cause."""
 
 
+class WriteError(HeadraceError, OSError):
+    """A file can't be written; nothing stands under its name that was not there before."""
+
+
+class TargetExistsError(WriteError, FileExistsError):
+    """There is a file of that name already, and nobody said that it may be replaced."""
+
+
 class BudgetError(HeadraceError, MemoryError):
     """Something does not fit into the memory budget; the message holds the numbers."""
 

@@ -45,9 +45,7 @@ def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
         DataLoaderConfig(**{field: value})
     assert isinstance(refused.value, ValueError)
     with pytest.raises(ConfigError, match=rf"\b{field}\b"):
-        create_dataloader(INDICES, num_workers=0, **({field: value} if field != "num_workers" else {})) if field != "num_workers" else (
-            create_dataloader(INDICES, num_workers=value)
-        )
+        create_dataloader(INDICES, **{"num_workers": 0, field: value})
 
 
 @pytest.mark.parametrize("shuffle", [True, "block"])

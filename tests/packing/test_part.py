@@ -19,12 +19,12 @@ import pytest
 
 import headrace
 from headrace.datasets import ImageDataset
-from headrace.errors import AccessError, ConfigError, DataNotFoundError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, TargetExistsError, WriteError
 from headrace.packing import hdf5 as writing
 from headrace.packing import pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
-from headrace.packing.part import PartFile, TargetExistsError, WriteError
+from headrace.packing.part import PartFile
 
 STOPPED = """
 import sys, time

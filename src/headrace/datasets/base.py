@@ -451,8 +451,8 @@ def _with_index(sample: Any, index: int) -> Any:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """The array as a tensor over the same memory, where torch has its dtype; else the array."""
+    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
     try:
-        return torch.from_numpy(array)
+        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except TypeError:
         return array

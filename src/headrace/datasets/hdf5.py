@@ -58,5 +58,6 @@ class HDF5Dataset(BaseDataset):
 
     def sample_nbytes(self) -> int | None:
         source = self._source
-        fixed = isinstance(source, HDF5Source) and (source.info is None or source.info.store == "decoded") and not self._is_random
-        return int(source.sizes()[0]) if fixed and isinstance(source, HDF5Source) and len(source) else None
+        assert isinstance(source, HDF5Source)
+        is_fixed = not source.has_samples_of_any_size and not self._is_random
+        return int(source.sizes()[0]) if is_fixed and len(source) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import BaseDataset
-from headrace.errors import BudgetError, ConfigError, HeadraceWarning
-from headrace.loader.config import DataLoaderConfig, Shuffle
+from headrace.errors import BudgetError, ConfigError
+from headrace.loader.config import DataLoaderConfig, Shuffle, warn
+from headrace.loader.fetch import inner_datasets
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
@@ -51,7 +51,7 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
         context, reasons["multiprocessing_context"] = _context(config, dataset)
         changes["multiprocessing_context"] = context
     else:
-        changes["multiprocessing_context"] = None
+        changes["multiprocessing_context"], reasons["multiprocessing_context"] = None, "no workers"
         if config.multiprocessing_context is not None:
             _ignored("multiprocessing_context")
     return config.with_(**changes), reasons
@@ -97,7 +97,7 @@ def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) 
 
 
 def _ignored(name: str) -> None:
-    warnings.warn(f"{name} has no meaning with num_workers=0 and is ignored", HeadraceWarning, stacklevel=6)
+    warn(f"{name} has no meaning with num_workers=0 and is ignored")
 
 
 def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
@@ -106,7 +106,7 @@ def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
         wanted = torch.cuda.is_available() and (device is None or device.type == "cuda")
         return wanted, "CUDA is available" if wanted else "batches don't go to a CUDA device"
     if config.pin_memory and not torch.accelerator.is_available():
-        warnings.warn("pin_memory=True has no meaning without an accelerator and is ignored", HeadraceWarning, stacklevel=6)
+        warn("pin_memory=True has no meaning without an accelerator and is ignored")
         return False, "there is no accelerator"
     return config.pin_memory, "given"
 
@@ -119,7 +119,7 @@ def _context(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
     methods = multiprocessing.get_all_start_methods()
     if "fork" not in methods:
         return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
-    if getattr(dataset, "fork_safe", True):
+    if all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
         return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
     return multiprocessing.get_context("forkserver"), "forkserver: the dataset says fork_safe = False"
 
@@ -160,11 +160,9 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, sample_nbytes: in
         lowered = min(prefetch, (slots - 2) // fitting) if fitting else 1
         if (fitting, lowered) != (workers, prefetch):
             said = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
-            warnings.warn(
+            warn(
                 f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({said}): lowered to "
-                f"{fitting} x {lowered}; take a smaller batch_size, or raise max_memory_usage",
-                HeadraceWarning,
-                stacklevel=6,
+                f"{fitting} x {lowered}; take a smaller batch_size, or raise max_memory_usage"
             )
             reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
             parallel = {} if fitting else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceWarning
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
@@ -177,7 +179,21 @@ FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 def check_names(names: Iterable[str]) -> None:
     """Raises a ConfigError for the first name that is no field of `DataLoaderConfig`."""
     for name in names:
-        if name in _OLD_WORDS:
-            raise ConfigError(f"DataLoaderConfig has no {name!r}: say {_OLD_WORDS[name]}")
+        check_old_words([name])
         if name not in FIELDS:
             raise ConfigError(f"DataLoaderConfig has no {name!r}; it has: {', '.join(sorted(FIELDS))}")
+
+
+def check_old_words(names: Iterable[str]) -> None:
+    """Raises a ConfigError for the first name that is a word of other loaders or older guides."""
+    for name in names:
+        if name in _OLD_WORDS:
+            raise ConfigError(f"DataLoaderConfig has no {name!r}: say {_OLD_WORDS[name]}")
+
+
+def warn(message: str) -> None:
+    """Warns at the user's line: the first one outside of headrace that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, HeadraceWarning, stacklevel=level)

@@ -26,7 +26,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
-from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names
+from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job
@@ -44,7 +44,8 @@ def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **ov
     """A `Loader` over a dataset, or over a path, which `open_dataset` opens.
 
     Args:
-        dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`.
+        dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`,
+            as do `seed` and `max_memory_usage`.
         config: the options; the defaults without.
         **overrides: fields of `DataLoaderConfig` that replace those of `config`.
 
@@ -54,8 +55,12 @@ def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **ov
     """
     if is_path(dataset):
         options = {name: overrides.pop(name) for name in list(overrides) if name not in FIELDS}
-        seed = overrides.get("seed", config.seed if config is not None else None)
-        dataset = open_dataset(dataset, **({"seed": seed} if seed is not None else {}) | options)
+        check_old_words(options)
+        shared = (config or DataLoaderConfig()).with_(**overrides)
+        for name in ("seed", "max_memory_usage"):  # of both
+            if getattr(shared, name) != getattr(DataLoaderConfig, name):
+                options[name] = getattr(shared, name)
+        dataset = open_dataset(dataset, **options)
     return Loader(dataset, config, **overrides)
 
 
@@ -157,7 +162,11 @@ class Loader(DataLoader[Any]):
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
                 arguments[name] = getattr(config, name)
         if config.batch_sampler is not None:
-            return {**arguments, "batch_sampler": config.batch_sampler}
+            # torch refuses one for an IterableDataset: in mode "streaming" it stays ours
+            return {
+                **arguments,
+                **({"batch_size": None} if isinstance(dataset, IterableDataset) else {"batch_sampler": config.batch_sampler}),
+            }
         arguments["batch_size"] = config.batch_size
         if config.batch_size is not None:
             arguments["drop_last"] = config.drop_last

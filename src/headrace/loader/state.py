@@ -5,10 +5,10 @@ The state is the order's parameters and the number of global batches that the us
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from headrace.errors import HeadraceWarning, StateError
+from headrace.errors import StateError
+from headrace.loader.config import warn
 
 VERSION = 1
 _ADOPTABLE = ("shuffle", "seed", "interleave", "turns")
@@ -58,7 +58,7 @@ def check_state(
         )
         if strict or state["length"] != length:
             raise StateError(f"{said}. Were files added, removed or renamed?")
-        warnings.warn(f"{said}; strict=False: going on all the same", HeadraceWarning, stacklevel=3)
+        warn(f"{said}; strict=False: going on all the same")
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
         if isinstance(saved, int) and saved % world_size == 0:

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import BudgetError
+
 
 def is_spawning() -> bool:
     """Is a worker process being started right now, so that pickling may pass file descriptors on?"""
@@ -44,12 +46,22 @@ class AnonymousMemory:
     def __init__(self, nbytes: int, label: str = "memory") -> None:
         self.nbytes = max(1, int(nbytes))
         self._adopt(_nameless_file(label))
-        os.ftruncate(self.fd, self.nbytes)
+        self.grow(self.nbytes)
 
     def _adopt(self, fd: int) -> None:
         self.fd = fd
         self._map: mmap.mmap | None = None
         weakref.finalize(self, _close, fd).atexit = False
+
+    def grow(self, nbytes: int) -> None:
+        """Makes the memory larger; what is mapped already stays as it is."""
+        try:
+            os.ftruncate(self.fd, nbytes)
+        except OSError as error:
+            raise BudgetError(
+                f"no shared memory of {nbytes:,} bytes can be had ({error.strerror}): is the size of files limited (`ulimit -f`)?"
+            ) from error
+        self.nbytes = nbytes
 
     @property
     def map(self) -> mmap.mmap:

@@ -45,6 +45,8 @@ _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
 _KEPT = 64  # slots above the planned number, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _current = threading.local()
@@ -92,7 +94,7 @@ class Ring:
                 return pool.pop()
         self.grown += 1
         self.total += 1
-        os.ftruncate(self._memory.fd, self.total * STRIDE)
+        self._memory.grow(self.total * STRIDE)
         return self.total - 1
 
     def give(self, slot: int) -> None:
@@ -117,10 +119,10 @@ class Ring:
         return sum(len(m) for m in list(self._maps.values()))
 
     def _release_pages(self, slot: int) -> None:
-        mapped = self._maps.pop(slot, None)
-        if mapped is not None and hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):
-                mapped.madvise(mmap.MADV_REMOVE)
+        self._maps.pop(slot, None)
+        if hasattr(mmap, "MADV_REMOVE"):  # the whole slot: a batch that failed was never mapped here
+            with contextlib.suppress(OSError), mmap.mmap(self._memory.fd, STRIDE, offset=slot * STRIDE) as whole:
+                whole.madvise(mmap.MADV_REMOVE)
         self._idle.append(slot)
 
     # -- both sides
@@ -223,7 +225,7 @@ class _Packer(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, arena: Arena) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
         self._arena = arena
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, torch.Tensor]] = {}  # id -> (place, the tensor, kept alive: ids come again)
         self.layout: list[_Place] = []
         self.buffers: list[tuple[int, int]] = []
 
@@ -233,16 +235,30 @@ class _Packer(pickle.Pickler):
         if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.requires_grad or obj.is_quantized:
             return None
         if id(obj) not in self._seen:
-            self._seen[id(obj)] = len(self.layout)
+            self._seen[id(obj)] = len(self.layout), obj
             self.layout.append(self._place(obj))
-        return self._seen[id(obj)]
+        return self._seen[id(obj)][0]
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Sparse tensors: torch's own rebuilding keeps each of them in a list for ever, and so would hold the slot."""
+        if type(obj) is not torch.Tensor or obj.layout not in _SPARSE:
+            return NotImplemented
+        data = obj.detach()
+        if obj.layout is torch.sparse_coo:
+            parts = (data._indices(), data._values())
+        else:
+            by_row = obj.layout in (torch.sparse_csr, torch.sparse_bsr)
+            lines = (data.crow_indices(), data.col_indices()) if by_row else (data.ccol_indices(), data.row_indices())
+            parts = (*lines, data.values())
+        return _sparse, (obj.layout, parts, tuple(obj.shape), obj.is_coalesced() if len(parts) == 2 else None, obj.requires_grad)
 
     def _place(self, tensor: torch.Tensor) -> _Place:
         nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)
         if nbytes == 0:
             return 0, 0, tensor.dtype, shape, ()
         inside = self._arena._inside.get(tensor.data_ptr())
-        if inside is not None and tensor.is_contiguous() and tensor.dtype == inside[1].dtype:
+        as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        if inside is not None and as_it_lies and tensor.dtype == inside[1].dtype:
             return inside[0], nbytes, tensor.dtype, shape, ()
         # A dense layout such as channels_last is kept; what overlaps or has holes becomes contiguous.
         strides = () if tensor.is_contiguous() else tuple(torch.empty_like(tensor).stride())
@@ -258,6 +274,14 @@ class _Packer(pickle.Pickler):
         target.numpy().data[:] = raw.cast("B")
         self.buffers.append((offset, raw.nbytes))
         return False
+
+
+def _sparse(layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...], coalesced: bool | None, grad: bool) -> torch.Tensor:
+    if layout is torch.sparse_coo:
+        made = torch.sparse_coo_tensor(*parts, shape, is_coalesced=coalesced, check_invariants=False)
+    else:
+        made = torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+    return made.requires_grad_(grad)
 
 
 def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

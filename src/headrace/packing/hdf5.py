@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
+from headrace.errors import WriteError
 from headrace.memory.budget import format_size
-from headrace.packing.part import PartFile, WriteError
+from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
 from headrace.storage.hdf5 import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
 from headrace.storage.scan import redact

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
 from headrace.storage.scan import redact
 
 try:
@@ -27,14 +27,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems that know no locks
-
-
-class WriteError(HeadraceError, OSError):
-    """A file can't be written; nothing stands under its name that was not there before."""
-
-
-class TargetExistsError(WriteError, FileExistsError):
-    """There is a file of that name already, and nobody said that it may be replaced."""
 
 
 class PartFile:
@@ -70,6 +62,11 @@ class PartFile:
             raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
         with self.explained():
             self.fd = self._open_locked()
+            try:
+                os.ftruncate(self.fd, 0)
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -133,7 +130,6 @@ class PartFile:
             try:
                 self._lock(fd)
                 if _is_at(fd, self.path):  # else its writer renamed or removed it between the two calls
-                    os.ftruncate(fd, 0)
                     return fd
             except BaseException:
                 os.close(fd)

@@ -25,10 +25,10 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import decode_image, to_channels_last
-from headrace.errors import ConfigError, HeadraceWarning, SampleError
+from headrace.errors import ConfigError, HeadraceWarning, SampleError, WriteError
 from headrace.modes.eager import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing.part import PartFile, WriteError
+from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
 from headrace.packing.verify import verify
 from headrace.storage.hdf5 import TARGETS, crc_of, is_hdf5, packed_info

@@ -271,6 +271,11 @@ class HDF5Source(Source):
         name = f" ({redact(self.names[index])})" if self.names is not None else ""
         return f"{redact(self.path)}, {self.name}, row {index}{name}"
 
+    @property
+    def has_samples_of_any_size(self) -> bool:
+        """Are the samples encoded, so that each has a size of its own?"""
+        return self._offsets is not None
+
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each sample in bytes ([n] int64)."""
         if self._offsets is not None:
