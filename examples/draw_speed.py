@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -25,15 +26,14 @@ def draw_speed(speeds: Mapping[str, Sequence[float]], start_up: Mapping[str, flo
     axes = figure.add_subplot()
     for mode in sorted(speeds, key=lambda mode: -speeds[mode][-1]):  # the legend in the order in which the lines end
         colour, marker, line = LOOKS[mode]
-        before = f", after {start_up[mode]:.1f} s" if start_up[mode] >= 0.1 else ""
-        label = f"{mode}\n{speeds[mode][-1]:,.0f} at the end{before}"
+        before = f" (start-up {start_up[mode]:.1f} s)" if start_up[mode] >= 0.1 else ""
+        label = f"{mode}{before}\n{speeds[mode][-1]:,.0f} img/s at the end"
         epochs = range(1, len(speeds[mode]) + 1)
         axes.plot(epochs, speeds[mode], color=colour, marker=marker, linestyle=line, markersize=7, linewidth=2, label=label)
     _scale(axes, [speed for of_mode in speeds.values() for speed in of_mode])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(0.8, max(map(len, speeds.values())) + 0.2)
     axes.set_xlabel("epoch")
-    axes.set_ylabel("images per second")
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=22)
     axes.annotate(subtitle, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color="#555555")
     axes.grid(axis="y", color="#dddddd")
@@ -43,7 +43,8 @@ def draw_speed(speeds: Mapping[str, Sequence[float]], start_up: Mapping[str, flo
     figure.savefig(path)
 
 
-def _scale(axes, speeds: Sequence[float]) -> None:
+def _scale(axes: Axes, speeds: Sequence[float]) -> None:
+    axes.set_ylabel("images per second")
     if max(speeds) > LOG_FROM * min(speeds):
         axes.set_yscale("log")
         axes.set_ylim(0.8 * min(speeds), 1.25 * max(speeds))

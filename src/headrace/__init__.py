@@ -28,8 +28,9 @@ from headrace.storage.source import Source
 
 __version__ = "0.1.0"
 __all__ = [
-    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
-    "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
-    "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError",
-    "collators", "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
+    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder",
+    "FormatError", "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode",
+    "MemoryBudget", "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError",
+    "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators", "create_dataloader", "list_collate",
+    "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
 ]  # fmt: skip

@@ -51,7 +51,7 @@ def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
 @pytest.mark.parametrize("shuffle", [True, "block"])
 @pytest.mark.parametrize("field", ["sampler", "batch_sampler"])
 def test_shuffle_and_a_sampler_exclude_each_other(shuffle: Any, field: str) -> None:
-    with pytest.raises(ConfigError, match="shuffle.*sampler"):
+    with pytest.raises(ConfigError, match=r"shuffle.*sampler"):
         DataLoaderConfig(shuffle=shuffle, **{field: [[0]]})
     assert DataLoaderConfig(shuffle=False, **{field: [[0]]}).shuffle is False
 

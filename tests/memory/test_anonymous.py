@@ -120,9 +120,7 @@ class TestAnonymousMemory:
         assert worker.exitcode == -signal.SIGKILL
         assert memory.map[:4] == b"here"
 
-    def test_without_memfd_a_file_is_unlinked_at_once(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_without_memfd_a_file_is_unlinked_at_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         memory = AnonymousMemory(4096)

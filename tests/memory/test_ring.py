@@ -292,7 +292,7 @@ class TestLife:
             lambda batch: torch.from_numpy(batch["a"][10:20]),
             lambda batch: batch["a"][::3],
             lambda batch: np.lib.stride_tricks.sliding_window_view(batch["a"], 5),
-            lambda batch: (lambda t=batch["t"]: t),
+            lambda batch: lambda t=batch["t"]: t,
             lambda batch: iter(batch["t"]),
         ],
     )

@@ -30,9 +30,17 @@ class Collators:
         self._entries: dict[str, Collator] = {}
 
     def register(self, name: str, modality: str | None = None, description: str = "") -> Callable[[Collate], Collate]:
-        """A decorator that registers a collate function ``(samples, **options) -> batch``."""
+        """A decorator that registers a collate function ``(samples, **options) -> batch``.
+
+        Raises:
+            ConfigError: the name is no text, or what is registered is no callable.
+        """
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f'the name of a collator must be a text, not {name!r}: write @collators.register("name")')
 
         def add(function: Collate) -> Collate:
+            if not callable(function):
+                raise ConfigError(f"the collator {name!r} must be a callable, not {function!r}")
             self._entries.pop(name, None)
             self._entries[name] = Collator(name, function, modality, description)
             return function
@@ -49,7 +57,7 @@ class Collators:
         if entry is None:
             fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
             if not fitting:
-                names = ", ".join(sorted(self._entries))
+                names = ", ".join(sorted({*self._entries, *(e.modality for e in self._entries.values() if e.modality)}))
                 raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; there are: {names}")
             entry = fitting[-1]
         return functools.partial(entry.function, **options) if options else entry.function

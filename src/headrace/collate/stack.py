@@ -5,6 +5,7 @@ Straight into the batch's buffer: `headrace.memory.ring.empty` gives a tensor in
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,28 +40,54 @@ def _stack(values: list[Any], place: str) -> Any:
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _stack_tensors(values, place)
-    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        return _stack_tensors([torch.from_numpy(_native(v)) if isinstance(v, np.ndarray) else v for v in values], place)
-    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
-        return _stack_tensors([torch.from_numpy(np.asarray(v)) for v in values], place)
+    if _is_numeric(first):
+        return _stack_tensors([torch.from_numpy(_native(np.asarray(v))) if _is_numeric(v) else v for v in values], place)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
-        dtype = torch.float64 if any(isinstance(v, float) for v in values) else None
-        return torch.tensor(values, dtype=dtype)
+        return _stack_numbers(values, place)
     if isinstance(first, Mapping):
         keys = list(first)
         for number, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(keys):
-                raise _differs(place, f"sample {number} has the keys {sorted(map(str, value))}, the first {sorted(map(str, keys))}")
+                is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {_shape_of(value)}"
+                raise _differs(place, f"sample {number} {is_}, the first has the keys {sorted(map(str, keys))}")
         fields = {key: _stack([v[key] for v in values], f"{place}[{key!r}]") for key in keys}
         return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*_columns(values, place))
     if isinstance(first, (tuple, list)):
-        return type(first)(_columns(values, place))
+        columns = _columns(values, place)
+        try:
+            return type(first)(columns)
+        except TypeError:  # a tuple of certain things only, such as torch.Size
+            return tuple(columns) if isinstance(first, tuple) else columns
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [f.name for f in dataclasses.fields(first)]
-        return dataclasses.replace(first, **{n: _stack([getattr(v, n) for v in values], f"{place}.{n}") for n in names})
+        return _stack_dataclass(values, place)
     return values
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+
+
+def _stack_numbers(values: list[Any], place: str) -> torch.Tensor:
+    dtype = torch.float64 if any(isinstance(v, float) for v in values) else None
+    try:
+        return torch.tensor(values, dtype=dtype)
+    except (RuntimeError, ValueError, OverflowError):
+        worst = max(values, key=abs)
+        raise _differs(place, f"{worst} does not fit into a tensor") from None
+
+
+def _stack_dataclass(values: list[Any], place: str) -> Any:
+    first = values[0]
+    for number, value in enumerate(values):
+        if type(value) is not type(first):
+            raise _differs(place, f"sample {number} is {_shape_of(value)}, the first is {_shape_of(first)}")
+    batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
+    for field in dataclasses.fields(first):
+        column = _stack([getattr(value, field.name) for value in values], f"{place}.{field.name}")
+        object.__setattr__(batch, field.name, column)  # of a frozen one too
+    return batch
 
 
 def _columns(values: list[Any], place: str) -> list[Any]:

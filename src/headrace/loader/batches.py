@@ -7,12 +7,17 @@ ends of an iterable dataset, which nobody knows beforehand.
 from __future__ import annotations
 
 import itertools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from headrace.loader.draws import Draws
 from headrace.order import RankBatches, Ticket
-from headrace.order.seeding import SampleSeeder, preserved_rng
+from headrace.order.seeding import SampleSeeder
+
+OF_SAMPLER, OF_STREAM, OF_COLLATE = -1, -2, -3
+"""What draws random numbers beside samples, in place of a sample's index, which is never negative."""
 
 
 class Plan(ABC):
@@ -24,6 +29,11 @@ class Plan(ABC):
     @abstractmethod
     def steps(self) -> int | None:
         """The number of batches of an epoch; None where it is not known."""
+
+    def ends_at(self, position: int) -> bool:
+        """Is it known that an epoch is through at a position?"""
+        steps = self.steps()
+        return steps is not None and position >= steps
 
     @abstractmethod
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
@@ -75,7 +85,7 @@ class OrderPlan(Plan):
 class SamplerPlan(Plan):
     """A sampler, or batch sampler, of the user's: replayed from its start to resume.
 
-    A sampler that draws from torch's global generator when it starts does so under (seed, epoch), and so draws the same again.
+    Whatever it draws from, be it a global generator or one of its own, is seeded by (seed, epoch), so that it draws the same again.
     """
 
     def __init__(
@@ -87,17 +97,15 @@ class SamplerPlan(Plan):
         drop_last: bool = False,
     ) -> None:
         self.seed, self._drop_last = seed, drop_last
-        self._sampler, self._batch_sampler, self._size = sampler, batch_sampler, batch_size or 1
-        self._position = 0
+        self._sampler, self._batch_sampler = sampler, batch_sampler
+        self._size = 1 if batch_sampler is not None else batch_size or 1
+        self._seeder = SampleSeeder(sampler, batch_sampler)
 
     def steps(self) -> int | None:
-        try:
-            if self._batch_sampler is not None:
-                return len(self._batch_sampler)  # type: ignore[arg-type]
-            n = len(self._sampler)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-        return n // self._size if self._drop_last else -(-n // self._size)
+        if self._batch_sampler is not None:
+            return length_of(self._batch_sampler)
+        n = length_of(self._sampler)
+        return None if n is None else n // self._size if self._drop_last else -(-n // self._size)
 
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
@@ -105,37 +113,49 @@ class SamplerPlan(Plan):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-        position = 0
-        for step, indices in enumerate(self._lists(self._started(source, epoch))):
+        position, draws = 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
+        with draws():
+            rest = iter(source)
+        for step in itertools.count():
+            with draws():
+                indices = self._next(rest)
+            if indices is None:
+                return
             if step >= start:
                 yield Ticket(indices, self.seed, epoch, step, draws=range(position, position + len(indices)))
             position += len(indices)
 
-    def _started(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
-        with preserved_rng():
-            SampleSeeder()(self.seed, epoch, -1)  # -1: no sample has this index
-            rest = iter(source)
-            first = list(itertools.islice(rest, 1))
-        return itertools.chain(first, rest)
-
-    def _lists(self, items: Iterator[Any]) -> Iterator[list[int]]:
+    def _next(self, rest: Iterator[Any]) -> list[int] | None:
+        """The indices of the next batch; None at the end."""
         if self._batch_sampler is not None:
-            yield from (list(map(int, indices)) for indices in items)
-            return
-        while chunk := [int(i) for i in itertools.islice(items, self._size)]:
-            if len(chunk) < self._size and self._drop_last:
-                return
-            yield chunk
+            found = next(rest, None)
+            return None if found is None else [_index(i) for i in found]
+        indices = [_index(i) for i in itertools.islice(rest, self._size)]
+        return None if len(indices) < (self._size if self._drop_last else 1) else indices
 
     def parameters(self) -> dict[str, Any]:
-        return {"shuffle": "sampler", "seed": self.seed, "global_batch": self._size}
+        kind = "sampler" if self._batch_sampler is None else "batch_sampler"
+        return {"shuffle": kind, "seed": self.seed, "global_batch": self._size}
+
+
+def _index(given: Any) -> Any:
+    """An index of any integer type as an int; anything else (a key, a tuple) as it is: the dataset may know what it means."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        return given
 
 
 class IterablePlan(Plan):
-    """Tickets without an end for a foreign `IterableDataset`: its workers say when they have nothing left."""
+    """Tickets without an end for a foreign `IterableDataset`: its workers say when they have nothing left.
 
-    def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool) -> None:
+    Its order depends on the number of workers, and its own length says little of the number of batches: each worker ends with
+    a batch of its own.
+    """
+
+    def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool, workers: int = 0) -> None:
         self.seed, self._size, self._length, self._drop_last = seed, batch_size or 1, length, drop_last
+        self._workers = max(1, workers)
         self._runs = itertools.count()
 
     def steps(self) -> int | None:
@@ -143,12 +163,15 @@ class IterablePlan(Plan):
             return None
         return self._length // self._size if self._drop_last else -(-self._length // self._size)
 
+    def ends_at(self, position: int) -> bool:
+        return False
+
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         run = next(self._runs)
         return (Ticket([run], self.seed, epoch, step) for step in itertools.count())
 
     def parameters(self) -> dict[str, Any]:
-        return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size}
+        return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size, "workers": self._workers}
 
 
 def length_of(dataset: Any) -> int | None:

@@ -46,7 +46,8 @@ class DataLoaderConfig:
         drop_last: leave the last, incomplete global batch out.
         pad: fill the epoch up with its own first samples to a multiple of the number of ranks; False: for exact evaluation.
         collate_fn: makes a batch of samples: a callable, or the name of a registered one.
-        sampler: an iterable of indices, of one's own; its order is replayed to resume.
+        sampler: an iterable of indices, of one's own; its order is replayed to resume. Whatever it draws from, the global generators
+            or one that it holds, is seeded by (seed, epoch).
         batch_sampler: an iterable of lists of indices, of one's own; then `batch_size` and `drop_last` don't count.
         seed: of order and random transforms.
         interleave: for "block": lanes that a global batch draws from (64).

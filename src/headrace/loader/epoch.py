@@ -30,6 +30,7 @@ class EpochIterator:
         self.received = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
+        job.used_by(self)
         self._deliveries: Iterator[Delivered] | None = job.start(epoch, start if not self._is_stream else 0)
 
     @property
@@ -76,7 +77,12 @@ class EpochIterator:
                 raise death_of(error, self._epoch, self._step, self._loader.config.timeout) from error
             failure = failure_of(delivered)
             if failure is not None:
-                raise failure
+                self._exhausted = 0
+                self._loader._failed(delivered)
+                try:
+                    raise failure
+                finally:
+                    del failure  # the traceback holds this frame
             if delivered.report.get("exhausted"):
                 self._exhausted += 1
                 if self._exhausted >= max(1, self._loader.config.num_workers or 0):
@@ -90,4 +96,4 @@ class EpochIterator:
 
     def _end(self) -> None:
         self._deliveries = None
-        self._loader._ended(self._epoch, self._clock - self._began, self._wait, self.received, self._samples)
+        self._loader._ended(self._epoch, self._step, self._clock - self._began, self._wait, self.received, self._samples)

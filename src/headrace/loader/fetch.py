@@ -20,28 +20,27 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, get_worker_info
 
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.errors import WorkerError
-from headrace.loader.batches import OrderPlan
+from headrace.loader.batches import OF_COLLATE, OF_STREAM, OrderPlan
+from headrace.loader.draws import Draws
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng
 
-_OF_COLLATE = -3  # in place of a sample's index, which is never negative
 AHEAD = 2
 """Batches that a streaming worker reads ahead of the one it works on."""
 
 
-class Samples(list[Any]):
-    """The samples of one batch on their way from `Fetch` to `Collate`."""
+class Samples:
+    """The samples of one batch on their way from `Fetch` to `Collate`: a list, or whatever a dataset's ``__getitems__`` gives."""
 
-    def __init__(self, items: list[Any], ticket: Ticket, report: dict[str, Any], error: Exception | None = None) -> None:
-        super().__init__(items)
-        self.ticket, self.report, self.error = ticket, report, error
+    def __init__(self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None) -> None:
+        self.items, self.ticket, self.report, self.error = items, ticket, report, error
 
 
 class Fetch(Dataset[Any]):
@@ -59,48 +58,60 @@ class Fetch(Dataset[Any]):
         self.dataset, self._plan, self._stride = dataset, plan, stride
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
+        innermost = dataset
+        while type(innermost) is Subset:  # which hands a batch on, or takes it sample by sample
+            innermost = innermost.dataset
+        self._answers_batches = hasattr(innermost, "__getitems__")
+        self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
 
     def __getitems__(self, ticket: Ticket) -> Samples:
         start = time.perf_counter()
         base.set_context(ticket)
-        error, items = None, []
         report: dict[str, Any] = {"epoch": ticket.epoch, "step": ticket.step, "pid": os.getpid()}
         try:
-            items = self._samples(ticket, report)
-        except Exception as caught:
-            error = caught
+            found, error = _attempt(lambda: self._samples(ticket, report))
         finally:
             base.set_context(None)
         counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
         for dataset in self._inner:
             for name, value in dataset.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
-        report["samples"], report["counts"] = len(items), counts
-        return Samples(items, ticket, report, error)
+        report["samples"] = len(found) if isinstance(found, list) else len(ticket)
+        report["counts"] = counts
+        try:
+            return Samples(found, ticket, report, error)
+        finally:
+            del error  # see `_attempt`
 
-    def _samples(self, ticket: Ticket, report: dict[str, Any]) -> list[Any]:
+    def _samples(self, ticket: Ticket, report: dict[str, Any]) -> Any:
+        if self.init_error is not None:
+            raise self.init_error
         if not self._ours:
             return self._foreign(ticket)
         if self._plan is not None:
             last = self._plan.steps()
             coming = range(ticket.step, min(ticket.step + (AHEAD + 1) * self._stride, last), self._stride)
             self.dataset.expect([self._plan.batch(ticket.epoch, step) for step in coming])
-        found: list[Any] = self.dataset.__getitems__(ticket)
-        return found
+        return self.dataset.__getitems__(ticket)
 
-    def _foreign(self, ticket: Ticket) -> list[Any]:
+    def _foreign(self, ticket: Ticket) -> Any:
         if self._seeder is None:
             self._seeder = SampleSeeder(self.dataset)
         seeder = self._seeder
+
+        def seed(number: int) -> None:
+            index = ticket[number]  # a sampler of the user's may give the dataset something else than integers
+            seeder(ticket.seed, ticket.epoch, index if isinstance(index, int) else 0, ticket.draws[number] if ticket.draws else 0)
+
         with preserved_rng(seeder):
-            if hasattr(self.dataset, "__getitems__"):  # it answers a whole batch: one seed for it
-                seeder(ticket.seed, ticket.epoch, ticket[0] if ticket else 0, ticket.draws[0] if ticket.draws else 0)
-                found: list[Any] = self.dataset.__getitems__(list(ticket))
-                return found
+            if self._answers_batches:  # one seed for the whole batch
+                if ticket:
+                    seed(0)
+                return self.dataset.__getitems__(list(ticket))
             items = []
             for number, index in enumerate(ticket):
-                seeder(ticket.seed, ticket.epoch, index, ticket.draws[number] if ticket.draws else 0)
+                seed(number)
                 items.append(self.dataset[index])
             return items
 
@@ -121,14 +132,19 @@ class FetchIterable(Fetch):
         self._size, self._drop_last = batch_size, drop_last
         self._run = -1
         self._items: Iterator[Any] = iter(())
+        self._draws: Draws | None = None
 
     def _samples(self, ticket: Ticket, report: dict[str, Any]) -> list[Any]:
-        if self._run != ticket[0]:
-            self._run = ticket[0]
-            info = get_worker_info()
-            SampleSeeder()(ticket.seed, ticket.epoch, -2, info.id if info is not None else 0)
-            self._items = iter(self.dataset)
-        items = list(itertools.islice(self._items, self._size))
+        if self.init_error is not None:
+            raise self.init_error
+        if self._draws is None or self._run != ticket[0]:
+            self._run, info = ticket[0], get_worker_info()
+            worker = info.id if info is not None else 0
+            self._draws = Draws(SampleSeeder(self.dataset), ticket.seed, ticket.epoch, OF_STREAM, worker)
+            with self._draws():
+                self._items = iter(self.dataset)
+        with self._draws():
+            items = list(itertools.islice(self._items, self._size))
         if len(items) < self._size and self._drop_last:
             items = []
         report["exhausted"] = not items
@@ -149,43 +165,77 @@ class Collate:
         self._seeder: SampleSeeder | None = None
 
     def __call__(self, samples: Samples) -> Delivery | Delivered:
-        slot, report, error = samples.ticket.slot, samples.report, samples.error
+        slot = samples.ticket.slot
         assert slot is not None
         if get_worker_info() is None:
-            with contextlib.nullcontext() if self.ring.is_crowded else Arena(self.ring, slot, leased=True) as arena:
-                if arena is None:
-                    self.ring.give(slot)
-                if error is not None:
-                    raise error
-                batch = None if report.get("exhausted") else self._batch(samples)
-            return Delivered(batch, report, 0 if arena is None else arena.nbytes)
-        arena = self.ring.arena(slot)
+            return self._here(samples, slot)
+        delivery: Any
+        delivery, error = (None, samples.error) if samples.error is not None else _attempt(lambda: self._packed(samples, slot))
         if error is None:
-            try:
-                with arena:
-                    batch = None if report.get("exhausted") else self._batch(samples)
-                    return arena.pack(batch, report)
-            except Exception as caught:
-                error = caught
-        return self.ring.arena(slot).pack(None, {**report, "failure": describe(error)})
+            packed: Delivery = delivery
+            return packed
+        try:
+            return self.ring.arena(slot).pack(None, {**samples.report, "failure": describe(error)})
+        finally:
+            samples.error = None
+            del error  # see `_attempt`
+
+    def _packed(self, samples: Samples, slot: int) -> Delivery:
+        with self.ring.arena(slot) as arena:
+            return arena.pack(self._batch(samples), samples.report)
+
+    def _here(self, samples: Samples, slot: int) -> Delivered:
+        """Without workers: nothing is pickled, and the batch's tensors hold the slot themselves."""
+        batch, error, arena = None, samples.error, None
+        if error is not None or self.ring.is_crowded:
+            self.ring.give(slot)
+        else:
+            arena = Arena(self.ring, slot, leased=True)
+        if error is None:
+            with arena or contextlib.nullcontext():
+                batch, error = _attempt(lambda: self._batch(samples))
+        try:
+            report = samples.report if error is None else {**samples.report, "failure": error}
+            return Delivered(batch, report, 0 if arena is None else arena.nbytes)
+        finally:
+            samples.error = None
+            del error  # see `_attempt`
 
     def _batch(self, samples: Samples) -> Any:
+        if samples.report.get("exhausted"):
+            return None
         if self.function is None:
-            return samples[0]
+            return samples.items[0]
         if not self._is_random:
-            return self.function(list(samples))
+            return self.function(samples.items)
         if self._seeder is None:
             self._seeder = SampleSeeder(self.function)
         ticket = samples.ticket
         with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
-            self._seeder(ticket.seed, ticket.epoch, _OF_COLLATE, ticket.step)
-            return self.function(list(samples))
+            self._seeder(ticket.seed, ticket.epoch, OF_COLLATE, ticket.step)
+            return self.function(samples.items)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
 
 
-def describe(error: Exception) -> tuple[bytes, str, int]:
+def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a function returns, or what it raises (but what ends a worker passes).
+
+    The caller must not keep the exception in a local variable: its traceback holds the caller's frame, and in that circle a ring and
+    its workers would wait for the garbage collector.
+    """
+    try:
+        return function(), None
+    except Exception as caught:
+        return None, caught
+    except BaseException as caught:
+        if get_worker_info() is not None:
+            raise
+        return None, caught
+
+
+def describe(error: BaseException) -> tuple[bytes, str, int]:
     """An exception as it travels: pickled, its traceback as text, and the worker's number."""
     info = get_worker_info()
     worker = info.id if info is not None else 0
@@ -232,8 +282,16 @@ class WorkerInit:
         if parent is not None:
             watch = threading.Thread(target=_end_with, args=(parent,), name="headrace-watchdog", daemon=True)
             watch.start()
+        info = get_worker_info()
+        assert info is not None
+        fetch: Any = info.dataset
+        object.__setattr__(info, "dataset", fetch.dataset)  # where users look for theirs, and may set its attributes
         if self.function is not None:
-            self.function(worker)
+            try:
+                self.function(worker)
+            except Exception as error:
+                error.add_note("headrace: raised by worker_init_fn")
+                fetch.init_error = error  # each batch raises it
 
 
 def _end_with(parent: Any) -> None:

@@ -7,6 +7,7 @@ one at a time, and a second one only while two of its iterators are alive.
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,10 +73,28 @@ class Job:
             collate_fn=into_slots,
             num_workers=workers,
             pin_memory=bool(config.pin_memory),
-            generator=torch.Generator().manual_seed(0),  # torch draws a base seed from it, and not from the user's generator
+            # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
+            generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
             **parallel,
         )
         self.is_lasting = not workers or bool(config.persistent_workers)
+        self._user: weakref.ref[Any] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Is no iterator under way that takes its batches from this job?"""
+        user = None if self._user is None else self._user()
+        return user is None or user.is_done
+
+    @property
+    def is_sound(self) -> bool:
+        """Do all its workers live? A signal handler of torch's may have told the user of a death anywhere, and not in `next`."""
+        workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        return all(worker.is_alive() for worker in workers)
+
+    def used_by(self, iterator: Any) -> None:
+        """From now on an iterator takes this job's batches."""
+        self._user = weakref.ref(iterator)
 
     def start(self, epoch: int, step: int) -> Iterator[Delivered]:
         """The deliveries of an epoch from a step on. What a lasting job had still on its way is dropped."""
@@ -83,16 +102,22 @@ class Job:
         return iter(self._loader)
 
 
-def failure_of(delivered: Delivered) -> Exception | None:
-    """The error that a worker delivered instead of a batch, with its place and its traceback, ready to be raised."""
-    said = delivered.report.get("failure")
+def failure_of(delivered: Delivered) -> BaseException | None:
+    """The error that was delivered instead of a batch, with its place and, out of a worker, its traceback, ready to be raised."""
+    said = delivered.report.pop("failure", None)
     if said is None:
         return None
-    data, text, worker = said
-    error: Exception = pickle.loads(data)
-    epoch, step = delivered.report["epoch"], delivered.report["step"]
-    error.add_note(f"headrace: in worker {worker}, epoch {epoch}, batch {step}")
-    error.__cause__ = RemoteTraceback(text)
+    where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
+    if isinstance(said, BaseException):
+        error = said
+    else:
+        data, text, worker = said
+        error, where = pickle.loads(data), f"worker {worker}, {where}"
+        error.__cause__ = RemoteTraceback(text)
+    if isinstance(error, StopIteration):  # which would end the user's loop
+        cause, error = error, RuntimeError(f"a sample's code raised StopIteration: {error}")
+        error.__cause__ = cause
+    error.add_note(f"headrace: in {where}")
     return error
 
 

@@ -3,7 +3,8 @@
 NOTE [ epochs and positions ]
 
 * `set_epoch(e)` names the epoch of the next iterator; without it each iterator takes the epoch after the last one's.
-* The position is the number of batches of the current epoch that the user has received. `state_dict()` holds both.
+* The position is the number of batches of the current epoch that the user has received. `state_dict()` holds both; between
+  `set_epoch` and the next iterator, the named epoch and 0.
 * After `load_state_dict` the next iterator goes on at the position. `set_epoch` with the loaded epoch keeps it (also at the
   epoch's end: nothing is left then), with another epoch drops it. A state saved at the end of an epoch, without `set_epoch`, goes on
   with the next epoch.
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,14 +24,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
-from headrace.errors import BudgetError, ConfigError, HeadraceWarning
+from headrace.errors import BudgetError, ConfigError
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
-from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
+from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words, warn
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job
-from headrace.loader.state import check_samples, check_state, make_state
+from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered
 from headrace.monitor.stats import LoadingStats
@@ -95,6 +96,7 @@ class Loader(DataLoader[Any]):
         self._next_epoch, self._is_named = 0, False  # named: by set_epoch, since the last iterator began
         self._resume: tuple[int, int] | None = None  # (epoch, position) that were loaded
         self._at = (0, 0)  # epoch, and the batches of it that the user has received
+        self._end: tuple[int, int] | None = None  # where an epoch was found to be through
         self._last_nbytes = 0
         self._job: Job | None = None
         self._running: weakref.ref[EpochIterator] | None = None
@@ -119,7 +121,7 @@ class Loader(DataLoader[Any]):
             self._ring_bytes = self._budget(self.dataset).reserve(slots * batch_nbytes, "batches on their way")
         except BudgetError as error:
             self._ring_bytes = self._budget(self.dataset).reserve(0, "batches on their way")
-            warnings.warn(f"{slots} batches of {format_size(batch_nbytes)} are on their way: {error}", HeadraceWarning, stacklevel=5)
+            warn(f"{slots} batches of {format_size(batch_nbytes)} are on their way: {error}")
 
     def _budget(self, dataset: Any) -> MemoryBudget:
         usage = self._max_memory_usage
@@ -133,7 +135,7 @@ class Loader(DataLoader[Any]):
         if config.sampler is not None or config.batch_sampler is not None:
             return SamplerPlan(seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last)
         if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
-            return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last)
+            return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last, config.num_workers or 0)
         rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
         shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
         interleave = adopted.get("interleave", config.interleave)
@@ -233,9 +235,10 @@ class Loader(DataLoader[Any]):
             start = self._resume[1]
         self._resume = None
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
-        is_free = self._current() is None
-        job = self._job if is_free and self._job is not None else self._new_job()
-        if job.is_lasting and is_free:
+        if self._job is not None and not self._job.is_sound:
+            self._job = None
+        job = self._job if self._job is not None and self._job.is_free else self._new_job()
+        if job.is_lasting and self._job is None:
             self._job = job
         iterator = EpochIterator(self, job, epoch, start)
         self._running = weakref.ref(iterator)
@@ -254,8 +257,13 @@ class Loader(DataLoader[Any]):
             self._pids.add(report["pid"])
             stats.look(self._pids - {os.getpid()})
 
-    def _ended(self, epoch: int, seconds: float, wait: float, batches: int, samples: int) -> None:
+    def _failed(self, delivered: Delivered) -> None:
+        """The user gets an error in place of a batch."""
+        self._stats.add_report(delivered.report["counts"])
+
+    def _ended(self, epoch: int, position: int, seconds: float, wait: float, batches: int, samples: int) -> None:
         """An epoch is through."""
+        self._end = epoch, position
         if self.config.log_loading_stats and batches:
             logger.info(
                 "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
@@ -287,8 +295,9 @@ class Loader(DataLoader[Any]):
         epoch, position = self._at
         if self._resume is not None:
             epoch, position = self._resume
-        elif self._is_named and self._next_epoch != epoch:
+        elif self._is_named and (self._next_epoch != epoch or self._current() is None):
             epoch, position = self._next_epoch, 0
+        has_ended = self._end == (epoch, position) and not self._plan.ends_at(position)
         return make_state(
             self.fingerprint,
             length_of(self.dataset),
@@ -298,6 +307,7 @@ class Loader(DataLoader[Any]):
             self._plan.samples_before(position),
             self._stats.skipped_count,
             list(self._stats.skipped),
+            has_ended,
         )
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
@@ -311,23 +321,23 @@ class Loader(DataLoader[Any]):
         Raises:
             StateError: it does not fit; the message holds both values.
         """
-        differing = self._check_state(state, self._plan, strict)
-        plan = self._make_plan(self.dataset, differing) if differing else self._plan
+        check_data(state, self.fingerprint, length_of(self.dataset), strict)
+        world_size = self.config.world_size or 1
+        differing = check_order(state, self._plan.parameters(), world_size, strict)
+        plan = self._plan
         if differing:
-            self._check_state(state, plan, strict=False)
+            plan = self._make_plan(self.dataset, differing)
+            check_order(state, plan.parameters(), world_size, strict=False)
         check_samples(state, plan.samples_before(int(state["batches"])))
         if differing:
             self._plan, self._job = plan, None
         epoch, position = int(state["epoch"]), int(state["batches"])
-        steps = self._plan.steps()
-        self._resume, self._at = (epoch, position), (epoch, position)
+        has_ended = self._plan.ends_at(position) or bool(state.get("ended"))
+        self._resume = self._at = epoch, position
+        self._end = self._at if has_ended else None
         self._is_named = False
-        self._next_epoch = epoch + 1 if steps is not None and position >= steps else epoch
+        self._next_epoch = epoch + 1 if has_ended else epoch
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
-
-    def _check_state(self, state: dict[str, Any], plan: Plan, strict: bool) -> dict[str, Any]:
-        world_size = self.config.world_size or 1
-        return check_state(state, self.fingerprint, length_of(self.dataset), plan.parameters(), world_size, strict)
 
     # -- what it says
 
@@ -345,10 +355,9 @@ class Loader(DataLoader[Any]):
             return {}
         running = self._current()
         queued = 0 if running is None else max(0, running.job.dispatch.handed_out - running.received)
-        held: dict[str, int] = {}
-        for dataset in inner_datasets(self.dataset):
-            if dataset._mode is not None:
-                held.update(dataset._mode.stats())
+        held: Counter[str] = Counter()
+        for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
+            held.update(mode.stats())  # views share one
         return {
             "dataset_size": length_of(self.dataset) or 0,
             "num_batches": self._plan.steps() or 0,

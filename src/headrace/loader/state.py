@@ -11,7 +11,25 @@ from headrace.errors import StateError
 from headrace.loader.config import warn
 
 VERSION = 1
-_ADOPTABLE = ("shuffle", "seed", "interleave", "turns")
+_FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is meant where it is not there
+    "version": ((int,), None),
+    "fingerprint": ((str,), None),
+    "length": ((int, type(None)), None),
+    "epoch": ((int,), None),
+    "batches": ((int,), None),
+    "samples": ((int, type(None)), None),
+    "shuffle": ((bool, str), None),
+    "seed": ((int,), None),
+    "global_batch": ((int,), None),
+    "interleave": ((int, type(None)), None),
+    "turns": ((int, type(None)), None),
+    "skipped": ((int,), 0),
+    "skipped_samples": ((list,), []),
+}
+_FOREIGN = ("sampler", "batch_sampler", "iterable")
+_SHUFFLES = (False, True, "block", *_FOREIGN)
+_COUNTS = ("batches", "skipped")
+_COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
 
 def make_state(
@@ -23,6 +41,7 @@ def make_state(
     samples: int | None,
     skipped: int,
     skipped_samples: list[dict[str, Any]],
+    has_ended: bool = False,
 ) -> dict[str, Any]:
     """The state as users save it: plain numbers and texts."""
     state = {
@@ -36,21 +55,18 @@ def make_state(
     }
     if skipped:
         state["skipped"], state["skipped_samples"] = skipped, skipped_samples
+    if has_ended:  # of an epoch whose number of batches nobody knows before
+        state["ended"] = True
     return state
 
 
-def check_state(
-    state: Any, fingerprint: str, length: int | None, parameters: dict[str, Any], world_size: int, strict: bool
-) -> dict[str, Any]:
-    """The parameters of its order that a loader must take over from a state ({} where they are the same).
+def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -> None:
+    """Is it a state, and of this dataset?
 
     Raises:
-        StateError: no state; of a later version, of other data, or of another order. The message holds both values.
+        StateError: no state; of a later version, or of other data. The message holds both fingerprints.
     """
-    if not isinstance(state, dict) or "version" not in state or "batches" not in state:
-        raise StateError("load_state_dict: this is no state of a headrace loader: pass what loader.state_dict() returned")
-    if state["version"] > VERSION:
-        raise StateError(f"load_state_dict: the state has version {state['version']}, this headrace knows {VERSION}: upgrade it")
+    _check_form(state)
     if state["fingerprint"] != fingerprint:
         said = (
             f"load_state_dict: the state is of another dataset: its fingerprint is {state['fingerprint']} ({state['length']} samples), "
@@ -59,6 +75,31 @@ def check_state(
         if strict or state["length"] != length:
             raise StateError(f"{said}. Were files added, removed or renamed?")
         warn(f"{said}; strict=False: going on all the same")
+
+
+def _check_form(state: Any) -> None:
+    if not isinstance(state, dict) or "version" not in state or "batches" not in state:
+        raise StateError("load_state_dict: this is no state of a headrace loader: pass what loader.state_dict() returned")
+    version = state["version"]
+    if type(version) is int and version > VERSION:
+        raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: upgrade it")
+    for name, (types, default) in _FORM.items():
+        value = state.get(name, default)
+        if type(value) not in types or (name in _COUNTS and value < 0) or (name == "shuffle" and value not in _SHUFFLES):
+            raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
+
+
+def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: int, strict: bool) -> dict[str, Any]:
+    """The parameters of its order that a loader must take over from a state ({} where they are the same).
+
+    Raises:
+        StateError: it is of another order. The message holds both values.
+    """
+    differing = {k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]}
+    said = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
+    kinds = {state["shuffle"], parameters["shuffle"]}
+    if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_FOREIGN)):
+        raise StateError(f"load_state_dict: the state is of another order: {said}. Build the loader as it was")
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
         if isinstance(saved, int) and saved % world_size == 0:
@@ -74,9 +115,7 @@ def check_state(
             "load_state_dict: the samples lie in other blocks than when the state was saved (another layout of the same data?), "
             "and shuffle='block' depends on them: take the layout that it was, or begin the epoch anew"
         )
-    differing = {k: state.get(k) for k in parameters if k in _ADOPTABLE and state.get(k) != parameters[k]}
-    if differing and (strict or not {"sampler", "iterable"}.isdisjoint((differing.get("shuffle"), parameters["shuffle"]))):
-        said = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
+    if differing and strict:
         raise StateError(
             f"load_state_dict: the state is of another order: {said}. Build the loader as it was, or pass strict=False to take over "
             "the saved order"

@@ -245,7 +245,7 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         data = obj.detach()
         if obj.layout is torch.sparse_coo:
-            parts = (data._indices(), data._values())
+            parts: tuple[torch.Tensor, ...] = (data._indices(), data._values())
         else:
             by_row = obj.layout in (torch.sparse_csr, torch.sparse_bsr)
             lines = (data.crow_indices(), data.col_indices()) if by_row else (data.ccol_indices(), data.row_indices())
@@ -278,9 +278,11 @@ class _Packer(pickle.Pickler):
 
 def _sparse(layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...], coalesced: bool | None, grad: bool) -> torch.Tensor:
     if layout is torch.sparse_coo:
-        made = torch.sparse_coo_tensor(*parts, shape, is_coalesced=coalesced, check_invariants=False)
+        indices, values = parts
+        made = torch.sparse_coo_tensor(indices, values, size=shape, is_coalesced=coalesced, check_invariants=False)
     else:
-        made = torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+        lines, places, values = parts
+        made = torch.sparse_compressed_tensor(lines, places, values, size=shape, layout=layout, check_invariants=False)
     return made.requires_grad_(grad)
 
 

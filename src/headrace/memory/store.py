@@ -43,6 +43,8 @@ MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "
 """What `get` returns for a sample that is not held (None may be a sample)."""
 
 POLICIES = ("keep", "lru")
+TABLE = 9
+"""Bytes of the index table for each sample of the dataset, held or not."""
 _ALIGN = 64
 _ENTRY = 64  # bytes of an entry's header: 8 int64
 _BUFFERS = 4  # buffers outside of the pickle that fit into an entry's header

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, parse_size
-from headrace.memory.store import MISSING, SampleStore
+from headrace.memory.store import MISSING, TABLE, SampleStore
 from headrace.modes.eager import OVERHEAD
 from headrace.modes.mode import Mode
 
@@ -36,15 +37,14 @@ class Cached(Mode):
         policy: str = "auto",
         nbytes: int | None = None,
     ) -> None:
-        if isinstance(cache_size, int) and cache_size < 1:
-            raise ConfigError(f"cache_size must be at least 1 sample, not {cache_size} (loading_mode='lazy' holds none)")
-        capacity = int(budget.available * SHARE)
+        items, nbytes_wanted = _check_size(cache_size)
+        table = TABLE * length
+        capacity = max(0, int(budget.available * SHARE) - table)
         if nbytes is not None:
             capacity = min(capacity, nbytes + length * OVERHEAD + (1 << 20))
-        if isinstance(cache_size, str):
-            capacity = min(capacity, parse_size(cache_size))
-        self._reserved: Reservation | None = budget.reserve(capacity, "cached samples")
-        items = cache_size if isinstance(cache_size, int) else None
+        if nbytes_wanted is not None:
+            capacity = min(capacity, nbytes_wanted)
+        self._reserved: Reservation | None = budget.reserve(capacity + min(table, budget.available - capacity), "cached samples")
         self._store: SampleStore | None = SampleStore(length, capacity, "lru" if policy == "lru" else "keep", items)
 
     def get(self, indices: Sequence[int]) -> list[Any]:
@@ -68,3 +68,21 @@ class Cached(Mode):
         if not is_spawning():
             raise TypeError("the samples held by loading_mode='cached' stay behind in a pickle")
         return {"_store": self._store, "_reserved": None}
+
+
+def _check_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
+    """The most samples, and the most bytes, that are to be held; None where there is no limit."""
+    if isinstance(cache_size, str):
+        return None, parse_size(cache_size, "cache_size, given as a string,")
+    if cache_size is None:
+        return None, None
+    try:
+        items = operator.index(cache_size)
+    except TypeError:
+        items = 0
+    if items < 1 or isinstance(cache_size, bool):
+        raise ConfigError(
+            "cache_size must be a number of samples (an int of at least 1), a size such as '2GB', or None for what the budget "
+            f"allows, not {cache_size!r} (loading_mode='lazy' holds none)"
+        )
+    return items, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
@@ -44,7 +45,11 @@ class Eager(Mode):
         self._fill(load, budget, nbytes, progress)
 
     def _fill(self, load: Load, budget: MemoryBudget, nbytes: int | None, progress: bool | None) -> None:
-        needed = self._needed(load, nbytes)
+        first: dict[int, Any] = {}
+        if nbytes is None:
+            first, needed = self._measure(load, budget.available)
+        else:
+            needed = nbytes + self._length * OVERHEAD + (1 << 20)
         if not budget.fits(needed):
             raise BudgetError(
                 f"loading_mode='eager' needs {format_size(needed)} for {self._length:,} samples, and "
@@ -54,6 +59,8 @@ class Eager(Mode):
         reserved = budget.reserve(needed, "eager samples")
         store = SampleStore(self._length, budget.available + needed if nbytes is None else needed)
         try:
+            self._hold(first, store)
+            first.clear()
             self._load_all(load, store, progress)
             if nbytes is None:
                 reserved.resize(store.nbytes)
@@ -62,13 +69,18 @@ class Eager(Mode):
             raise
         self._store, self._reserved = store, reserved
 
-    def _needed(self, load: Load, nbytes: int | None) -> int:
-        """Bytes of the store, measured on some samples spread over the dataset where they are not known."""
-        if nbytes is not None:
-            return nbytes + self._length * OVERHEAD + (1 << 20)
+    def _measure(self, load: Load, room: int) -> tuple[dict[int, Any], int]:
+        """Some samples spread over the dataset, and the bytes of all that follow from them."""
         picked = np.unique(np.linspace(0, self._length - 1, min(_SAMPLED, self._length)).astype(int)).tolist()
-        sizes = [SampleStore.nbytes_of(value) for value in load(picked) if not isinstance(value, SampleError)]
-        return int(sum(sizes) / max(1, len(sizes)) * self._length * 1.05) + (1 << 20)
+        first: dict[int, Any] = {}
+        total = count = 0
+        for part in (picked[:1], picked[1:]):
+            fitting = part if not total else part[: room // total]  # the first one says how many may be read at once
+            for index, value in zip(fitting, load(fitting) if fitting else [], strict=True):
+                first[index] = value
+                if not isinstance(value, SampleError):
+                    total, count = total + SampleStore.nbytes_of(value), count + 1
+        return first, int(total / max(1, count) * self._length * 1.05) + (1 << 20)
 
     def _load_all(self, load: Load, store: SampleStore, progress: bool | None) -> None:
         groups = [range(s, min(s + _GROUP, self._length)) for s in range(0, self._length, _GROUP)]
@@ -79,15 +91,9 @@ class Eager(Mode):
         ):
 
             def fill(group: range) -> None:
-                for index, value in zip(group, load(group), strict=True):
-                    if isinstance(value, SampleError):
-                        self._errors[index] = value
-                    elif not store.put(index, value):
-                        raise BudgetError(
-                            f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
-                            f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
-                            "or raise max_memory_usage"
-                        )
+                missing = [i for i in group if i not in store and i not in self._errors]
+                if missing:
+                    self._hold(dict(zip(missing, load(missing), strict=True)), store)
                 bar.update(len(group))
 
             tasks = [pool.submit(fill, group) for group in groups]
@@ -97,6 +103,17 @@ class Eager(Mode):
                     task.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _hold(self, values: dict[int, Any], store: SampleStore) -> None:
+        for index, value in values.items():
+            if isinstance(value, SampleError):
+                self._errors[index] = value
+            elif not store.put(index, value):
+                raise BudgetError(
+                    f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
+                    f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
+                    "or raise max_memory_usage"
+                )
 
     def get(self, indices: Sequence[int]) -> list[Any]:
         store = self._store
@@ -116,7 +133,23 @@ class Eager(Mode):
     def __getstate__(self) -> dict[str, Any]:
         if not is_spawning():
             raise TypeError("the samples held by loading_mode='eager' stay behind in a pickle")
-        return {"_length": self._length, "_errors": self._errors, "_store": self._store, "_reserved": None}
+        errors = {i: (error, _if_picklable(error.__cause__)) for i, error in self._errors.items()}
+        return {"_length": self._length, "_errors": errors, "_store": self._store, "_reserved": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._errors = {}
+        for index, (error, cause) in state["_errors"].items():
+            error.__cause__ = cause  # which a pickle of an exception leaves out, and `on_error` callables are given
+            self._errors[index] = error
+
+
+def _if_picklable(error: BaseException | None) -> BaseException | None:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return None
+    return error
 
 
 def usable_cpus() -> set[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,9 @@ WINDOW = 64 << 20
 
 def size_of(record: Any) -> int:
     """Bytes of a record, as far as it says."""
-    return int(getattr(record, "nbytes", 0)) or (len(record) if hasattr(record, "__len__") else 64)
+    if isinstance(record, (tuple, list, dict)):
+        return sum(map(size_of, record.values() if isinstance(record, dict) else record))
+    return int(getattr(record, "nbytes", 0)) or (len(record) if isinstance(record, Sized) else 64)
 
 
 class Streaming(Mode):
@@ -48,8 +50,8 @@ class Streaming(Mode):
             self._pending.pop(stale).cancel()
         for key in keys:
             ahead = sum(map(len, self._pending)) + len(key)
-            if self._pending and ahead * self._record_bytes > self.window:
-                break
+            if self._pending and (not self._record_bytes or ahead * self._record_bytes > self.window):
+                break  # before the first batch is there, nobody knows how much another one takes
             if key not in self._pending:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(THREADS, "headrace-read-ahead")

@@ -97,17 +97,27 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
 
     So a batch that is made in the main process leaves no trace in the random numbers of the training loop.
     """
+    put_back = snapshot_rng(seeder)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
+    """Gives a function that puts the global generators, and those that a seeder has found, back to where they are now."""
     restore: list[Callable[[], object]] = [
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state(legacy=False)),
         partial(torch.set_rng_state, torch.get_rng_state()),
         *(_restorer(generator) for generator in (seeder.held if seeder is not None else ())),
     ]
-    try:
-        yield
-    finally:
-        for put_back in restore:
-            put_back()
+
+    def put_back() -> None:
+        for restore_one in restore:
+            restore_one()
+
+    return put_back
 
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:

@@ -11,9 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, DataNotFoundError
+from headrace.errors import ConfigError
 from headrace.storage.handles import WorkerHandle
-from headrace.storage.scan import DataPath, FileList, is_url, open_filesystem, redact, scan
+from headrace.storage.scan import (
+    DataPath,
+    FileList,
+    check_one_filesystem,
+    entries_of,
+    is_url,
+    open_filesystem,
+    redact,
+    scan,
+    without_secrets,
+)
 from headrace.storage.source import Source
 
 
@@ -32,17 +42,20 @@ class FilesSource(Source):
     """
 
     def __init__(self, data_path: DataPath, extensions: Sequence[str], storage_options: dict[str, Any] | None = None) -> None:
-        entries = [data_path] if isinstance(data_path, (str, bytes, os.PathLike)) else list(data_path)
+        entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
         self._filesystem: WorkerHandle[Any] | None = None
-        self._shown = redact(entries[0]) if entries else ""
+        self._url_ends = "", ""  # of the URLs that messages show: what stands before the path, and after it
         if urls and len(urls) != len(entries):
             raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
         if urls:
             self._filesystem = WorkerHandle(functools.partial(open_filesystem, str(urls[0]), storage_options), _no_close)
-            files = scan(data_path, extensions, self._filesystem.get())
+            first, chained, rest = str(urls[0]).partition("::")
+            self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
+            check_one_filesystem(urls, self._filesystem.get())
+            files = scan(entries, extensions, self._filesystem.get())
         else:
-            files = scan(data_path, extensions)
+            files = scan(entries, extensions)
         self.files: FileList = files
 
     def __len__(self) -> int:
@@ -53,8 +66,16 @@ class FilesSource(Source):
         if self._filesystem is None:
             return [_read_file(self.files.path(i)) for i in indices]
         paths = [os.fsdecode(self.files.path(i)) for i in indices]
-        found = self._filesystem.get().cat(list(dict.fromkeys(paths)), on_error="raise")
-        contents = found if isinstance(found, dict) else {paths[0]: found}
+        each = list(dict.fromkeys(paths))
+        try:
+            # Not `cat`, which takes names such as "img[1].jpg" for patterns.
+            found = self._filesystem.get().cat_ranges(each, None, None, on_error="raise")
+        except Exception as error:
+            raise without_secrets(error) from None
+        for content in found:
+            if isinstance(content, Exception):  # some file systems return them all the same
+                raise without_secrets(content) from None
+        contents = dict(zip(each, found, strict=True))
         return [contents[p] for p in paths]
 
     def fingerprint(self) -> str:
@@ -62,10 +83,13 @@ class FilesSource(Source):
         return fingerprint_names(*self.files.names.arrays)
 
     def location(self, index: int) -> str:
-        return redact(self.files.path(index))
+        path, (before, after) = redact(self.files.path(index)), self._url_ends
+        if before == "memory://":
+            path = path.lstrip("/")
+        return path if path.startswith(before) else f"{before}{path}{after}"
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """The size of each file in bytes ([n] int64)."""
+        """The size of each file in bytes ([n] int64); 0 where it is not known."""
         if self._filesystem is None:
             return np.fromiter((_size_of(self.files.path(i)) for i in range(len(self))), np.int64, len(self))
         fs = self._filesystem.get()
@@ -85,8 +109,8 @@ def _read_file(path: bytes) -> bytes:
 def _size_of(path: bytes) -> int:
     try:
         return os.stat(path).st_size
-    except OSError as error:
-        raise DataNotFoundError(f"{redact(path)} is gone since the folder was read: {error}") from error
+    except OSError:  # gone since the folder was listed: reading it will say so, and name the sample
+        return 0
 
 
 def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> str:

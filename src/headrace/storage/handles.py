@@ -30,8 +30,8 @@ class WorkerHandle(Generic[T]):
 
     def _forget(self) -> None:
         self._handle: T | None = None
-        self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._pid = os.getpid()  # last: another thread that finds it goes on with the new lock
 
     def get(self) -> T:
         """The handle of this process, opened now if it was not."""

@@ -1,0 +1,109 @@
+"""Which collate function has a name?"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace import ConfigError, collators, create_dataloader, list_collate
+from headrace.collate import stack_collate
+from headrace.collate.registry import Collators
+from tests.testing.test_contract import SquareDataset
+
+
+@pytest.fixture
+def registry() -> Collators:
+    return Collators()
+
+
+@pytest.fixture
+def global_registry() -> Iterator[Collators]:
+    """The registry of all, put back after the test."""
+    before = dict(collators._entries)
+    yield collators
+    collators._entries.clear()
+    collators._entries.update(before)
+
+
+def test_what_is_there() -> None:
+    entries = {entry.name: entry for entry in collators.list()}
+    assert entries["default"].function is stack_collate and entries["list"].function is list_collate
+    assert all(entry.description for entry in entries.values())
+    assert collators.get("default") is stack_collate
+
+
+def test_the_last_registration_wins(registry: Collators) -> None:
+    registry.register("sum")(sum)
+    registry.register("other")(len)
+    assert registry.register("sum", description="again")(max) is max
+    assert registry.get("sum") is max
+    assert [(e.name, e.description) for e in registry.list()] == [("other", ""), ("sum", "again")]
+
+
+def test_a_modality_gives_its_last(registry: Collators) -> None:
+    registry.register("first", modality="sound")(min)
+    registry.register("second", modality="sound")(max)
+    registry.register("third", modality="smell")(sum)
+    assert registry.get("sound") is max and registry.get("smell") is sum
+    registry.register("first", modality="sound")(len)  # registered again, it is the last
+    assert registry.get("sound") is len
+
+
+def test_a_name_counts_before_a_modality(registry: Collators) -> None:
+    registry.register("sound")(min)
+    registry.register("other", modality="sound")(max)
+    assert registry.get("sound") is min
+
+
+def test_options_are_bound(registry: Collators) -> None:
+    registry.register("sum")(sum)
+    bound = registry.get("sum", start=5)
+    assert isinstance(bound, functools.partial) and bound([1, 2]) == 8
+    assert registry.get("sum") is sum
+
+
+def test_an_unknown_name_gets_the_list(registry: Collators) -> None:
+    registry.register("b", modality="sound")(min)
+    registry.register("a")(max)
+    with pytest.raises(ConfigError, match=r"'pile'.*a, b") as refused:
+        registry.get("pile")
+    assert "sound" in str(refused.value), "modalities are names too"
+    with pytest.raises(ConfigError, match="'x'"):
+        Collators().get("x")
+
+
+def test_the_list_is_a_copy(registry: Collators) -> None:
+    registry.register("a")(max)
+    registry.list().clear()
+    assert len(registry.list()) == 1
+
+
+def test_it_decorates(registry: Collators) -> None:
+    @registry.register("double")
+    def double(samples: list[int], times: int = 2) -> list[int]:
+        return samples * times
+
+    assert registry.get("double", times=3)([1]) == [1, 1, 1] and double([1]) == [1, 1]
+
+
+@pytest.mark.parametrize("bad", [3, None, ""])
+def test_names_are_texts(registry: Collators, bad: Any) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        registry.register(bad)(max)
+
+
+def test_what_is_registered_is_a_callable(registry: Collators) -> None:
+    with pytest.raises(ConfigError, match="callable"):
+        registry.register("sum")(3)  # type: ignore[arg-type]
+
+
+def test_loaders_and_datasets_take_names(global_registry: Collators) -> None:
+    global_registry.register("count", modality="squares")(len)
+    assert list(create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="count")) == [40, 2]
+    assert list(create_dataloader(SquareDataset(), batch_size=40, num_workers=0, collate_fn="squares")) == [40, 2]
+
+    class Proposes(SquareDataset):
+        collate = "squares"
+
+    assert list(create_dataloader(Proposes(), batch_size=40, num_workers=0)) == [40, 2]

@@ -1,0 +1,305 @@
+"""Are the numbers true?"""
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
+
+from headrace import ImageDataset, create_dataloader
+from headrace.monitor import stats as stats_module
+from headrace.monitor.stats import LoadingStats, pss_of
+from headrace.testing.contract import RandomProbe
+from tests.testing.test_contract import SquareDataset
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
+ALWAYS = {
+    "dataset_size", "num_batches", "batch_size", "num_workers", "queued_batches", "queued_bytes", "batches", "samples",
+    "total_time", "avg_batch_time", "batches_per_second", "samples_per_second", "wait_time", "wait_fraction", "p50_wait", "p90_wait",
+    "p99_wait", "transfer_time", "cache_hits", "cache_misses", "bytes_read", "errors", "skipped", "read_seconds", "decode_seconds",
+    "work_seconds", "avg_memory_usage", "peak_memory_usage", "avg_cpu_usage",
+}  # fmt: skip
+
+
+@pytest.fixture
+def loader_of() -> Iterator[Any]:
+    """Makes loaders, and ends their workers after the test."""
+    made: list[Any] = []
+
+    def make(dataset: Any, **options: Any) -> Any:
+        loader = create_dataloader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
+        made.append(loader)
+        return loader
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+# -- of a loader
+
+
+@WORKERS
+def test_nothing_before_the_first_batch(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers)
+    assert loader.get_stats() == {}
+    iterator = iter(loader)
+    assert loader.get_stats() == {}
+    next(iterator)
+    assert loader.get_stats()["batches"] == 1
+
+
+@WORKERS
+def test_all_is_a_number(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers)
+    list(loader)
+    stats = loader.get_stats()
+    assert set(stats) >= ALWAYS
+    assert all(type(value) in (int, float) for value in stats.values())
+    assert all(value >= 0 for value in stats.values())
+    assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+@WORKERS
+def test_what_is_counted(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers)
+    for epoch in range(1, 4):
+        list(loader)
+        stats = loader.get_stats()
+        assert (stats["batches"], stats["samples"]) == (11 * epoch, 42 * epoch)
+        assert (stats["dataset_size"], stats["num_batches"], stats["batch_size"], stats["num_workers"]) == (42, 11, 4, workers)
+        assert stats["cache_hits"] == 0 and stats["cache_misses"] == 42 * epoch and stats["bytes_read"] == 16 * 42 * epoch
+        assert stats["queued_batches"] == 0 == stats["queued_bytes"]
+
+
+@WORKERS
+def test_times_fit_together(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers)
+    for _ in range(2):
+        for _batch in loader:
+            stats = loader.get_stats()
+            assert 0 <= stats["wait_fraction"] <= 1
+            assert stats["wait_time"] <= stats["total_time"]
+            assert 0 <= stats["p50_wait"] <= stats["p90_wait"] <= stats["p99_wait"] <= stats["wait_time"]
+            assert stats["avg_batch_time"] * stats["batches"] == pytest.approx(stats["total_time"])
+            assert stats["samples_per_second"] * stats["total_time"] == pytest.approx(stats["samples"])
+            assert stats["batches_per_second"] * stats["total_time"] == pytest.approx(stats["batches"])
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+def test_hits_and_misses_add_up(loader_of: Any, workers: int, mode: str) -> None:
+    with SquareDataset(loading_mode=mode, progress=False, transform=RandomProbe()) as dataset:
+        loader = loader_of(dataset, num_workers=workers)
+        for epoch in range(1, 4):
+            list(loader)
+            stats = loader.get_stats()
+            hits = {"eager": 42 * epoch, "cached": 42 * (epoch - 1)}.get(mode, 0)
+            assert (stats["cache_hits"], stats["cache_misses"]) == (hits, 42 * epoch - hits)
+            assert stats["bytes_read"] == (0 if mode == "eager" else 16 * stats["cache_misses"])
+            if mode in ("eager", "cached"):
+                assert stats["held"] == 42 and stats["held_bytes"] >= 42 * 16
+        loader.close()
+
+
+@WORKERS
+def test_bytes_read_are_the_bytes_of_the_files(loader_of: Any, photos: Path, workers: int) -> None:
+    expected = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
+    loader = loader_of(ImageDataset(photos, image_size=16), num_workers=workers)
+    for epoch in (1, 2):
+        list(loader)
+        assert loader.get_stats()["bytes_read"] == expected * epoch
+
+
+@WORKERS
+def test_errors_are_counted_also_where_the_batch_is_lost(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(bad=[5, 6, 30]), num_workers=workers, shuffle=False)
+    iterator, raised = iter(loader), 0
+    for _ in range(11):
+        try:
+            next(iterator)
+        except OSError:
+            raised += 1
+    assert raised == 2
+    stats = loader.get_stats()
+    assert stats["errors"] == 2 and stats["batches"] == 9 and stats["skipped"] == 0
+    skipping = loader_of(SquareDataset(bad=[5, 6, 30], on_error="skip"), num_workers=workers)
+    list(skipping)
+    stats = skipping.get_stats()
+    assert stats["errors"] == 3 == stats["skipped"] and stats["samples"] == 39
+
+
+@WORKERS
+def test_skipped_samples_are_listed(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"), num_workers=workers)
+    list(loader)
+    listed = loader.get_stats()["skipped_samples"]
+    assert sorted(entry["index"] for entry in listed) == [5, 30]
+    assert all("Squares" in entry["path"] and "can't be read" in entry["error"] for entry in listed)
+    listed.clear()
+    assert len(loader.get_stats()["skipped_samples"]) == len(loader.state_dict()["skipped_samples"]) == 2
+
+
+def test_what_several_datasets_hold_is_added_up(loader_of: Any) -> None:
+    parts = [SquareDataset(loading_mode="cached") for _ in range(2)]
+    loader = loader_of(ConcatDataset(parts))
+    list(loader)
+    assert loader.get_stats()["held"] == 84
+    views = [parts[0].subset(range(9)), parts[0].subset(range(9, 20))]
+    shared = loader_of(ConcatDataset(views))
+    list(shared)
+    assert shared.get_stats()["held"] == 42, "two views of one store hold it once"
+    for part in parts:
+        part.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_queued_batches(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers, prefetch_factor=2 if workers else None)
+    iterator = iter(loader)
+    next(iterator)
+    stats = loader.get_stats()
+    assert stats["queued_batches"] == 2 * workers
+    assert stats["queued_bytes"] == 2 * workers * 4 * 16
+    list(iterator)
+    assert loader.get_stats()["queued_batches"] == 0
+
+
+@WORKERS
+def test_monitoring_can_be_left_out(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers, enable_monitoring=False)
+    list(loader)
+    assert "avg_memory_usage" not in loader.get_stats() and loader.get_stats()["batches"] == 11
+
+
+@WORKERS
+def test_memory_counts_this_process_and_its_workers(loader_of: Any, workers: int) -> None:
+    loader = loader_of(SquareDataset(), num_workers=workers)
+    list(loader)
+    stats = loader.get_stats()
+    assert stats["peak_memory_usage"] >= stats["avg_memory_usage"] > 1 << 20
+
+
+def test_foreign_datasets_and_streams(loader_of: Any) -> None:
+    class Count(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+    for dataset, size, batches in ((TensorDataset(torch.zeros(10)), 10, 3), (Count(), 0, 0)):
+        loader = loader_of(dataset)
+        list(loader)
+        stats = loader.get_stats()
+        assert (stats["dataset_size"], stats["num_batches"], stats["batches"], stats["samples"]) == (size, batches, 3, 10)
+        assert all(type(value) in (int, float) for value in stats.values())
+
+
+def test_a_pause_between_epochs_is_no_waiting(loader_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()  # each look at the clock takes a second
+    monkeypatch.setattr("headrace.loader.epoch.time.perf_counter", lambda: float(next(clock)))
+    loader = loader_of(SquareDataset())
+    list(loader)
+    before = loader.get_stats()["total_time"]
+    for _ in range(1000):
+        next(clock)
+    list(loader)
+    assert loader.get_stats()["total_time"] == pytest.approx(2 * before)
+
+
+# -- the counter itself
+
+
+def test_waits_and_batches() -> None:
+    stats = LoadingStats()
+    assert stats.as_dict() == {} and stats.skipped_count == 0
+    for wait in range(1, 101):
+        stats.add_batch(3, wait / 100, wait / 50)
+    found = stats.as_dict()
+    assert (found["batches"], found["samples"]) == (100, 300)
+    assert found["wait_fraction"] == pytest.approx(0.5) and found["total_time"] == pytest.approx(101)
+    assert [found[f"p{q}_wait"] for q in (50, 90, 99)] == pytest.approx([0.505, 0.901, 0.9901])
+    assert "avg_memory_usage" not in found and "skipped_samples" not in found
+
+
+def test_a_batch_without_any_time() -> None:
+    stats = LoadingStats()
+    stats.add_batch(3, 0.0, 0.0)
+    assert stats.as_dict()["wait_fraction"] == 0 and stats.as_dict()["samples_per_second"] > 0
+
+
+def test_reports_add_up() -> None:
+    stats = LoadingStats()
+    stats.add_report({"cache_hits": 3, "work_seconds": 0.5})
+    stats.add_report({"cache_hits": 4, "skipped": 1, "skipped_samples": [(7, "path", "error")]})
+    stats.add_batch(1, 0.0, 1.0)
+    found = stats.as_dict()
+    assert found["cache_hits"] == 7 and found["work_seconds"] == 0.5 and found["errors"] == 0
+    assert found["skipped_samples"] == [{"index": 7, "path": "path", "error": "error"}]
+
+
+def test_no_more_than_a_thousand_are_listed() -> None:
+    stats = LoadingStats()
+    for start in range(0, 2500, 99):
+        some = [(i, "path", "error") for i in range(start, start + 99)]
+        stats.add_report({"skipped": 99, "skipped_samples": some})
+    assert [entry["index"] for entry in stats.skipped] == list(range(1000))
+    assert stats.skipped_count == 26 * 99
+    stats.restore_skipped(5, [{"index": 1, "path": "p", "error": "e"}])
+    assert stats.skipped_count == 5 and len(stats.skipped) == 1
+
+
+def test_a_restored_list_is_not_the_state_s() -> None:
+    state = [{"index": 1, "path": "p", "error": "e"}]
+    stats = LoadingStats()
+    stats.restore_skipped(1, state)
+    stats.add_report({"skipped": 1, "skipped_samples": [(2, "p", "e")]})
+    assert len(state) == 1 and len(stats.skipped) == 2
+
+
+def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looked = [100.0], []
+    monkeypatch.setattr(stats_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stats_module, "pss_of", lambda pid: looked.append(pid) or 10)
+    stats = LoadingStats()
+    for step in (0.0, 0.5, 0.4, 0.2, 0.1, 5.0):
+        now[0] += step
+        stats.look([])
+    assert len(looked) == 3 and set(looked) == {os.getpid()}
+    stats.add_batch(1, 0.0, 1.0)
+    assert stats.as_dict()["avg_memory_usage"] == 10 == stats.as_dict()["peak_memory_usage"]
+
+
+def test_dead_workers_are_no_error() -> None:
+    dead = dead_pid()
+    assert pss_of(dead) == 0
+    stats = LoadingStats()
+    stats.look([dead])
+    stats.add_batch(1, 0.0, 1.0)
+    assert stats.as_dict()["peak_memory_usage"] > 0
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_pss_of_this_process() -> None:
+    pss, rss = pss_of(os.getpid()), psutil.Process().memory_info().rss
+    assert 1 << 20 < pss <= rss * 1.5
+
+
+def test_without_pss_it_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", no_file)
+    monkeypatch.setattr(stats_module.psutil, "Process", lambda pid: type("P", (), {"memory_info": lambda s: type("M", (), {"rss": 77})})())
+    assert pss_of(1) == 77

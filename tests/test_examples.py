@@ -1,0 +1,164 @@
+"""Do the examples run, and does what the README says?"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.make import make_photos
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+MODES = ("lazy", "eager", "cached", "streaming")
+TINY = ["--images", "24", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module `train_images`, and torch as it was afterwards."""
+    for name, value in (("OMP_WAIT_POLICY", "passive"), ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")):  # what it would set itself
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    strict = torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    yield importlib.import_module("train_images")
+    torch.use_deterministic_algorithms(strict)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+    for name in ("train_images", "make_photos", "draw_speed"):
+        sys.modules.pop(name, None)
+
+
+def _rows(output: str) -> dict[str, list[str]]:
+    """The lines of the table: mode -> cells."""
+    table = output.partition("\nmode ")[2].partition("\n\n")[0]
+    return {cells[0]: cells for cells in (re.split(r"  +", line.strip()) for line in table.splitlines()[1:])}
+
+
+def _shown(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        image.load()
+        return image.size
+
+
+# --- examples/train_images.py -----------------------------------------------------------------------------------------
+
+
+def test_all_modes_train_to_the_same_loss(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "train_images.py", "--all-modes", "--epochs", "1", *TINY, "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "losses equal in all modes: yes" in done.stdout
+    rows = _rows(done.stdout)
+    assert tuple(rows) == MODES
+    assert {len(cells) for cells in rows.values()} == {8}
+    assert len({cells[6] for cells in rows.values()}) == 1  # the loss, as repr has it
+    assert repr(float(rows["lazy"][6])) == rows["lazy"][6]
+    assert rows["eager"][4] == "100%" and rows["lazy"][4] == "0%"  # hits
+    assert _shown(tmp_path / "training.png")[0] > 600
+
+
+def test_loading_alone(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert example.main(["--no-train", "--all-modes", "--epochs", "2", *TINY, "--out", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert tuple(_rows(output)) == MODES
+    assert re.search(r"^epoch 2 against lazy: eager [\d.]+ x, cached [\d.]+ x$", output, re.MULTILINE)
+    assert _shown(tmp_path / "loading.png")[0] > 600
+
+
+def test_another_mode_goes_on_from_a_state(example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last_loss(*options: str) -> str:
+        assert example.main([str(photos), *TINY, "--out", str(tmp_path), *options]) == 0
+        return re.findall(r"loss (\S+)", capsys.readouterr().out)[-2]  # the last one is the table's head
+
+    state = str(tmp_path / "state.pt")
+    whole = last_loss("--epochs", "2")
+    half = last_loss("--epochs", "1", "--save-state", state)
+    assert half != whole
+    assert last_loss("--epochs", "2", "--mode", "cached", "--resume", state) == whole
+
+
+def test_ctrl_c_saves_the_state_within_an_epoch(example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [str(photos), *TINY, "--epochs", "1", "--out", str(tmp_path)]
+    state, step, losses = str(tmp_path / "state.pt"), example.Learner.step, []
+
+    def stop_after_two(learner: Any, images: Any, targets: Any, sums: Any) -> None:
+        step(learner, images, targets, sums)
+        if sums.images == 8:  # in the second of three batches
+            example.signal.raise_signal(example.signal.SIGINT)
+
+    monkeypatch.setattr(example.Learner, "step", stop_after_two)
+    assert example.main([*options, "--save-state", state]) == 130
+    monkeypatch.setattr(example.Learner, "step", step)
+    monkeypatch.setattr(example, "table", lambda runs, train: losses.append(runs[0].epochs[0].mean_loss))
+    assert example.main([*options, "--resume", state, "--mode", "eager"]) == 0
+    assert example.main(options) == 0
+    assert losses[0] == losses[1]
+
+
+def test_losses_that_differ_are_said(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [example.Run(mode, epochs=[example.Epoch(images=1, loss=loss)]) for mode, loss in (("lazy", 1.0), ("eager", 1.0 + 1e-15))]
+    assert not example.compare(runs, train=True)
+    assert "losses equal in all modes: no" in capsys.readouterr().out
+
+
+def test_an_error_is_one_line(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert example.main([str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "draw_speed", None)
+    assert example.main([str(photos), "--no-train", "--epochs", "1", *TINY, "--out", str(tmp_path)]) == 0
+    assert 'pip install "headrace[plot]"' in capsys.readouterr().out
+
+
+def test_photographs_are_the_same_each_time(example: Any, tmp_path: Path) -> None:
+    first, second = (example.make_photos(tmp_path / name, images=12, size=(32, 24)) for name in ("a", "b"))
+    files = sorted(path.relative_to(first) for path in first.rglob("*.*"))
+    assert len(files) == 12
+    assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
+
+
+# --- README.md --------------------------------------------------------------------------------------------------------
+
+
+def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_photos(tmp_path / "photos" / "train", per_class=50)
+    np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "readme"}
+    loaders: list[Any] = []
+    try:
+        for block in PYTHON_BLOCKS:
+            exec(compile(block, "README.md", "exec"), names)
+            loaders += [value for value in names.values() if hasattr(value, "load_state_dict")]
+        images, labels = next(iter(names["loader"]))
+        assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64
+        assert names["step"] == 1 and names["other"].state_dict()["epoch"] == 3
+    finally:
+        for loader in loaders:
+            loader.close()
+            loader.dataset.close()
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in link or os.path.exists((ROOT / page).parent / link), f"{page}: {link}"
