@@ -192,7 +192,6 @@ class TestOwnFormat:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             SquaresDataset(**wrong)
 
-    @pytest.mark.xfail(reason="the number of targets is not checked", strict=True)
     @pytest.mark.parametrize("n", [29, 31])
     def test_as_many_targets_as_samples(self, n: int) -> None:
         with pytest.raises(ConfigError, match="targets"):
@@ -220,13 +219,12 @@ class TestViews:
 
     @pytest.mark.parametrize(
         "n",
-        [pytest.param(29, marks=pytest.mark.xfail(reason="a mask that is too short is taken", strict=True)), 31],
+        [29, 31],
     )
     def test_a_mask_of_another_length(self, make: Any, n: int) -> None:
         with pytest.raises((IndexError, ConfigError)):
             make().subset([True] * n)
 
-    @pytest.mark.xfail(reason="subset cuts the fraction off", strict=True)
     def test_fractions_are_no_indices(self, make: Any) -> None:
         with pytest.raises((IndexError, TypeError, ConfigError)):
             make().subset([1.7])
@@ -271,7 +269,6 @@ class TestViews:
         assert sorted(numbers(one) + numbers(two) + numbers(one)) == sorted(list(range(30)) + numbers(one))
         assert numbers(dataset) == list(range(30)) and dataset._source.reads.value == 30
 
-    @pytest.mark.xfail(reason="each view fills a store of its own", strict=True)
     @pytest.mark.parametrize("come_by", ["closed", "unpickled"])
     def test_share_what_is_held_again(self, make: Any, come_by: str) -> None:
         dataset = make(loading_mode="eager")
@@ -341,7 +338,6 @@ class TestSamples:
         for _ in range(3):
             assert [s[0] for s in dataset.__getitems__([4, 4, 5])] == [1004, 1004, 1005]
 
-    @pytest.mark.xfail(reason="targets are handed out as they are held", strict=True)
     @pytest.mark.parametrize(
         "targets",
         [lambda: [{"boxes": [1]}] * 30, lambda: [[[1]]] * 30, lambda: np.ones((30, 4)), lambda: torch.ones(30, 4)],
@@ -431,7 +427,6 @@ class TestSeeds:
         assert [one[i] for i in (3, 4, 3)] == [two[i] for i in (3, 4, 3)]
         assert one[3] == one.subset([3])[0] and one[3] != one[4]
 
-    @pytest.mark.xfail(reason="a transform that leads back to its dataset: RecursionError", raises=RecursionError, strict=True)
     @pytest.mark.parametrize("copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy])
     def test_a_dataset_whose_transform_is_its_own_method_travels(self, make: Any, copied: Any) -> None:
         dataset = make(cls=SelfAugmenting)
@@ -458,7 +453,6 @@ class TestErrors:
             assert type(caught.value.__cause__) is cause
             assert type(pickle.loads(pickle.dumps(caught.value))) is SampleError
 
-    @pytest.mark.xfail(reason="the lines of the cause are not joined", strict=True)
     def test_an_error_is_one_line(self, make: Any) -> None:
         with pytest.raises(SampleError, match="not a square at all") as caught:
             make(undecodable=7)[7]
@@ -587,7 +581,6 @@ class TestLife:
         """Eager reads once the outermost constructor is through, so that decode finds all attributes."""
         assert numbers(SquaresDataset(8, loading_mode="eager")) == list(range(8))
 
-    @pytest.mark.xfail(reason="the mode is made anew when the constructor is through", strict=True)
     def test_a_subclass_that_reads_in_its_constructor_fills_once(self, make: Any) -> None:
         assert make(cls=LooksAtOnce, loading_mode="eager")._source.reads.value == 30
 

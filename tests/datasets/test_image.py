@@ -82,13 +82,11 @@ class TestSamples:
         with pytest.raises(ConfigError, match=r"image_size must be \(height, width\)"):
             ImageDataset(photos, size)
 
-    @pytest.mark.xfail(reason="it is taken, or fails later, or with another error", strict=True)
     @pytest.mark.parametrize("size", [True, "22", (1.5, 2), {}, {0: 3, 1: 4}, (True, 5)], ids=repr)
     def test_other_image_sizes_that_make_no_sense(self, photos: Path, size: Any) -> None:
         with pytest.raises(ConfigError, match="image_size must be"):
             ImageDataset(photos, size)
 
-    @pytest.mark.xfail(reason="numpy's integers are refused where one is given", strict=True)
     def test_numpys_integers(self, photos: Path) -> None:
         assert ImageDataset(photos, np.int64(12))[0][0].shape == (3, 12, 12)
 
@@ -162,7 +160,6 @@ class TestTransforms:
             first = [dataset[i][0] for i in range(6)]
             assert all((dataset[i][0] == first[i]).all() and first[i].any() for i in range(6))
 
-    @pytest.mark.xfail(reason="what Pillow decodes is handed out read-only", strict=True)
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_on_arrays_may_work_in_place(self, forms: Path, mode: str) -> None:
         def spoil(image: Any) -> Any:
@@ -251,7 +248,6 @@ class TestClasses:
             warnings.simplefilter("error")
             assert ImageDataset(photos / "noise", 8, targets=None)[0][1] is None
 
-    @pytest.mark.xfail(reason="stacklevel is one too many", strict=True)
     def test_that_warning_names_the_users_line(self, photos: Path) -> None:
         with pytest.warns(HeadraceWarning, match="lie flat") as caught:
             ImageDataset(photos / "noise", 8)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.datasets.making import DatasetMeta, describe_call, restore, streaming_class
+from headrace.datasets.making import DatasetMeta, blank, describe_call, streaming_class
 from headrace.datasets.reading import OnError, SampleReading
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt, is_spawning
@@ -114,6 +114,8 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         _check_choice("hold", hold, (None, "encoded", "decoded"))
         if not callable(on_error):
             _check_choice("on_error", on_error, ("raise", "skip"))
+        if targets is not None and len(targets) != len(source):
+            raise ConfigError(f"targets holds {len(targets):,} targets, and there are {len(source):,} samples: give one for each")
         self.transform, self.target_transform, self.transforms = transform, target_transform, transforms
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
@@ -205,12 +207,13 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
             return
         world, info = self._world or detect_world(), get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        order = self.epoch_order("block", self.seed, self.epoch, STREAM_GROUP * world.world_size)
+        seed, epoch = (self.seed, self.epoch) if _context is None else (_context.seed, _context.epoch)
+        order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
         batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
         for step in range(worker, len(batches), workers):
             coming = range(step, min(step + 3 * workers, len(batches)), workers)
             self.expect([batches.batch(s).tolist() for s in coming])
-            yield from self.__getitems__(Ticket(batches.batch(step).tolist(), self.seed, order.epoch, step))
+            yield from self.__getitems__(Ticket(batches.batch(step).tolist(), seed, epoch, step))
 
     @property
     def epoch(self) -> int:
@@ -225,13 +228,19 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         """A view of some samples, which shares what is held with this dataset.
 
         Raises:
-            IndexError: an index outside of the dataset.
+            IndexError: an index outside of the dataset, or that is no integer; a mask that is not as long as the dataset.
         """
-        chosen = np.asarray(indices)
-        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64).reshape(-1)
+        chosen = np.asarray(indices).reshape(-1)
+        if chosen.dtype == bool and len(chosen) not in (0, len(self)):
+            raise IndexError(f"subset: the mask has {len(chosen):,} entries, the dataset {len(self):,} samples")
+        if chosen.dtype.kind not in "biu" and len(chosen):
+            raise IndexError(f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}")
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
         if len(chosen) and not -len(self) <= chosen.min() <= chosen.max() < len(self):
             raise IndexError(f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {len(self):,} samples")
         chosen = chosen % max(1, len(self))
+        if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
+            self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._chosen, view._fingerprint = self._whole_indices(chosen), None
@@ -351,7 +360,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         if self.loading_mode is LoadingMode.STREAMING:
             self.__class__ = streaming_class(type(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
-            self._mode = self._make_mode()  # before any worker is forked, so that all share it
+            self.mode  # noqa: B018  # made before any worker is forked, so that all share it
 
     def _make_mode(self) -> Mode:
         n = len(self._source)
@@ -396,7 +405,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         return _with_index(sample, index) if self.return_index else sample
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return restore, (getattr(type(self), "_plain_class", type(self)), self.__getstate__())
+        return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
@@ -440,8 +449,10 @@ def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None
 
 
 def _plain(target: Any) -> Any:
-    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar."""
-    return target.item() if isinstance(target, np.generic) else copy.copy(target) if isinstance(target, list) else target
+    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar; of what may be written to, a copy."""
+    if isinstance(target, np.generic):
+        return target.item()
+    return target if target is None or isinstance(target, (int, float, str, bytes)) else copy.deepcopy(target)
 
 
 def _with_index(sample: Any, index: int) -> Any:

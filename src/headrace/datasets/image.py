@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from PIL import Image
 
 from headrace.datasets.base import BaseDataset, CommonOptions
@@ -19,6 +20,7 @@ from headrace.datasets.pixels import (
     resize_image,
     to_channels_first,
     to_channels_last,
+    writable,
 )
 from headrace.errors import ConfigError, FormatError, HeadraceWarning
 from headrace.modes import LoadingMode
@@ -102,13 +104,10 @@ class ImageDataset(BaseDataset):
             return None if transformed else DEFAULT_SIZE
         if image_size is None:
             return None
-        try:
-            size = (image_size, image_size) if isinstance(image_size, int) else (int(image_size[0]), int(image_size[1]))
-        except (TypeError, ValueError, IndexError):
-            size = (0, 0)
-        if min(size) < 1 or (not isinstance(image_size, int) and len(image_size) != 2):
+        sides = (image_size, image_size) if _is_side(image_size) else image_size
+        if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(map(_is_side, sides)) or min(sides) < 1:
             raise ConfigError(f"image_size must be (height, width), one int for both, or None, not {image_size!r}")
-        return size
+        return int(sides[0]), int(sides[1])
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
@@ -132,7 +131,7 @@ class ImageDataset(BaseDataset):
             return normalize(value) if self.normalize else _tensor(value)
         if self.transform_input == "pil":
             return Image.fromarray(value if value.shape[2] == 3 else value[:, :, 0])
-        return _tensor(value) if self.transform_input == "tensor" else value
+        return _tensor(value) if self.transform_input == "tensor" else writable(value)
 
     def assemble(self, value: Any, target: Any) -> Any:
         return value, target
@@ -166,10 +165,12 @@ class ImageDataset(BaseDataset):
         return len(self._source) * self._pixel_bytes
 
 
-def _tensor(value: np.ndarray[Any, Any]) -> Any:
-    from torch import from_numpy
+def _is_side(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
-    return from_numpy(value if value.flags.writeable else value.copy())
+
+def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(writable(value))
 
 
 def _open(
@@ -187,7 +188,7 @@ def _open(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
             "put them into class folders, or pass targets= (targets=None to say that this is meant)",
             HeadraceWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return source, found, classes
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, DataNotFoundError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.storage.scan import FileList, redact
 
 Targets = npt.NDArray[Any] | list[Any] | None
@@ -54,12 +54,13 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
     Texts become class numbers, in the sorted order of the texts; other values stay as they are.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target; a CSV file that can't be read.
+        ConfigError, DataNotFoundError: a file without a target; there is no such CSV file, or it is a folder.
+        AccessError, FormatError: the CSV file can't be read.
     """
     if targets is None:
         return None, []
     if isinstance(targets, (str, os.PathLike)):
-        targets = _read_csv(os.fspath(targets))
+        targets = _read_csv(os.fspath(targets), files)
     if isinstance(targets, Mapping):
         values = [_look_up(targets, os.fsdecode(name)) for name in files.names]
     elif callable(targets):
@@ -75,30 +76,40 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
     return list(values), []
 
 
+def _keys(name: str) -> tuple[str, str]:
+    return name, os.path.basename(name)
+
+
 def _look_up(targets: Mapping[str, Any], name: str) -> Any:
-    for key in (name, os.path.basename(name)):
+    for key in _keys(name):
         if key in targets:
             return targets[key]
     raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
 
 
-def _read_csv(path: str) -> dict[str, Any]:
-    """First column: file; second: target. A first row named such as "file,label" is a header."""
+def _read_csv(path: str, files: FileList) -> dict[str, Any]:
+    """First column: file; second: target. A first row that names no file of the data is a header."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
     except FileNotFoundError as error:
         raise DataNotFoundError(f"targets: the CSV file {redact(path)} does not exist") from error
-    headers = {"file", "filename", "file_name", "path", "image", "name", "id", "image_id"}
-    if rows and rows[0][0].strip().lower() in headers:
-        rows = rows[1:]
+    except IsADirectoryError as error:
+        raise ConfigError(f"targets: {redact(path)} is a folder; name a CSV file in it") from error
+    except OSError as error:
+        raise AccessError(f"targets: {redact(path)} can't be read as a CSV file: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"targets: {redact(path)} is no CSV file in UTF-8: {error}; save it as UTF-8") from error
     short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None:
         raise ConfigError(f"targets: row {short} of {redact(path)} has no second column: write file,target")
+    keys = [row[0].strip() for row in rows]
+    if rows and not any(keys[0] in _keys(os.fsdecode(name)) for name in files.names):
+        keys, rows = keys[1:], rows[1:]
     values = [row[1].strip() for row in rows]
     for kind in (int, float):
         try:
-            return {row[0].strip(): kind(v) for row, v in zip(rows, values, strict=True)}
+            return dict(zip(keys, map(kind, values), strict=True))
         except ValueError:
             continue
-    return {row[0].strip(): v for row, v in zip(rows, values, strict=True)}
+    return dict(zip(keys, values, strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from headrace.storage.scan import redact
+from headrace.storage.scan import is_url, redact
 
 
 class DatasetMeta(ABCMeta):
@@ -54,10 +54,9 @@ def streaming_class(cls: type) -> type:
     return made
 
 
-def restore(cls: Any, state: dict[str, Any]) -> Any:
-    dataset = object.__new__(cls)
-    dataset.__setstate__(state)
-    return dataset
+def blank(cls: Any) -> Any:
+    """A dataset as unpickling begins it: its state follows, and may lead back to it."""
+    return object.__new__(cls)
 
 
 def describe_call(name: str, arguments: dict[str, Any]) -> str:
@@ -67,8 +66,17 @@ def describe_call(name: str, arguments: dict[str, Any]) -> str:
         if argument == "storage_options":
             shown.append("storage_options={...}")
         elif argument in ("data_path", "path"):
-            single = isinstance(value, (str, bytes, os.PathLike))
-            shown.append(repr(redact(value)) if single else repr([redact(p) for p in value]))
+            shown.append(_shown(value))
         else:
-            shown.append(f"{argument}={(value.value if isinstance(value, Enum) else value)!r}")
+            shown.append(f"{argument}={_shown(value)}")
     return f"{name}({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Enum):
+        return repr(value.value)
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return repr(redact(value))
+    if isinstance(value, (list, tuple)) and any(is_url(v) for v in value):
+        return repr([redact(v) for v in value])
+    return repr(value)

@@ -7,6 +7,7 @@ else through Pillow; resized by torch's antialiased bilinear interpolation.
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _ORIENTATION = 0x0112  # EXIF tag
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
+    "premature end of data segment",
+    "bad Huffman code",
+    "bad arithmetic code",
+    "instead of RST",
+)
 _TURNED = {  # EXIF orientation -> array turned upright
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
@@ -60,29 +67,47 @@ def decode_image(data: Any, color: str = "RGB") -> Pixels:
 
 
 def _decode_jpeg(data: Any, color: str) -> Pixels | None:
-    """Plain JPEG; None where Pillow has to look."""
-    if b"Exif\0\0" in bytes(data[:65536]):
-        return None  # perhaps turned: rare enough for the slower path
+    """JPEG of the usual colour spaces; None where Pillow has to look."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        if space not in ("YCbCr", "Gray"):
-            return None
         _check_pixels(width, height)
-        rgb = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
+        if space not in ("YCbCr", "Gray"):
+            if space in ("CMYK", "YCCK"):
+                simplejpeg.decode_jpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
+            return None
+        pixels = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
     except ValueError as error:
         if isinstance(error, FormatError):
             raise
+        if any(damage in str(error) for damage in _DAMAGES):
+            raise FormatError(f"broken image: {error}") from error
         return None  # broken for one decoder: Pillow reads it, or says what is wrong
+    if b"Exif\0\0" in bytes(data[:65536]):
+        with Image.open(io.BytesIO(data)) as image:  # reads the header only
+            pixels = _upright(pixels, _orientation_of(image))
     if color == "L":
-        return rgb if space == "Gray" else np.asarray(Image.fromarray(rgb).convert("L"))[:, :, None]
-    return np.repeat(rgb, 3, axis=2) if space == "Gray" else rgb
+        return pixels if space == "Gray" else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+    return np.repeat(pixels, 3, axis=2) if space == "Gray" else pixels
+
+
+def _orientation_of(image: Image.Image) -> Any:
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except (SyntaxError, ValueError, struct.error):  # an EXIF block that is broken says nothing; the pixels are sound
+        return 1
+
+
+def _upright(pixels: Pixels, orientation: Any) -> Pixels:
+    turn = _TURNED.get(orientation)
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
 def _decode_pillow(data: Any, color: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data)) as image:
             _check_pixels(*image.size)
-            orientation = image.getexif().get(_ORIENTATION, 1)
+            image.load()  # the reader of TIFF turns the image itself, and clears the tag
+            orientation = _orientation_of(image)
             if image.mode in _SIXTEEN_BIT:
                 grey = np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8)
                 array = np.asarray(Image.fromarray(grey).convert(color))
@@ -97,7 +122,7 @@ def _decode_pillow(data: Any, color: str) -> Pixels:
             raise
         raise FormatError(f"broken image: {error}") from error
     array = array if array.ndim == 3 else array[:, :, None]
-    return np.ascontiguousarray(_TURNED.get(orientation, lambda a: a)(array))
+    return _upright(np.ascontiguousarray(array), orientation)
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -114,13 +139,13 @@ def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept (torch's `interpolate`)."""
     if pixels.shape[:2] == size:
         return pixels
-    source = torch.from_numpy(_writable(pixels)).permute(2, 0, 1).unsqueeze(0)
+    source = torch.from_numpy(writable(pixels)).permute(2, 0, 1).unsqueeze(0)
     out = torch.nn.functional.interpolate(source, size=size, mode="bilinear", antialias=True, align_corners=False)
     return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
 
 
-def _writable(pixels: Pixels) -> Pixels:
-    """torch warns of arrays that are read-only, such as Pillow's."""
+def writable(pixels: Pixels) -> Pixels:
+    """Itself, or a copy of what is read-only, such as Pillow's arrays and what a mode holds: torch warns of these."""
     return pixels if pixels.flags.writeable else pixels.copy()
 
 
@@ -144,7 +169,7 @@ def normalize(pixels: Pixels) -> torch.Tensor:
 
     One channel takes the means of the three channels' statistics.
     """
-    image = torch.from_numpy(_writable(pixels)).to(torch.float32)
+    image = torch.from_numpy(writable(pixels)).to(torch.float32)
     if image.shape[0] == 1:
         return image.mul_(1 / (255 * _GREY_STD)).sub_(_GREY_MEAN / _GREY_STD)
     return image.mul_(_RGB_SCALE).add_(_RGB_SHIFT)

@@ -26,6 +26,7 @@ class SampleReading:
 
     on_error: OnError
     _source: Source
+    _chosen: npt.NDArray[np.int64] | None  # of a view: the indices of the whole dataset
     _counts: Counter[str]
     _skipped: list[tuple[int, str, str]]
 
@@ -107,16 +108,20 @@ class SampleReading:
             return self._failed(index, "can't be decoded", error)
 
     def _failed(self, index: int, what: str, error: Exception) -> SampleError:
-        cause = str(error) or type(error).__name__
+        cause = " ".join(str(error).split()) or type(error).__name__
         where = self._source.location(index)
         message = cause if where in cause else f"{where}: {cause}"
         remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
-        failure = SampleError(f"sample {index} {what}: {message}{remedy}")
+        of_what = "" if self._chosen is None else " of the whole dataset"
+        failure = SampleError(f"sample {index}{of_what} {what}: {message}{remedy}")
         failure.__cause__ = error
         self._counts["errors"] += 1
-        if self.on_error == "raise":
+        if self.on_error != "raise":
+            return failure
+        try:
             raise failure
-        return failure
+        finally:
+            del failure, error  # else they and this frame would hold one another, and the batch with them
 
     def _replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
         """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it."""
