@@ -77,7 +77,7 @@ class _Held(NamedTuple):
         """Says in words what has come since `before`."""
         left = [f"process {_describe(process)}" for process in self.processes - before.processes]
         left += [f"thread {thread.name}" for thread in self.threads - before.threads]
-        left += [f"{_SHM / name}" for name in self.shm - before.shm if not _mapped_elsewhere(_SHM / name)]
+        left += [f"{_SHM / name}" for name in self.shm - before.shm if not mapped_elsewhere(_SHM / name)]
         if len(self.memfds) > len(before.memfds):  # numbers are reused: count, don't compare
             left.append(f"{len(self.memfds) - len(before.memfds)} more memory files, now {sorted(self.memfds)}")
         return left
@@ -115,7 +115,7 @@ def _memfds() -> list[str]:
     return [link for link in links if "memfd:headrace" in link]
 
 
-def _mapped_elsewhere(path: Path) -> bool:
+def mapped_elsewhere(path: Path) -> bool:
     """True if a process that is none of ours has the file: /dev/shm is the whole machine's.
 
     Told by its inode: the one who makes a semaphore maps it under another name, before it gets its own.

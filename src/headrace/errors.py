@@ -1,10 +1,13 @@
-"""Which errors does headrace raise?
+"""Which errors does headrace raise, and how does it warn?
 
 Every error says what is wrong, where, and what to do. Each is a `HeadraceError` and a subclass of the builtin that a caller would
 expect. All are built from one message, so that they cross process boundaries (pickle, torch's worker wrapper) unchanged.
 """
 
 from __future__ import annotations
+
+import sys
+import warnings
 
 
 class HeadraceError(Exception):
@@ -60,3 +63,11 @@ class WorkerError(HeadraceError, RuntimeError):
 
 class HeadraceWarning(UserWarning):
     """What headrace warns of: something works, but not as the user may think."""
+
+
+def warn(message: str) -> None:
+    """Warns at the user's line: the first one outside of headrace that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, HeadraceWarning, stacklevel=level)

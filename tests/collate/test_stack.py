@@ -228,7 +228,8 @@ def test_mappings() -> None:
     assert type(ordered) is OrderedDict and list(ordered) == ["b", "a"] and ordered["b"].tolist() == [1, 1]
     user = stack_collate([UserDict({"a": 1})] * 3)
     assert type(user) is UserDict and user["a"].tolist() == [1, 1, 1]
-    assert stack_collate([defaultdict(list, {"a": 1})] * 2)["a"].tolist() == [1, 1]
+    default = stack_collate([defaultdict(list, {"a": 1})] * 2)
+    assert type(default) is defaultdict and default["a"].tolist() == [1, 1] and default["b"] == []
     assert stack_collate([{1: 2, None: "x"}, {None: "y", 1: 3}]) == {1: pytest.approx(torch.tensor([2, 3])), None: ["x", "y"]}
 
 

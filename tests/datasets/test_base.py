@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -457,6 +458,23 @@ class TestErrors:
         with pytest.raises(SampleError, match="not a square at all") as caught:
             make(undecodable=7)[7]
         assert "\n" not in str(caught.value)
+
+    def test_of_a_view_names_both_datasets(self, make: Any) -> None:
+        with pytest.raises(SampleError, match=r"sample 7 of the whole dataset can't be read: Squares\[7\]"):
+            make(broken=[7])[5:9][2]
+
+    def test_an_error_holds_nothing_in_a_circle(self, make: Any) -> None:
+        dataset = make(broken=[7])
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(SampleError) as caught:
+                dataset[7]
+            error = weakref.ref(caught.value)
+            del caught
+            assert error() is None
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_skip(self, make: Any, mode: str) -> None:

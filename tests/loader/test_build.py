@@ -81,6 +81,16 @@ def test_with_blocks_the_number_of_workers_divides_the_turns(machine: Any, cores
     assert workers_of(SquareDataset(), turns=turns).num_workers == min(8, int(0.75 * cores))  # a full shuffle has no turns
 
 
+def test_few_blocks_make_few_turns_and_so_few_workers(machine: Any) -> None:
+    machine(cores=64)
+
+    class Blocks(SquareDataset):
+        def blocks(self) -> Any:
+            return np.ones(256, np.int64)  # 64 lanes a turn, 4 turns
+
+    assert workers_of(Blocks().subset(np.arange(256) % 32), shuffle="block").num_workers == 4
+
+
 def test_a_given_number_of_workers_counts_whatever_the_turns(machine: Any) -> None:
     machine(64)
     assert workers_of(SquareDataset(), shuffle="block", num_workers=5).num_workers == 5

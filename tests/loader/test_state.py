@@ -205,6 +205,9 @@ def test_another_order_is_refused_or_adopted(loader_of: Any, field: str, options
     assert indices(loader) == own != expected
     loader.load_state_dict(state, strict=False)
     assert loader.state_dict() == state
+    assert getattr(loader.config, field) == state[field]
+    assert list(loader.sampler) == list(loader_of(**saved).sampler)
+    assert "adopted from the loaded state" in loader.explain() or field in ("turns", "interleave")
     assert indices(loader) == expected[2:]
     loader.set_epoch(0)
     assert indices(loader) == expected

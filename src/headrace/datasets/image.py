@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -22,7 +21,7 @@ from headrace.datasets.pixels import (
     to_channels_last,
     writable,
 )
-from headrace.errors import ConfigError, FormatError, HeadraceWarning
+from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5 import TARGETS, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
@@ -184,11 +183,9 @@ def _open(
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)
     if found is None:
-        warnings.warn(
+        warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
-            "put them into class folders, or pass targets= (targets=None to say that this is meant)",
-            HeadraceWarning,
-            stacklevel=4,
+            "put them into class folders, or pass targets= (targets=None to say that this is meant)"
         )
     return source, found, classes
 

@@ -16,14 +16,15 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import BaseDataset
-from headrace.errors import BudgetError, ConfigError
-from headrace.loader.config import DataLoaderConfig, Shuffle, warn
+from headrace.errors import BudgetError, ConfigError, warn
+from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.fetch import inner_datasets
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order.lanes import lanes_for
 
 Reasons = dict[str, str]
 _SCARCE = 4 << 30  # below this, at most 2 workers
@@ -43,7 +44,7 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
         changes["seed"], reasons["seed"] = config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed"
     if config.num_workers is None:
         block = changes.get("shuffle", config.shuffle) == "block"
-        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, (config.turns or DEFAULT_TURNS) if block else None)
+        changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, _turns(config, dataset) if block else None)
     workers: int = changes["num_workers"] if config.num_workers is None else config.num_workers
     changes.update(_parallel_options(config, workers, reasons))
     changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
@@ -79,6 +80,11 @@ def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, s
         number = max(w for w in range(1, number + 1) if turns % w == 0)
         reason = f"{reason}, lowered to a divisor of turns={turns}, so that each worker has blocks of its own"
     return number, reason
+
+
+def _turns(config: DataLoaderConfig, dataset: Any) -> int:
+    blocks = dataset.blocks() if isinstance(dataset, BaseDataset) else None
+    return config.turns or (DEFAULT_TURNS if blocks is None else lanes_for(len(blocks))[1])
 
 
 def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) -> dict[str, Any]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from headrace.errors import ConfigError, HeadraceWarning
+from headrace.errors import ConfigError
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
@@ -190,11 +188,3 @@ def check_old_words(names: Iterable[str]) -> None:
     for name in names:
         if name in _OLD_WORDS:
             raise ConfigError(f"DataLoaderConfig has no {name!r}: say {_OLD_WORDS[name]}")
-
-
-def warn(message: str) -> None:
-    """Warns at the user's line: the first one outside of headrace that led here."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, HeadraceWarning, stacklevel=level)

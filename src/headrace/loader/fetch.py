@@ -7,6 +7,7 @@ ticket's ring slot. Both carry what was counted along, and an error, if there wa
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import pickle
@@ -276,6 +277,8 @@ class WorkerInit:
         self.function = function
 
     def __call__(self, worker: int) -> None:
+        # What a fork brought along stays out of garbage collection: the parent's loaders and their workers are not ours to end.
+        gc.freeze()
         # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = parent_process()

@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
-from headrace.errors import BudgetError, ConfigError
+from headrace.errors import BudgetError, ConfigError, warn
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
-from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words, warn
+from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job
@@ -331,6 +331,10 @@ class Loader(DataLoader[Any]):
         check_samples(state, plan.samples_before(int(state["batches"])))
         if differing:
             self._plan, self._job = plan, None
+            self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
+            self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
+            if isinstance(self.sampler, _EpochSampler):
+                vars(self.sampler).update(vars(self._order_sampler(self.dataset)))
         epoch, position = int(state["epoch"]), int(state["batches"])
         has_ended = self._plan.ends_at(position) or bool(state.get("ended"))
         self._resume = self._at = epoch, position

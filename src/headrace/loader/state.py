@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.errors import StateError
-from headrace.loader.config import warn
+from headrace.errors import StateError, warn
 
 VERSION = 1
 _FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is meant where it is not there

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -24,14 +25,20 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(v, function) for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value) if f.init]
-        return dataclasses.replace(value, **{n: map_tensors(getattr(value, n), function) for n in names})
+        made = copy.copy(value)  # not by its constructor, which may refuse what it did not make
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, map_tensors(getattr(value, field.name), function))  # of a frozen one too
+        return made
     return value
 
 
 def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
     """The fields as a mapping of the example's type; as a dict where that has a constructor of its own."""
     try:
+        if isinstance(example, MutableMapping):  # a copy keeps what else it has, as a defaultdict its factory
+            made = copy.copy(example)
+            made.update(fields)
+            return made
         return type(example)(fields)  # type: ignore[call-arg]
     except TypeError:
         return fields

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import decode_image, to_channels_last
-from headrace.errors import ConfigError, HeadraceWarning, SampleError, WriteError
+from headrace.errors import ConfigError, SampleError, WriteError, warn
 from headrace.modes.eager import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
@@ -99,7 +98,7 @@ def pack(
     """
     result = pack_dataset(dataset, dst, store=store, workers=workers, overwrite=overwrite, progress=progress)
     if result.left_out:
-        warnings.warn(left_out_message(result), HeadraceWarning, stacklevel=2)
+        warn(left_out_message(result))
     return result.path
 
 

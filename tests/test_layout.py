@@ -1,0 +1,64 @@
+"""Do imports run one way, from the top floor down? (docs/architecture.md)"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import headrace
+
+PACKAGE = Path(headrace.__file__).parent
+GROUND = {"errors"}
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "memory": set(),
+    "order": set(),
+    "monitor": set(),
+    "storage": {"memory"},
+    "modes": {"storage", "memory"},
+    "collate": {"memory"},
+    "datasets": {"modes", "storage", "memory", "order"},
+    "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
+    "packing": {"loader", "datasets", "modes", "storage", "memory", "order"},
+    "testing": {"loader", "datasets", "modes", "order"},
+}
+"""What each room may import, besides itself and the errors."""
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: a relative import hides its room"
+        found |= {name.split(".")[1] for name in names if name.startswith("headrace.")}
+    return found
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.name[0] not in "_." and path.suffix in ("", ".py")}
+    assert rooms == set(BELOW)
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_imports_only_what_lies_below(room: str) -> None:
+    folder = PACKAGE / room
+    for path in folder.rglob("*.py") if folder.is_dir() else [PACKAGE / f"{room}.py"]:
+        assert imports(path) <= BELOW[room] | GROUND | {room}, path
+
+
+def test_nothing_leads_in_a_circle() -> None:
+    placed: set[str] = set()
+    while placed != set(BELOW):
+        ready = {room for room, below in BELOW.items() if below | (GROUND - {room}) <= placed | {room}} - placed
+        assert ready, f"a circle among {set(BELOW) - placed}"
+        placed |= ready
+
+
+@pytest.mark.parametrize("room", ["storage", "memory", "order", "monitor"])
+def test_the_lower_rooms_do_not_know_the_dataloader(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.utils.data"):
+                assert {alias.name for alias in node.names} <= {"Sampler", "get_worker_info"}, path
