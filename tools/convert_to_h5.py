@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     progress=False if given.no_progress else None,
                 )
     except HeadraceError as error:
-        print(f"{parser.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        said = " ".join(str(error).split()).replace('pass on_error="skip"', "pass --skip-bad")
+        print(f"{parser.prog}: error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)

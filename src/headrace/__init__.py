@@ -1,7 +1,7 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
 from headrace.collate import collators, list_collate
-from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, open_dataset
+from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, MemoryEfficientDataset, open_dataset
 from headrace.errors import (
     AccessError,
     BudgetError,
@@ -21,6 +21,7 @@ from headrace.loader import DataLoaderConfig, Loader, create_dataloader, move_to
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.lru import LRUCache
 from headrace.modes import LoadingMode
+from headrace.monitor.memory import MemoryMonitor
 from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
 from headrace.packing import pack, verify
 from headrace.storage.handles import WorkerHandle
@@ -30,7 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder",
     "FormatError", "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode",
-    "MemoryBudget", "MissingNameError", "OrderSampler", "RankBatches", "SampleError", "Source", "StateError",
-    "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators", "create_dataloader", "list_collate",
-    "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
+    "MemoryBudget", "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "RankBatches",
+    "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators",
+    "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
 ]  # fmt: skip

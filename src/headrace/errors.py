@@ -40,6 +40,9 @@ class FormatError(HeadraceError, ValueError):
 class SampleError(HeadraceError, OSError):
     """A sample can't be read or decoded; the message names path, index and cause."""
 
+    may_be_skipped = False
+    """Did the user choose that such samples are left out (``on_error="skip"``)?"""
+
 
 class WriteError(HeadraceError, OSError):
     """A file can't be written; nothing stands under its name that was not there before."""

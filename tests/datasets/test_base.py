@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import pickle
 import random
+import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, LoadingMode, MemoryBudget, SampleError, Source
+from headrace import BaseDataset, ConfigError, HDF5Dataset, HeadraceWarning, ImageDataset, LoadingMode, MemoryBudget, SampleError, Source
 from headrace.memory.anonymous import SharedInt
 from headrace.order.ticket import Ticket
 
@@ -30,8 +33,8 @@ MAP_MODES = MODES[:3]
 class Squares(Source):
     """Record i is the text of i."""
 
-    def __init__(self, n: int, broken: Sequence[int] = (), block: int | None = None) -> None:
-        self.n, self.broken, self.block = n, tuple(broken), block
+    def __init__(self, n: int, broken: Sequence[int] = (), block: int | None = None, failing: dict[int, Exception] | None = None) -> None:
+        self.n, self.broken, self.block, self.failing = n, tuple(broken), block, failing or {}
         self.reads = SharedInt()
 
     def __len__(self) -> int:
@@ -41,6 +44,8 @@ class Squares(Source):
         self.reads.value += len(indices)
         if bad := set(indices) & set(self.broken):
             raise OSError(f"no record {min(bad)}")
+        for index in set(indices) & set(self.failing):
+            raise self.failing[index]
         return [str(i) for i in indices]
 
     def blocks(self) -> Any:
@@ -55,7 +60,8 @@ class SquaresDataset(BaseDataset):
 
     def __init__(self, n: int = 30, *, broken: Sequence[int] = (), undecodable: int | None = None, **options: Any) -> None:
         options.setdefault("targets", -np.arange(n))
-        super().__init__(Squares(n, broken), progress=False, **options)
+        failing = options.pop("failing", None)
+        super().__init__(Squares(n, broken, failing=failing), progress=False, **options)
         self.undecodable = undecodable  # an attribute that is set after super().__init__()
 
     def decode(self, record: str) -> np.ndarray[Any, Any]:
@@ -705,3 +711,104 @@ class TestPlainDataLoader:
 
 def test_our_own_formats_are_such_datasets() -> None:
     assert issubclass(ImageDataset, BaseDataset) and issubclass(HDF5Dataset, BaseDataset)
+
+
+class Draw:
+    def __call__(self, value: Any) -> Any:
+        return random.random()
+
+
+class TestRepeats:
+    """Under a plain DataLoader nobody but the user knows which epoch it is."""
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_are_warned_of_once(self, make: Any, workers: int) -> None:
+        dataset = make(transform=Draw(), targets=None)
+        loader = DataLoader(dataset, 7, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            first = [v for batch in loader for v in batch.tolist()]
+        if workers:  # which warn on their own streams
+            return
+        with pytest.warns(HeadraceWarning, match=r"call dataset.set_epoch\(epoch\) before each one") as caught:
+            again = [v for batch in loader for v in batch.tolist()]
+            list(loader)
+        assert len(caught) == 1 and again == first
+
+    @pytest.mark.parametrize("how", ["named", "not random", "without a transform"])
+    def test_need_no_warning(self, make: Any, how: str) -> None:
+        dataset = make(transform={"named": Draw(), "not random": np.sum, "without a transform": None}[how], targets=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for epoch in range(3):
+                if how == "named":
+                    dataset.set_epoch(epoch)
+                list(DataLoader(dataset, 7))
+
+    def test_another_thread_is_warned_of(self, make: Any) -> None:
+        dataset = make(transform=Draw(), targets=None)
+        seen: list[Any] = []
+
+        def load() -> None:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                dataset.__getitems__([1, 2])
+                seen.extend(str(w.message) for w in caught)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+        assert any("thread beside the main one" in text for text in seen)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, value: Any) -> Any:
+        return float(self.rng.random())
+
+
+class LateHolder:
+    rng: Any = None
+
+    def __call__(self, value: Any) -> Any:
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return float(self.rng.random())
+
+
+class TestGenerators:
+    def test_of_a_transform_that_is_set_later(self, make: Any) -> None:
+        dataset = make(transform=Holder(), targets=None)
+        first = [dataset[i] for i in range(5)]
+        dataset.transform = Holder()
+        assert [dataset[i] for i in range(5)] == first == [dataset[i] for i in range(5)]
+
+    def test_that_are_made_at_the_first_call(self, make: Any) -> None:
+        one, two = make(transform=LateHolder(), targets=None), make(transform=LateHolder(), targets=None)
+        assert [one[i] for i in range(5)] == [two[i] for i in range(5)] == [one[i] for i in range(5)]
+        assert len({one[i] for i in range(5)}) == 5
+
+
+class TestMachineTrouble:
+    @pytest.mark.parametrize("kind", [(MemoryError, "no more"), (OSError, errno.EMFILE, "Too many open files")], ids=["memory", "files"])
+    @pytest.mark.parametrize("on_error", ["raise", "skip"])
+    @pytest.mark.parametrize("mode", MAP_MODES)
+    def test_is_no_reason_to_leave_a_sample_out(self, make: Any, mode: str, on_error: Any, kind: tuple[Any, ...]) -> None:
+        with pytest.raises(kind[0], match=kind[-1]) as caught:
+            make(loading_mode=mode, on_error=on_error, failing={7: kind[0](*kind[1:])})[7]
+        assert not isinstance(caught.value, SampleError)
+        assert "may be sound" in caught.value.__notes__[0]
+
+
+class TestSkippingOneByOne:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_loop_leaves_them_out(self, make: Any, mode: str) -> None:
+        dataset = make(loading_mode=mode, broken=[7, 9], on_error="skip")
+        assert sorted(first_of(s) for s in dataset) == [i for i in range(30) if i not in (7, 9)]
+        assert dataset.take_report()["skipped"] == 2
+
+    def test_an_index_is_an_error_with_a_remedy(self, make: Any) -> None:
+        with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; take a larger batch_size, or an"):
+            make(broken=[7], on_error="skip")[7]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.datasets.labels import folder_targets, given_targets
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceError
+from headrace.storage.names import PackedNames
+from headrace.storage.paths import redact
 from headrace.storage.scan import FileList, scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
@@ -62,6 +67,40 @@ class TestFolders:
     def test_files_beside_class_folders(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"2 of 3 files lie beside the class folders.*a\.jpg.*targets="):
             folder_targets(files_of(tmp_path, ["a.jpg", "z.jpg", "cat/1.jpg"]))
+
+    @given(st.lists(st.lists(st.text("ab -.\0", min_size=1, max_size=2), min_size=1, max_size=3).map("/".join), min_size=1))
+    def test_are_those_of_each_name(self, listed: list[str]) -> None:
+        """Runs of names are not looked at one by one: the answer is as if they were."""
+        names = sorted(map(str.encode, listed), key=lambda name: name.replace(b"/", b"\0"))
+        files = FileList(("root",), None, PackedNames(names), False, (), frozenset())
+        folders = [name.partition(b"/")[0] if b"/" in name else None for name in names]
+        if all(folder is None for folder in folders):
+            assert folder_targets(files) == (None, [])
+        elif None in folders:
+            with pytest.raises(ConfigError, match=rf"^{folders.count(None)} of {len(names)} files lie beside") as caught:
+                folder_targets(files)
+            assert redact(files.path(folders.index(None))) in str(caught.value)
+        else:
+            classes = sorted(set(folders))
+            targets, found = folder_targets(files)
+            assert found == [c.decode() for c in classes] and targets is not None and targets.dtype == np.int64
+            assert targets.tolist() == [classes.index(folder) for folder in folders]
+
+    @pytest.mark.parametrize("n", [1, 2, 3, 65_536, 70_001])
+    def test_of_many_flat_files(self, n: int) -> None:
+        names = [b"%08d.jpg" % i for i in range(n)]
+        assert folder_targets(FileList(("root",), None, PackedNames(names), False, (), frozenset())) == (None, [])
+        with pytest.raises(ConfigError, match=rf"{n:,} of {n + 2:,} files.*root/00000000\.jpg"):
+            folder_targets(FileList(("root",), None, PackedNames([b"!/1.jpg", b"!/2.jpg", *names]), False, (), frozenset()))
+
+    def test_of_many_files_make_no_object_each(self) -> None:
+        n = 300_000
+        files = FileList(("r",), None, PackedNames(b"%06d/%d.jpg" % (i // 1000, i) for i in range(n)), False, (), frozenset())
+        tracemalloc.start()
+        targets, classes = folder_targets(files)
+        assert tracemalloc.get_traced_memory()[1] < 8 * n + 500_000
+        tracemalloc.stop()
+        assert len(classes) == 300 and targets is not None and np.array_equal(targets, np.arange(n) // 1000)
 
     def test_a_class_folder_without_files(self, tmp_path: Path) -> None:
         files_of(tmp_path, NAMES)

@@ -190,9 +190,19 @@ def test_what_inner_datasets_count_is_counted(loader_of: Any, workers: int) -> N
     assert sum(map(len, loader)) == 41
     assert loader.get_stats()["skipped"] == 1
     both = loader_of(ConcatDataset(parts), num_workers=workers, batch_size=50)
-    with pytest.raises(SampleError):  # a ConcatDataset asks for samples one by one, and can't leave one out
-        list(both)
-    assert both.get_stats() == {}
+    assert sum(map(len, both)) == 81
+    assert both.get_stats()["skipped"] == 3
+
+
+@WORKERS
+def test_a_batch_of_inner_samples_that_are_all_bad_is_an_error(loader_of: Any, workers: int) -> None:
+    parts = [SquareDataset(bad=[4, 5], on_error="skip"), SquareDataset()]
+    loader = loader_of(ConcatDataset(parts), num_workers=workers, batch_size=2, shuffle=False)
+    with pytest.raises(SampleError, match="none of the 1 samples of a batch can be read; the first: sample 5"):
+        list(loader)
+    raising = loader_of(ConcatDataset([SquareDataset(bad=[4])]), num_workers=workers, batch_size=8, shuffle=False)
+    with pytest.raises(SampleError, match="sample 4 can't be read"):
+        list(raising)
 
 
 @pytest.mark.parametrize("data", [list(range(10)), tuple(range(10)), range(10), np.arange(10), torch.arange(10)])

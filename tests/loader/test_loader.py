@@ -1,12 +1,15 @@
 """What does a user of a Loader see: batches, epochs, errors, and what is left of them?"""
 
+import copy
 import dataclasses
 import gc
 import logging
 import os
+import pickle
 import random
 import sys
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, get_worker_info
 
-from headrace import HDF5Dataset, ImageDataset, SampleError, WorkerError, create_dataloader, list_collate
+from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, SampleError, WorkerError, create_dataloader, list_collate
 from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
@@ -918,3 +921,80 @@ def test_image_and_hdf5_datasets_through_workers(loader_of: Any, photos: Path, t
     for dataset in (ImageDataset(photos, image_size=16), HDF5Dataset(tmp_path / "rows.h5")):
         with dataset:
             assert same(list(loader_of(dataset, num_workers=1)), list(loader_of(dataset)))
+
+
+# -- copies
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_goes_on_where_the_loader_stands(loader_of: Any, copied: Any) -> None:
+    loader = loader_of(SquareDataset(), num_workers=0)
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    other = copied(loader)
+    assert other.state_dict() == loader.state_dict() and other.dataset is not loader.dataset
+    assert all(torch.equal(a, b) for a, b in zip(other, iterator, strict=True))
+
+
+# -- what fails while an epoch begins
+
+
+def test_an_epoch_that_could_not_begin_is_over(loader_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(SquareDataset(), num_workers=0)
+    kept = None
+
+    def fail(*_: Any) -> None:
+        raise OSError("Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.loader.job.Job.start", fail)
+        try:
+            iter(loader)
+        except OSError as error:
+            kept = error  # and the iterator's frame with it
+    assert len(list(loader)) == len(loader) and kept is not None
+
+
+# -- a budget that turns out to be too small
+
+
+class Large:
+    """A transform whose result is larger than anybody could know."""
+
+    def __call__(self, value: Any) -> torch.Tensor:
+        return torch.zeros(100_000)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_fewer_batches_are_on_their_way_where_the_first_one_says_so(loader_of: Any, persistent: bool) -> None:
+    dataset = SquareDataset(transform=Large(), max_memory_usage="17MB")  # a batch of 4 takes 1.6 MB
+    loader = loader_of(dataset, num_workers=2, prefetch_factor=3, persistent_workers=persistent)
+    with pytest.warns(HeadraceWarning, match=r"batches of 1\.6 MB take 19\.3 MB on their way, and 17\.0 MB are left.*in the next epoch"):
+        first = [batch.shape for batch in loader]
+    assert dataset.budget.available == 0
+    with pytest.warns(HeadraceWarning, match="lowered to 2 x 2"):
+        second = [batch.shape for batch in loader]
+    assert first == second
+    assert (loader.config.num_workers, loader.config.prefetch_factor, loader.prefetch_factor) == (2, 2, 2)
+    assert dataset.budget.reserved == 6 * 1_600_000 + 2 * (2_400_000 + 17_000_000 // 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeadraceWarning)
+        list(loader)
+    loader.close()
+    assert dataset.budget.reserved == 0
+
+
+def test_a_cache_gives_way_to_the_batches(photos: Path) -> None:
+    """Lazy runs with this budget, so cached does too, and holds what is left."""
+    batch = 8 * (64 * 64 * 3 * 4 + 8)
+    options: dict[str, Any] = {"image_size": 64, "max_memory_usage": 5 * batch}
+    with ImageDataset(photos, loading_mode="cached", **options) as dataset:
+        before = dataset.mode.stats()["held_bytes"]
+        loader = create_dataloader(dataset, batch_size=8, num_workers=1, prefetch_factor=1)
+        assert before == 0 and dataset.budget.reserved <= 5 * batch and loader.config.num_workers == 1
+        lazy = create_dataloader(ImageDataset(photos, image_size=64), batch_size=8, num_workers=0)
+        for _ in range(2):
+            assert all(torch.equal(a, b) for (a, _), (b, _) in zip(loader, lazy, strict=True))
+        assert 0 < dataset.mode.stats()["held_bytes"] <= 2 * batch
+        loader.close()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.memory.anonymous import AnonymousMemory, SharedInt, is_spawning
+from headrace.memory.anonymous import SHARED_FROM, AnonymousMemory, SharedArray, SharedInt, is_spawning
 
 METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -152,3 +152,64 @@ class TestSharedInt:
         with pytest.raises(OverflowError):
             number.value = 2**63
         assert number.value == 5
+
+
+def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
+    """In a worker: what arrived, whether it may be written to, and what a worker of this worker would get."""
+    context = multiprocessing.get_context("spawn")
+    values = [(a.array.shape, str(a.array.dtype), a.array.reshape(-1)[-3:].tolist(), a.array.flags.writeable) for a in arrays]
+    if pipe.recv() == "go on":
+        worker = context.Process(target=tell_of, args=(arrays, pipe))
+        worker.start()
+        worker.join()
+    pipe.send(values)
+
+
+class TestSharedArray:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_travels_to_workers_and_to_theirs(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        given = [
+            np.arange(400_000),
+            np.arange(300_000, dtype=np.float32).reshape(3, 100_000),
+            np.arange(5, dtype=np.uint8),
+            np.zeros((0, 7)),
+            np.arange(1_000_000)[::2],
+        ]
+        arrays = [SharedArray(values) for values in given]
+        ours, theirs = context.Pipe()
+        with ours, theirs:
+            worker = context.Process(target=tell_of, args=(arrays, theirs))
+            worker.start()
+            ours.send("go on")
+            ours.send("stop")
+            said = [ours.recv(), ours.recv()]
+            worker.join()
+        wanted = [(v.shape, str(v.dtype), v.reshape(-1)[-3:].tolist(), False) for v in given]
+        assert said == [wanted, wanted]
+        assert all(np.array_equal(a.array, v) for a, v in zip(arrays, given, strict=True))
+        assert [a._memory is not None for a in arrays] == [method != "fork", method != "fork", False, False, method != "fork"]
+
+    def test_is_held_once_when_it_has_travelled(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        array = SharedArray(np.arange(SHARED_FROM))
+        before, memories = array.array, []
+        for _ in range(2):
+            worker = context.Process(target=len, args=(array,))
+            worker.start()
+            worker.join()
+            memories.append(array._memory)
+        assert memories[0] is memories[1] is not None and not np.shares_memory(array.array, before)
+        assert np.shares_memory(array.array, memories[0].array(0, SHARED_FROM, np.int64))
+
+    def test_does_not_copy_what_it_is_given(self) -> None:
+        values = np.arange(10)
+        assert np.shares_memory(SharedArray(values).array, values)
+        assert values.flags.writeable and not SharedArray(values).array.flags.writeable
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))])
+    def test_elsewhere_a_pickle_holds_the_values(self, copied: Any) -> None:
+        again = copied(SharedArray(np.arange(SHARED_FROM)))
+        assert again._memory is None and len(again) == SHARED_FROM and again.array[-1] == SHARED_FROM - 1
+        with pytest.raises(ValueError, match="read-only"):
+            again.array[0] = 1

@@ -176,7 +176,8 @@ class TestCapacity:
             assert same(store.get(i), content(i))
             assert store.put(i, "another value")  # it is held already
             assert same(store.get(i), content(i))
-        assert store.stats() == {"held": len(admitted), "held_bytes": store.nbytes, "admitted": len(admitted), "evicted": 0}
+        counted = {"held": len(admitted), "held_bytes": store.nbytes, "admitted": len(admitted), "evicted": 0, "released_bytes": 0}
+        assert store.stats() == {**counted, "hits": 0, "misses": 0}
 
     def test_keep_refuses_what_is_too_large_and_goes_on(self) -> None:
         store = SampleStore(3, 4096)
@@ -205,7 +206,8 @@ class TestCapacity:
         store.get(0)
         assert store.put(1, bytes(64 * 17))
         assert store.get(1) == bytes(64 * 17)
-        assert store.stats() == {"held": 1, "held_bytes": store.nbytes, "admitted": 2, "evicted": 1}
+        stats = store.stats()
+        assert [stats[name] for name in ("held", "held_bytes", "admitted", "evicted")] == [1, store.nbytes, 2, 1]
 
     def test_lru_spares_what_was_read(self) -> None:
         store = SampleStore(100, 10 * SampleStore.nbytes_of(bytes(1000)), "lru")
@@ -398,7 +400,7 @@ class TestManyAtOnce:
         entered, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with store._own_lock():
+            with store._lock.of_threads():
                 entered.set()
                 leave.wait(30)
 
@@ -452,7 +454,7 @@ def _churn_for_ever(store: SampleStore, seed: int) -> None:
 
 
 def _hold_the_lock(store: SampleStore) -> None:
-    with store._locked() as locked:
+    with store._lock.held() as locked:
         assert locked
         store._append(*_entry(3, "written"))
         time.sleep(60)
@@ -482,3 +484,130 @@ def _workers(target: Any, arguments: list[tuple[Any, ...]]) -> Iterator[list[Any
             if worker.is_alive():
                 worker.kill()
             worker.join()
+
+
+class TestPressure:
+    def filled(self, policy: str = "keep") -> SampleStore:
+        store = SampleStore(40, 1 << 20, policy)
+        for i in range(40):
+            assert store.put(i, np.full(20_000, i, np.uint8))
+        return store
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_samples_are_given_back_the_oldest_first(self, policy: str) -> None:
+        store = self.filled(policy)
+        before = store.nbytes
+        released = store.release(300_000)
+        assert 300_000 <= released < 300_000 + 21_000 and store.nbytes == before - released == store.stats()["held_bytes"]
+        assert store.limit <= before - 300_000 and store.stats()["released_bytes"] == released
+        held = used(store)
+        assert held == set(range(40 - len(held), 40))
+        assert all((store.get(i) == i).all() for i in held)
+
+    def test_a_store_that_was_reduced_takes_nothing_until_it_may_grow(self) -> None:
+        store = self.filled()
+        store.release(300_000)
+        assert not store.put(0, np.zeros(20_000, np.uint8)) and store.is_full
+        store.grow(100_000)
+        assert (not store.is_full and store.limit == store.nbytes + 100_000 // 64 * 64) or store.limit <= store.nbytes + 100_000
+        accepted = [store.put(i, np.full(20_000, i, np.uint8)) for i in range(10)]
+        assert accepted == [True] * 4 + [False] * 6
+        store.grow(1 << 30)
+        assert store.limit == store.capacity
+
+    def test_lru_goes_on_within_less(self) -> None:
+        store = self.filled("lru")
+        store.release(600_000)
+        for i in range(200):
+            assert store.put(i % 40, np.full(20_000, i % 40, np.uint8))
+            assert store.nbytes <= store.limit
+        assert all((store.get(i) == i).all() for i in used(store))
+
+    def test_a_cap_is_for_ever(self) -> None:
+        store = self.filled()
+        store.cap(200_000)
+        assert store.nbytes <= 200_000 and store.ceiling == 200_000 and len(store) == 9
+        store.grow(1 << 30)
+        assert store.limit == 200_000
+        store.cap(500_000)
+        assert store.ceiling == 200_000
+        store.cap(0)
+        assert len(store) == store.nbytes == 0 and not store.put(1, b"x") and store.get(39) is MISSING
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux gives pages of shared memory back")
+    def test_the_system_gets_the_pages(self) -> None:
+        store = SampleStore(40, 64 << 20)
+        for i in range(40):
+            store.put(i, np.full(1 << 20, i, np.uint8))
+        before = os.fstat(store._memory.fd).st_blocks
+        store.release(20 << 20)
+        assert before - os.fstat(store._memory.fd).st_blocks >= 19 * 2048  # blocks of 512 bytes
+        assert all((store.get(i) == i).all() for i in used(store))
+
+    @posix
+    def test_readers_never_see_half_a_sample(self) -> None:
+        """While others give samples back and take new ones in."""
+        store = SampleStore(30, 700_000, "lru")
+        wrong = multiprocessing.get_context("fork").Value("i", 0)
+        with _workers(_read_for_a_while, [(store, wrong)] * 2):
+            deadline = time.monotonic() + 2
+            rounds = 0
+            while time.monotonic() < deadline:
+                for i in range(30):
+                    store.put(i, np.full(20_000, i, np.uint8))
+                store.release(400_000)
+                store.grow(1 << 20)
+                rounds += 1
+            store.put(29, "end") if 29 not in store else None
+            _end(store)
+        assert wrong.value == 0 and rounds > 3
+
+
+def _end(store: SampleStore) -> None:
+    store.cap(0)
+
+
+def _read_for_a_while(store: SampleStore, wrong: Any) -> None:
+    while store.ceiling:
+        for i in range(30):
+            found = store.get(i)
+            if found is not MISSING and not (found == i).all():
+                wrong.value += 1
+
+
+class TestCounts:
+    def test_of_one_process(self) -> None:
+        store = SampleStore(4, 1000)
+        store.count(3, 1)
+        store.count(0, 2)
+        assert (store.stats()["hits"], store.stats()["misses"]) == (3, 3)
+
+    @posix
+    def test_of_many_processes_one_after_the_other(self) -> None:
+        """More than there are cells: those of dead processes are taken over, and their counts stay."""
+        store = SampleStore(4, 1000)
+        store.count(1, 0)
+        for _ in range(8):
+            with _workers(_count, [(store,)] * 10) as workers:
+                for worker in workers:
+                    worker.join(30)
+        assert (store.stats()["hits"], store.stats()["misses"]) == (1 + 80 * 100, 80 * 200)
+
+    def test_nobody_looks_too_often(self) -> None:
+        store = SampleStore(4, 1000)
+        assert [store.is_time_to_look(30) for _ in range(5)] == [True] + [False] * 4
+        assert store.is_time_to_look(0)
+
+
+def _count(store: SampleStore) -> None:
+    for _ in range(100):
+        store.count(1, 2)
+
+
+def test_the_policy_may_change_for_all_processes() -> None:
+    store = SampleStore(10, 5 * SampleStore.nbytes_of(bytes(1000)))
+    for i in range(6):
+        store.put(i, bytes(1000))
+    assert store.policy == "keep" and 5 not in store
+    store.use_lru()
+    assert store.policy == "lru" and store.put(5, bytes(1000)) and 5 in store

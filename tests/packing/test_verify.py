@@ -41,7 +41,7 @@ def test_a_sound_file(packed: Path) -> None:
 
 def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
     with ImageDataset(packed) as dataset:
-        start = int(dataset._source._offsets[2])
+        start = int(dataset._source._offsets.array[2])
     flip(packed, place(packed, DATA) + start + 30, bit=5)
     result = verify(packed)
     assert not result.ok and [index for index, _, _ in result.bad] == [2]

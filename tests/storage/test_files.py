@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
 import multiprocessing
 import os
 import pickle
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -21,7 +23,7 @@ import pytest
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
 from headrace.errors import ConfigError
 from headrace.storage.files import FilesSource, fingerprint_names
-from headrace.storage.scan import PackedNames
+from headrace.storage.names import PackedNames
 from headrace.storage.source import Source
 from tests.data.make import make_photos
 
@@ -263,6 +265,76 @@ class TestFingerprint:
 
     def test_is_the_same_for_ever(self) -> None:
         assert fingerprint_names(*PackedNames([b"a/1.jpg", b"b/2.png"]).arrays) == "7d3c31252c619afbceb3ec9890352f88"
+
+    def test_is_the_same_for_long_lists_and_needs_no_copy_of_them(self) -> None:
+        packed = PackedNames(b"%040d" % i for i in range(200_000))
+        data, offsets = packed.arrays
+        whole = hashlib.blake2b(b"".join([np.int64(200_000).tobytes(), np.diff(offsets).tobytes(), data.tobytes()]), digest_size=16)
+        tracemalloc.start()
+        assert fingerprint_names(data, offsets) == whole.hexdigest()
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000 < data.nbytes
+        tracemalloc.stop()
+
+
+class _Cloud(fsspec.AbstractFileSystem):
+    """Remembers what it has listed, as those of object stores do, and counts what it is asked."""
+
+    protocol = "cloud"
+    cachable = False
+    asked: ClassVar[list[str]] = []
+
+    def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, detail: bool = False, **kwargs: Any) -> Any:
+        type(self).asked.append(f"find {path}")
+        infos = {f"{path}/{i}.jpg": {"name": f"{path}/{i}.jpg", "type": "file", "size": i if i != 7 else None} for i in range(10)}
+        self.dircache[path] = list(infos.values())
+        return infos if detail else list(infos)
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        type(self).asked.append(f"info {path}")
+        return {"name": path, "type": "file" if path.endswith(".jpg") else "directory", "size": 70}
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> type[_Cloud]:
+    monkeypatch.setattr("headrace.storage.files.open_filesystem", lambda *_: _Cloud())
+    monkeypatch.setattr(_Cloud, "asked", [])
+    return _Cloud
+
+
+class TestListingsOfRemoteFileSystems:
+    def test_are_not_kept_by_the_file_system(self, cloud: Any) -> None:
+        """One entry of s3fs's takes a kilobyte, and each worker would have them all."""
+        source = FilesSource("cloud://bucket", ENDINGS)
+        assert len(source) == 10 and source._filesystem is not None
+        assert not source._filesystem.get().dircache
+        source.sizes()
+        assert not source._filesystem.get().dircache
+
+    def test_give_the_sizes_of_what_was_searched_through(self, cloud: Any) -> None:
+        source = FilesSource("cloud://bucket", ENDINGS)
+        cloud.asked.clear()
+        assert source.sizes().tolist() == [0, 1, 2, 3, 4, 5, 6, 70, 8, 9]
+        assert cloud.asked == ["find bucket", "info bucket/7.jpg"]  # of one the listing does not know
+
+    def test_are_not_asked_for_where_files_were_named(self, cloud: Any) -> None:
+        source = FilesSource(["cloud://bucket/3.jpg", "cloud://bucket/5.jpg"], ENDINGS)
+        cloud.asked.clear()
+        assert source.sizes().tolist() == [70, 70]
+        assert cloud.asked == ["info bucket/3.jpg", "info bucket/5.jpg"]
+
+    def test_show_no_secret_when_they_fail(self, cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = FilesSource("cloud://bucket", ENDINGS)
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OSError("403 for https://alice:hunter2@host/bucket?sig=s3cr3t")
+
+        monkeypatch.setattr(cloud, "find", fail)
+        with pytest.raises(SampleError, match="403 for https://host/bucket") as caught:
+            source.sizes()
+        assert caught.value.__suppress_context__
 
 
 class TestIndex:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError
-from headrace.storage.scan import FileList, PackedNames, is_url, open_filesystem, path_in, redact, scan
+from headrace.storage.paths import is_url, redact
+from headrace.storage.scan import FileList, open_filesystem, path_in, scan
 
 ENDINGS = (".jpg", ".png")
 
@@ -282,6 +282,26 @@ def zipped(*members: str) -> bytes:
     return stream.getvalue()
 
 
+remote_names = st.lists(st.text("ab -.é", min_size=1, max_size=3), min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jpg")
+
+
+class _Listed(fsspec.AbstractFileSystem):
+    """Lists what it was given."""
+
+    protocol = "listed"
+    cachable = False
+
+    def __init__(self, listed: dict[str, list[str]]) -> None:
+        super().__init__()
+        self.listed = listed
+
+    def isfile(self, path: str) -> bool:
+        return False
+
+    def find(self, path: str, **kwargs: Any) -> list[str]:
+        return self.listed[path]
+
+
 class TestRemote:
     def scan(self, url: str) -> FileList:
         return scan(url, ENDINGS, open_filesystem(url))
@@ -343,6 +363,16 @@ class TestRemote:
         assert list(found.names) == [b"a/y.jpg", b"caf\xe9/x.jpg"]
         assert os.path.isfile(found.path(1))
 
+    @settings(deadline=None)
+    @given(st.lists(st.lists(remote_names, min_size=1), min_size=1, max_size=3))
+    def test_are_sorted_by_parts_however_they_are_listed(self, lists: list[list[str]]) -> None:
+        filesystem = _Listed({f"root{i}": [f"root{i}/{name}" for name in listed] for i, listed in enumerate(lists)})
+        wanted = sorted((n.encode().replace(b"/", b"\0"), n.encode(), i) for i, listed in enumerate(lists) for n in listed)
+        found = scan([f"listed://root{i}" for i in range(len(lists))], ENDINGS, filesystem)
+        assert list(found.names) == [name for _, name, _ in wanted]
+        assert [found.path(i) for i in range(len(wanted))] == [b"root%d/" % i + name for _, name, i in wanted]
+        assert list(found.folders) == sorted({n.partition("/")[0] for listed in lists for n in listed if "/" in n}, key=os.fsencode)
+
     def test_paths_of_urls(self) -> None:
         memory = fsspec.filesystem("memory")
         assert path_in("memory://a/b", memory) == "/a/b"
@@ -390,24 +420,3 @@ def test_no_secret_shows_in_a_traceback(error: Any, monkeypatch: pytest.MonkeyPa
     shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
     assert "host.org/data" in shown and not any(secret in shown for secret in SECRETS)
     assert caught.value.__suppress_context__
-
-
-class TestPackedNames:
-    @given(st.lists(st.binary(max_size=20)))
-    def test_is_a_sequence_of_bytes(self, listed: list[bytes]) -> None:
-        packed = PackedNames(listed)
-        assert len(packed) == len(listed) and list(packed) == listed and packed[:] == listed
-        assert packed[::-2] == listed[::-2] and packed[1:3] == listed[1:3]
-        assert [packed[-1 - i] for i in range(len(listed))] == listed[::-1]
-        for index in (len(listed), -len(listed) - 1):
-            with pytest.raises(IndexError):
-                packed[index]
-        again = PackedNames.from_arrays(*packed.arrays)
-        assert list(again) == listed
-
-    def test_takes_the_bytes_and_8_more_a_name(self) -> None:
-        packed = PackedNames(f"folder/{i:06d}.jpg".encode() for i in range(10_000))
-        data, offsets = packed.arrays
-        assert (data.nbytes, offsets.nbytes) == (10_000 * 17, 10_001 * 8)
-        assert (data.dtype, offsets.dtype) == (np.uint8, np.int64)
-        assert {type(value) for value in vars(packed).values()} == {np.ndarray}

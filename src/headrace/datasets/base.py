@@ -6,9 +6,9 @@ transform. A format of one's own is a `Source` and a `decode`.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -17,14 +17,17 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.datasets.making import DatasetMeta, blank, describe_call, streaming_class
+from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
 from headrace.datasets.reading import OnError, SampleReading
+from headrace.datasets.transforming import SampleTransforming
 from headrace.errors import ConfigError, SampleError
-from headrace.memory.anonymous import SharedInt, is_spawning
+from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
+from headrace.memory.machine import cache_folder
 from headrace.modes import LoadingMode
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
+from headrace.modes.held import Place
 from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Mode
 from headrace.modes.streaming import WINDOW, Streaming
@@ -32,7 +35,6 @@ from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
 from headrace.order.permutation import derive_keys, permute
-from headrace.order.seeding import SampleSeeder, preserved_rng
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
@@ -48,13 +50,15 @@ class CommonOptions(TypedDict, total=False):
     max_memory_usage: float | int | str
     cache_policy: str
     hold: str | None
+    shared: str
+    cache_dir: str | os.PathLike[str] | None
     on_error: OnError
     seed: int
     return_index: bool
     progress: bool | None
 
 
-class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
+class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], metaclass=DatasetMeta):
     """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
 
     For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`. What a sample looks like is
@@ -71,6 +75,9 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
         cache_policy: "auto", "keep" or "lru" (see `headrace.modes.cached`).
         hold: "decoded" or "encoded": what eager and cached hold; None: the dataset's choice.
+        shared: "rank": all workers of a process share what eager and cached hold; "machine": all ranks of this user on this machine
+            do, in a file in `cache_dir`.
+        cache_dir: a folder for what may be found again; None: headrace's part of the user's cache folder, for what needs one.
         on_error: what becomes of a sample that can't be read: "raise"; "skip": it is left out of its batch, counted and listed;
             or a callable ``(index, path, error) -> sample``.
         seed: of the order and the random transforms, where no Loader gives one.
@@ -103,6 +110,8 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         max_memory_usage: float | int | str = 0.8,
         cache_policy: str = "auto",
         hold: str | None = None,
+        shared: str = "rank",
+        cache_dir: str | os.PathLike[str] | None = None,
         on_error: OnError = "raise",
         seed: int = 42,
         return_index: bool = False,
@@ -112,6 +121,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
             raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
         _check_choice("cache_policy", cache_policy, ("auto", "keep", "lru"))
         _check_choice("hold", hold, (None, "encoded", "decoded"))
+        _check_choice("shared", shared, ("rank", "machine"))
         if not callable(on_error):
             _check_choice("on_error", on_error, ("raise", "skip"))
         if targets is not None and len(targets) != len(source):
@@ -124,24 +134,20 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         self._source = source
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
         self._hold, self._progress = hold, progress
+        self._shared, self._cache_dir = shared, cache_dir
+        if shared == "machine" and self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
+            raise ConfigError(f"shared='machine' has no meaning for loading_mode={self.loading_mode.value!r}, which holds no samples")
         self._chosen: npt.NDArray[np.int64] | None = None  # of a view: the indices of the whole dataset
         self._fingerprint: str | None = None
-        self._epoch = SharedInt(0)
+        self._epoch = SharedInt(-1)  # nobody has named one yet
+        self._served = SharedInt(0)  # samples under a plain DataLoader
         self._mode: Mode | None = None
-        self._seeder: SampleSeeder | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
+        self._is_settled = False
         self._reset_report()
 
     # -- what a format overrides
-
-    def present(self, value: Any) -> Any:
-        """What a transform gets, and without one the sample's input. Default: the value itself."""
-        return value
-
-    def assemble(self, value: Any, target: Any) -> Any:
-        """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
-        return value if self.targets is None else (value, target)
 
     def held_nbytes(self) -> int | None:
         """Bytes of all samples of the whole dataset when they are held, if that is known without reading them."""
@@ -150,6 +156,16 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
     def sample_nbytes(self) -> int | None:
         """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
         return None
+
+    def held_as(self) -> str:
+        """What, besides the record, decides the value that is held: ranks that say the same share it under ``shared="machine"``.
+
+        Default: class and arguments that are no transforms and don't concern loading.
+
+        Raises:
+            ConfigError: one of these has no value that could be compared with another process's; override this method then.
+        """
+        return describe_held(type(self), self._arguments)
 
     @property
     def holds_encoded(self) -> bool:
@@ -184,26 +200,33 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         Raises:
             SampleError: one can't be read; or, where such are skipped, none can.
         """
+        is_plain = not isinstance(indices, Ticket) and _context is None
         ticket = indices if isinstance(indices, Ticket) else _context_ticket(indices, self.seed, self.epoch)
-        values = self._values(self._whole_indices(ticket))
-        samples = []
-        with preserved_rng(self._get_seeder()) if self._is_random and get_worker_info() is None else _nothing:
-            for number, (index, value) in enumerate(zip(ticket, values, strict=True)):
-                if isinstance(value, SampleError):
-                    samples.extend(self._replacement(index, self.source_of(index), value))
-                else:
-                    k = 0 if ticket.draws is None else ticket.draws[number]
-                    samples.append(self._finish(index, value, ticket.seed, ticket.epoch, k))
-        if not samples and len(ticket):
-            first = next(v for v in values if isinstance(v, SampleError))
-            raise SampleError(f"none of the {len(ticket)} samples of a batch can be read; the first: {first}")
+        samples, failure = self._samples(ticket, is_plain)
+        if failure is not None and not samples:
+            remedy = "; take a larger batch_size, or an on_error=callable that returns a stand-in" if self.on_error == "skip" else ""
+            error = SampleError(f"none of the {len(ticket)} samples of a batch can be read; the first: {failure}{remedy}")
+            error.may_be_skipped = self.on_error == "skip"
+            raise error
         return samples
+
+    def _samples(self, ticket: Ticket, is_plain: bool) -> tuple[list[Any], SampleError | None]:
+        """The samples of a batch, and the first error among them."""
+        values = self._values(self._whole_indices(ticket))
+        failure = next((v for v in values if isinstance(v, SampleError)), None)
+        if is_plain and self._is_random:
+            self._served.value += len(ticket)
+
+        def may_repeat() -> bool:
+            return is_plain and self._epoch.value < 0 and self._served.value > len(self._source)
+
+        return self._finished(ticket, values, may_repeat), failure
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
         if not isinstance(self, IterableDataset):
             for index in range(len(self)):
-                yield self[index]
+                yield from self._samples(_context_ticket([index], self.seed, self.epoch), _context is None)[0]
             return
         world, info = self._world or detect_world(), get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
@@ -213,12 +236,12 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
         for step in range(worker, len(batches), workers):
             coming = range(step, min(step + 3 * workers, len(batches)), workers)
             self.expect([batches.batch(s).tolist() for s in coming])
-            yield from self.__getitems__(Ticket(batches.batch(step).tolist(), seed, epoch, step))
+            yield from self._samples(Ticket(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
 
     @property
     def epoch(self) -> int:
         """The epoch that random transforms and a plain DataLoader's streaming order belong to."""
-        return self._epoch.value
+        return max(0, self._epoch.value)
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch; workers that run already see it too. Under a `Loader` its own `set_epoch` counts instead."""
@@ -345,7 +368,13 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """These batches come next: a streaming dataset begins to read them."""
-        self.mode.expect([self._whole_indices(b).tolist() for b in batches], self._source.read)
+        if self._source.thread_safe:
+            self.mode.expect([self._whole_indices(b).tolist() for b in batches], self._source.read)
+
+    def favours(self, is_skewed: bool) -> None:
+        """A loader says how it samples: some samples much more often than others (by weights), or all alike."""
+        if self.loading_mode is LoadingMode.CACHED:
+            self.mode.favours(is_skewed)
 
     @property
     def mode(self) -> Mode:
@@ -357,6 +386,7 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
     # -- inside
 
     def _settle(self) -> None:
+        self._is_settled = True
         if self.loading_mode is LoadingMode.STREAMING:
             self.__class__ = streaming_class(type(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
@@ -365,69 +395,30 @@ class BaseDataset(SampleReading, Dataset[Any], metaclass=DatasetMeta):
     def _make_mode(self) -> Mode:
         n = len(self._source)
         if self.loading_mode is LoadingMode.EAGER:
-            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress)
+            threads = None if self._source.thread_safe else 1
+            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress, threads=threads, place=self._place())
         if self.loading_mode is LoadingMode.CACHED:
-            return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes())
+            return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes(), self._place())
         if self.loading_mode is LoadingMode.STREAMING:
             return Streaming(min(WINDOW, self.budget.available // 32))  # of each worker
         return Lazy()
+
+    def _place(self) -> Place | None:
+        if self._shared == "rank":
+            return None
+        if not self._is_settled:
+            raise ConfigError(
+                "shared='machine': samples are read before the constructor is through, and so before it is known what they are"
+            )
+        world = detect_world()
+        key = [self.loading_mode.value, self._source.fingerprint(), "encoded" if self.holds_encoded else "decoded", self.held_as()]
+        return Place(cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
 
     def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
         array = np.asarray(indices, np.int64)
         return array if self._chosen is None else self._chosen[array]
 
-    @property
-    def _is_random(self) -> bool:
-        return self.transform is not None or self.target_transform is not None or self.transforms is not None
 
-    def _get_seeder(self) -> SampleSeeder:
-        if self._seeder is None:
-            self._seeder = SampleSeeder(*(v for k, v in vars(self).items() if not k.startswith("_")))
-        return self._seeder
-
-    def _finish(self, index: int, value: Any, seed: int, epoch: int, k: int) -> Any:
-        target = None if self.targets is None else _plain(self.targets[index])
-        try:
-            value = self.present(value)
-            if self._is_random:
-                whole = index if self._chosen is None else int(self._chosen[index])
-                self._get_seeder()(seed, epoch, whole, k)
-                if self.transforms is not None:
-                    value, target = self.transforms(value, target)
-                if self.transform is not None:
-                    value = self.transform(value)
-                if self.target_transform is not None:
-                    target = self.target_transform(target)
-        except Exception as error:
-            error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
-            raise
-        sample = self.assemble(value, target)
-        return _with_index(sample, index) if self.return_index else sample
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
-        if is_spawning():
-            state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
-        else:
-            state["_mode"] = None
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = streaming_class(type(self))
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-_nothing = _Nothing()
 _context: Ticket | None = None
 
 
@@ -446,19 +437,6 @@ def _context_ticket(indices: Sequence[int], seed: int, epoch: int) -> Ticket:
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
-def _plain(target: Any) -> Any:
-    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar; of what may be written to, a copy."""
-    if isinstance(target, np.generic):
-        return target.item()
-    return target if target is None or isinstance(target, (int, float, str, bytes)) else copy.deepcopy(target)
-
-
-def _with_index(sample: Any, index: int) -> Any:
-    if isinstance(sample, dict):
-        return {**sample, "index": index}
-    return (*sample, index) if type(sample) is tuple else (sample, index)
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from headrace.datasets.base import BaseDataset, CommonOptions, as_tensor
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode
 from headrace.storage.hdf5 import DATA, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
 
@@ -26,6 +26,7 @@ class HDF5Dataset(BaseDataset):
         **options: see `BaseDataset`.
 
     Raises:
+        ConfigError: several files or datasets, or a folder.
         DataNotFoundError, FormatError: no such file; no HDF5 file, or a dtype without a fixed size (numbers are read by now).
         MissingNameError: no such dataset; the message lists those there are.
     """
@@ -39,9 +40,13 @@ class HDF5Dataset(BaseDataset):
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
         **options: Unpack[CommonOptions],
     ) -> None:
+        if not isinstance(data_path, (str, os.PathLike)) or not isinstance(dataset_name, str):
+            raise ConfigError("HDF5Dataset reads one dataset of one file by now: give data_path and dataset_name as text, not as a list")
         refuse_remote_hdf5(data_path)
         path = os.path.expanduser(os.fspath(data_path))
-        if os.path.exists(path) and not os.path.isdir(path) and not is_hdf5(path):
+        if os.path.isdir(path):
+            raise ConfigError(f"{path} is a folder: name an HDF5 file in it")
+        if os.path.exists(path) and not is_hdf5(path):
             raise FormatError(f"{path} is no HDF5 file, whatever its name says")
         if not os.path.exists(path):
             open_hdf5(path)  # says what is wrong

@@ -81,7 +81,7 @@ class ImageDataset(BaseDataset):
             raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
         if transform_input not in ("pil", "tensor", "numpy"):
             raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
-        source, found, self.classes = _open(data_path, targets, storage_options)
+        source, found, self.classes = _open(data_path, targets, storage_options, options.get("cache_dir"))
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.color, self.normalize, self.transform_input = color, normalize, transform_input
         transformed = transform is not None or options.get("transforms") is not None
@@ -117,6 +117,9 @@ class ImageDataset(BaseDataset):
     def holds_encoded(self) -> bool:
         """Encoded bytes are held where images keep their own size, if `hold` says nothing."""
         return self._hold == "encoded" if self._hold is not None else self.image_size is None
+
+    def held_as(self) -> str:
+        return f"ImageDataset {self.color} {self.image_size} {self._channels_first} {self._stored_decoded}"
 
     def decode(self, record: Any) -> np.ndarray[Any, Any]:
         """uint8 [C, H, W], or [H, W, C] where the transform takes PIL images or NumPy arrays."""
@@ -173,12 +176,12 @@ def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _open(
-    data_path: DataPath, targets: TargetsArgument, storage_options: dict[str, Any] | None
+    data_path: DataPath, targets: TargetsArgument, storage_options: dict[str, Any] | None, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
     if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
         return _open_packed(data_path, targets)
     refuse_remote_hdf5(data_path)
-    source = FilesSource(data_path, EXTENSIONS, storage_options)
+    source = FilesSource(data_path, EXTENSIONS, storage_options, cache_dir)
     if targets != FOLDERS:
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)

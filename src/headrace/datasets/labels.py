@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
-from headrace.storage.scan import FileList, redact
+from headrace.storage.names import PackedNames
+from headrace.storage.paths import redact
+from headrace.storage.scan import FileList
 
 Targets = npt.NDArray[Any] | list[Any] | None
 TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | None
 FOLDERS = "folders"
+_PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
 def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
@@ -27,25 +30,69 @@ def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[
         ConfigError: some files lie beside the class folders: nobody can say which class they have.
         DataNotFoundError: a class folder is empty (as torchvision has it).
     """
-    first = [name.partition(b"/") for name in files.names]
-    flat = [i for i, (_, slash, _) in enumerate(first) if not slash]
-    if len(flat) == len(first):
-        return None, []
-    if flat:
-        raise ConfigError(
-            f"{len(flat):,} of {len(first):,} files lie beside the class folders, the first is "
-            f"{redact(files.path(flat[0]))}: move them into a class folder, or pass targets= (None for no targets)"
-        )
-    classes = sorted({folder for folder, _, _ in first})
-    empty = [f for f in files.folders if os.fsencode(f) not in classes and not f.startswith(".")]
+    names = files.names
+    targets, number = np.empty(len(names), np.int64), dict[bytes, int]()
+    for folder, start, stop in _runs(names):
+        if folder is None:
+            return _beside_the_folders(files)
+        targets[start:stop] = number.setdefault(folder, len(number))
+    classes = sorted(number)
+    empty = [f for f in files.folders if os.fsencode(f) not in number and not f.startswith(".")]
     if empty:
         raise DataNotFoundError(
             f"{len(empty)} class folders hold no file that counts, the first is {redact(empty[0])!r}: remove them, for they would be "
             "classes on one machine and not on another; or pass targets="
         )
-    number = {folder: i for i, folder in enumerate(classes)}
-    targets = np.fromiter((number[folder] for folder, _, _ in first), np.int64, len(first))
+    if classes != list(number):
+        targets = np.argsort([number[c] for c in classes])[targets]
     return targets, [os.fsdecode(c) for c in classes]
+
+
+def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
+    """First-level folders (None: no folder) and where their names begin and end; a folder may come again.
+
+    In the order of parts the names below a folder follow each other, so that only the ends of each such run are looked at; unless
+    a name holds b"\\0", which sorts like b"/".
+    """
+    data, _ = names.arrays
+    in_runs, start = not len(data) or data.min() > 0, 0
+    while start < len(names):
+        folder, slash, _ = names[start].partition(b"/")
+        stop = _end_of_run(names, start, folder + slash) if slash and in_runs else start + 1
+        yield folder if slash else None, start, stop
+        start = stop
+
+
+def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
+    """The first position after `start` whose name does not begin with `prefix`, found in as many steps as its distance has bits."""
+    step = 1
+    while start + step < len(names) and names[start + step].startswith(prefix):
+        start += step
+        step *= 2
+    low, high = start, min(start + step, len(names))  # `low` begins with it, `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if names[middle].startswith(prefix) else (low, middle)
+    return high
+
+
+def _beside_the_folders(files: FileList) -> tuple[None, list[str]]:
+    """The answer where some files lie in no class folder: perhaps all do so."""
+    (data, offsets), total = files.names.arrays, len(files.names)
+    flat = first = 0
+    for start in range(0, total, _PIECE):
+        ends = offsets[start : start + _PIECE + 1]
+        slashes = np.flatnonzero(data[ends[0] : ends[-1]] == ord("/")) + ends[0]
+        beside = np.flatnonzero(np.diff(np.searchsorted(slashes, ends)) == 0)
+        if len(beside) and not flat:
+            first = start + int(beside[0])
+        flat += len(beside)
+    if flat == total:
+        return None, []
+    raise ConfigError(
+        f"{flat:,} of {total:,} files lie beside the class folders, the first is "
+        f"{redact(files.path(first))}: move them into a class folder, or pass targets= (None for no targets)"
+    )
 
 
 def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, list[str]]:

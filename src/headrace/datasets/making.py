@@ -13,8 +13,13 @@ from abc import ABCMeta
 from enum import Enum
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
+from headrace.errors import ConfigError
+from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
+from headrace.modes import LoadingMode
+from headrace.order import detect_world
 from headrace.storage.scan import is_url, redact
 
 
@@ -54,6 +59,44 @@ def streaming_class(cls: type) -> type:
     return made
 
 
+class Travelling:
+    """The part of a dataset that is pickled: to a worker with its store, anywhere else without what is held."""
+
+    loading_mode: LoadingMode
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+        state.pop("_travelling", None)
+        if is_spawning():
+            state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
+            for name in ("targets", "_chosen"):
+                state[name] = self._mapped_by_workers(name)
+        else:
+            state["_mode"] = None
+        return state
+
+    def _mapped_by_workers(self, name: str) -> Any:
+        """An attribute as it travels to a spawned worker: a large array is moved to where all workers map it."""
+        value = getattr(self, name)
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:
+            return value
+        travelling: dict[str, tuple[Any, SharedArray]] = self.__dict__.setdefault("_travelling", {})
+        if name not in travelling or travelling[name][0] is not value:
+            shared = SharedArray(value)
+            travelling[name] = shared.moved(), shared
+            setattr(self, name, travelling[name][0])
+        return travelling[name][1]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({k: v.array if isinstance(v, SharedArray) else v for k, v in state.items()})
+        if self.loading_mode is LoadingMode.STREAMING:
+            cls: Any = type(self)
+            self.__class__ = streaming_class(cls)
+
+
 def blank(cls: Any) -> Any:
     """A dataset as unpickling begins it: its state follows, and may lead back to it."""
     return object.__new__(cls)
@@ -70,6 +113,38 @@ def describe_call(name: str, arguments: dict[str, Any]) -> str:
         else:
             shown.append(f"{argument}={_shown(value)}")
     return f"{name}({', '.join(shown)})"
+
+
+_OF_LOADING = {
+    *("data_path", "storage_options", "transform", "target_transform", "transforms", "loading_mode", "cache_size", "max_memory_usage"),
+    *("cache_policy", "hold", "shared", "cache_dir", "on_error", "seed", "return_index", "progress"),
+}
+"""Arguments that don't change what is held of a sample."""
+
+
+def describe_held(cls: type, arguments: dict[str, Any]) -> str:
+    """Class and arguments on which it depends what is held of a sample.
+
+    Raises:
+        ConfigError: an argument can't be compared with that of another process.
+    """
+    said = {name: value for name, value in sorted(arguments.items()) if name not in _OF_LOADING}
+    for name, value in said.items():
+        if not _is_plain(value):
+            raise ConfigError(
+                f"shared='machine': {cls.__name__}'s argument {name}={value!r} has no value that another process could compare: override "
+                "held_as() and say in text what decides the held value"
+            )
+    cls = getattr(cls, "_plain_class", cls)
+    return f"{cls.__module__}.{cls.__qualname__} {said!r}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike, np.generic))
 
 
 def _shown(value: Any) -> str:

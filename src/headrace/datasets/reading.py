@@ -5,6 +5,7 @@ What the mode holds, what the source must read, and what becomes of a sample tha
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ from headrace.modes.mode import Mode
 from headrace.storage.source import Source
 
 OnError = str | Callable[[int, str, Exception], Any]
+
+
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SampleReading:
@@ -99,16 +103,21 @@ class SampleReading:
         try:
             return self._source.read([index])[0]
         except Exception as error:
+            _raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
 
     def _decoded(self, index: int, record: Any) -> Any:
         try:
             return self.decode(record)
         except Exception as error:
+            _raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be decoded", error)
 
     def _failed(self, index: int, what: str, error: Exception) -> SampleError:
-        cause = " ".join(str(error).split()) or type(error).__name__
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:
+            text = error.strerror  # its path, which may be bytes, is in `where`
+        cause = " ".join(text.split()) or type(error).__name__
         where = self._source.location(index)
         message = cause if where in cause else f"{where}: {cause}"
         remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
@@ -131,3 +140,10 @@ class SampleReading:
         self._counts["skipped"] += 1
         self._skipped.append((index, path, str(failure)))
         return []
+
+
+def _raise_if_of_the_machine(error: Exception, index: int) -> None:
+    """Memory or file descriptors that ran out are no fault of a sample, and no reason to leave it out."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+        error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
+        raise error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from headrace.order.lanes import lanes_for
 
 Reasons = dict[str, str]
 _SCARCE = 4 << 30  # below this, at most 2 workers
+_WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
 
 
 def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataLoaderConfig, Reasons]:
@@ -144,37 +145,65 @@ def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any
     return collators.get(chosen) if isinstance(chosen, str) else chosen
 
 
-def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, sample_nbytes: int, reasons: Reasons) -> tuple[DataLoaderConfig, int]:
-    """Lowers `prefetch_factor`, and then `num_workers`, until the ring fits what is left of the budget; says so.
+def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, ahead: int = 0) -> int:
+    """Bytes of all batches on their way, and of what they are made of.
+
+    The ring has a slot for each batch that is handed out, and two that the user holds. Beside it, each process that loads holds the
+    samples of one batch before they are stacked, some of what they were decoded from, and what decoders and allocators take: by
+    measurement (docs/memory.md) a batch and a half, and 16 MiB, or 5 % of a small budget.
+
+    Args:
+        batch: bytes of a batch.
+        workers, prefetch: how many batches are on their way.
+        budget: that they are to fit.
+        ahead: bytes of records that each process reads ahead.
+    """
+    slots = workers * prefetch + 2 if workers else 2
+    return batch * slots + max(1, workers) * (batch * 3 // 2 + min(_WORKING, budget.limit // 20) + ahead)
+
+
+def read_ahead(datasets: Iterable[BaseDataset]) -> int:
+    """Bytes of records that a process reads ahead of its batches."""
+    return sum(d.mode.window for d in datasets if d.loading_mode is LoadingMode.STREAMING)
+
+
+def make_room(config: DataLoaderConfig, budget: MemoryBudget, batch: int, datasets: Iterable[BaseDataset]) -> None:
+    """Has caches give way where what is left of the budget does not do for one batch (of so many bytes) a worker."""
+    for dataset in datasets:
+        short = batches_nbytes(batch, config.num_workers or 0, 1, budget) - budget.available
+        if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
+            dataset.mode.give_way(short)
+
+
+def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, ahead: int, reasons: Reasons) -> tuple[DataLoaderConfig, int]:
+    """Lowers `prefetch_factor`, and then `num_workers`, until batches fit what is left of the budget (see `batches_nbytes`); says so.
 
     Returns:
-        The config, and the bytes of the ring.
+        The config, and the bytes that the batches take.
 
     Raises:
-        BudgetError: not even one batch fits.
+        BudgetError: not even without workers do they fit.
     """
-    batch = sample_nbytes * (config.batch_size or 1)
     left, workers, prefetch = budget.available, config.num_workers or 0, config.prefetch_factor or 1
-    if 2 * batch > left:
+    choices = [(workers, p) for p in range(prefetch, 0, -1)] + [(w, 1) for w in range(workers - 1, -1, -1)]
+    fitting = next((choice for choice in choices if batches_nbytes(batch, *choice, budget, ahead) <= left), None)
+    if fitting is None:
+        least = format_size(batches_nbytes(batch, 0, 1, budget, ahead))
         raise BudgetError(
-            f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held at a time, and {format_size(left)} are left "
-            f"of the budget: take a smaller batch_size, or raise max_memory_usage.\n{budget.explain()}"
+            f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held while the next one is made ({least} in "
+            f"all), and {format_size(left)} are left of the budget: take a smaller batch_size, or raise max_memory_usage.\n"
+            f"{budget.explain()}"
         )
-    if workers:
-        slots = left // batch if batch else workers * prefetch + 2
-        fitting = min(workers, slots - 2)
-        lowered = min(prefetch, (slots - 2) // fitting) if fitting else 1
-        if (fitting, lowered) != (workers, prefetch):
-            said = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
-            warn(
-                f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({said}): lowered to "
-                f"{fitting} x {lowered}; take a smaller batch_size, or raise max_memory_usage"
-            )
-            reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
-            parallel = {} if fitting else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
-            config = config.with_(num_workers=fitting, prefetch_factor=lowered if fitting else None, **parallel)
-            workers, prefetch = fitting, lowered
-    return config, batch * (workers * prefetch + 2 if workers else 2)
+    if workers and fitting != (workers, prefetch):
+        said = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
+        warn(
+            f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({said}): lowered to "
+            f"{fitting[0]} x {fitting[1]}; take a smaller batch_size, or raise max_memory_usage"
+        )
+        reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
+        parallel = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+        config = config.with_(num_workers=fitting[0], prefetch_factor=fitting[1] if fitting[0] else None, **parallel)
+    return config, batches_nbytes(batch, *fitting, budget, ahead)
 
 
 class _Nowhere:

@@ -30,8 +30,9 @@ class EpochIterator:
         self.received = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
+        self._deliveries: Iterator[Delivered] | None = None  # `start` may fail
+        self._deliveries = job.start(epoch, start if not self._is_stream else 0)
         job.used_by(self)
-        self._deliveries: Iterator[Delivered] | None = job.start(epoch, start if not self._is_stream else 0)
 
     @property
     def is_done(self) -> bool:

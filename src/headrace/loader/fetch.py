@@ -26,12 +26,12 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
-from headrace.errors import WorkerError
+from headrace.errors import SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OF_STREAM, OrderPlan
 from headrace.loader.draws import Draws
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
-from headrace.order.seeding import SampleSeeder, preserved_rng
+from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
 
 AHEAD = 2
 """Batches that a streaming worker reads ahead of the one it works on."""
@@ -105,15 +105,24 @@ class Fetch(Dataset[Any]):
             index = ticket[number]  # a sampler of the user's may give the dataset something else than integers
             seeder(ticket.seed, ticket.epoch, index if isinstance(index, int) else 0, ticket.draws[number] if ticket.draws else 0)
 
+        if get_worker_info() is None:
+            warn_off_main_thread()
         with preserved_rng(seeder):
             if self._answers_batches:  # one seed for the whole batch
                 if ticket:
                     seed(0)
                 return self.dataset.__getitems__(list(ticket))
-            items = []
+            items, failure = [], None
             for number, index in enumerate(ticket):
                 seed(number)
-                items.append(self.dataset[index])
+                try:
+                    items.append(self.dataset[index])
+                except SampleError as error:  # of a headrace dataset inside, which has counted it
+                    if not error.may_be_skipped:
+                        raise
+                    failure = error
+            if failure is not None and not items:
+                raise failure
             return items
 
     def __len__(self) -> int:

@@ -20,13 +20,23 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
-from headrace.errors import BudgetError, ConfigError, warn
+from headrace.errors import ConfigError, warn
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
-from headrace.loader.build import check_picklable, choose_collate, explain_config, fit_budget, is_path, resolve
+from headrace.loader.build import (
+    batches_nbytes,
+    check_picklable,
+    choose_collate,
+    explain_config,
+    fit_budget,
+    is_path,
+    make_room,
+    read_ahead,
+    resolve,
+)
 from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
@@ -80,13 +90,15 @@ class Loader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> None:
         check_names(overrides)
-        config = (config or DataLoaderConfig()).with_(**overrides)
+        self._given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)
         config, self._reasons = resolve(config, dataset, world)
         self._collate = choose_collate(config, dataset)
         self._ring_bytes: Reservation | None = None
         self._max_memory_usage = config.max_memory_usage
         config = self._within_budget(config, dataset)
+        for inner in inner_datasets(dataset):
+            inner.favours(isinstance(config.sampler, WeightedRandomSampler))
         parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
         check_picklable(config, parts)
         self.config = config
@@ -98,6 +110,7 @@ class Loader(DataLoader[Any]):
         self._at = (0, 0)  # epoch, and the batches of it that the user has received
         self._end: tuple[int, int] | None = None  # where an epoch was found to be through
         self._last_nbytes = 0
+        self._too_large = 0  # bytes of a batch of which too many are on their way
         self._job: Job | None = None
         self._running: weakref.ref[EpochIterator] | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))
@@ -106,22 +119,41 @@ class Loader(DataLoader[Any]):
 
     def _within_budget(self, config: DataLoaderConfig, dataset: Any) -> DataLoaderConfig:
         sample = dataset.sample_nbytes() if isinstance(dataset, BaseDataset) else None
-        if sample is None:
-            return config
+        return config if sample is None else self._fitted(config, dataset, sample * (config.batch_size or 1))
+
+    def _fitted(self, config: DataLoaderConfig, dataset: Any, batch_nbytes: int) -> DataLoaderConfig:
+        """The config with as many batches on their way as the budget has room for, which is reserved."""
         budget = self._budget(dataset)
-        config, nbytes = fit_budget(config, budget, sample, self._reasons)
+        make_room(config, budget, batch_nbytes, inner_datasets(dataset))
+        config, nbytes = fit_budget(config, budget, batch_nbytes, read_ahead(inner_datasets(dataset)), self._reasons)
         self._ring_bytes = budget.reserve(nbytes, "batches on their way")
         return config
 
     def _reserve_ring(self, batch_nbytes: int) -> None:
         """The first batch says how large the ring is, where nobody knew before."""
-        job = self._current()
-        slots = 2 if job is None else job.job.ring.planned
-        try:
-            self._ring_bytes = self._budget(self.dataset).reserve(slots * batch_nbytes, "batches on their way")
-        except BudgetError as error:
-            self._ring_bytes = self._budget(self.dataset).reserve(0, "batches on their way")
-            warn(f"{slots} batches of {format_size(batch_nbytes)} are on their way: {error}")
+        budget = self._budget(self.dataset)
+        workers, prefetch = self.config.num_workers or 0, self.config.prefetch_factor or 1
+        ahead = read_ahead(inner_datasets(self.dataset))
+        make_room(self.config, budget, batch_nbytes, inner_datasets(self.dataset))
+        needed, available = batches_nbytes(batch_nbytes, workers, prefetch, budget, ahead), budget.available
+        self._ring_bytes = budget.reserve(min(needed, available), "batches on their way")
+        if needed > available:
+            self._too_large = batch_nbytes
+            warn(
+                f"batches of {format_size(batch_nbytes)} take {format_size(needed)} on their way, and {format_size(available)} are left "
+                "of the memory budget: in the next epoch there will be fewer; take a smaller batch_size or prefetch_factor, or raise "
+                "max_memory_usage"
+            )
+
+    def _fit_again(self) -> None:
+        """Before an epoch: what the first batch of the last one said of the ring's size."""
+        if self._too_large and self._ring_bytes is not None and (self._job is None or self._job.is_free):
+            self._ring_bytes.close()
+            self._ring_bytes = None
+            self.config = self._fitted(self.config, self.dataset, self._too_large)
+            self._too_large, self._job = 0, None
+            for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):  # as torch's loader shows them
+                self.__dict__[name] = getattr(self.config, name)
 
     def _budget(self, dataset: Any) -> MemoryBudget:
         usage = self._max_memory_usage
@@ -237,6 +269,7 @@ class Loader(DataLoader[Any]):
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
         if self._job is not None and not self._job.is_sound:
             self._job = None
+        self._fit_again()
         job = self._job if self._job is not None and self._job.is_free else self._new_job()
         if job.is_lasting and self._job is None:
             self._job = job
@@ -343,6 +376,10 @@ class Loader(DataLoader[Any]):
         self._next_epoch = epoch + 1 if has_ended else epoch
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy begins where this loader stands; workers, statistics and batches on their way stay behind."""
+        return _copied, (type(self), self.dataset, self._given, self.state_dict())
+
     # -- what it says
 
     def get_stats(self) -> dict[str, Any]:
@@ -386,6 +423,12 @@ class Loader(DataLoader[Any]):
         if isinstance(self.dataset, BaseDataset):
             lines.append(self.dataset.explain())
         return "\n".join(lines)
+
+
+def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:
+    loader: Loader = cls(dataset, config)
+    loader.load_state_dict(state, strict=False)
+    return loader
 
 
 class _EpochSampler(OrderSampler):

@@ -8,6 +8,7 @@ that process ended. `multiprocessing` hands it to workers as a file descriptor (
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
@@ -51,7 +52,8 @@ class AnonymousMemory:
     def _adopt(self, fd: int) -> None:
         self.fd = fd
         self._map: mmap.mmap | None = None
-        weakref.finalize(self, _close, fd).atexit = False
+        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, _close, fd)
+        self._finalizer.atexit = False
 
     def grow(self, nbytes: int) -> None:
         """Makes the memory larger; what is mapped already stays as it is."""
@@ -73,6 +75,17 @@ class AnonymousMemory:
     def array(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A writable [count] array of `dtype` over the bytes from `offset`."""
         return np.frombuffer(self.map, dtype=dtype, count=count, offset=offset)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Writes bytes at an offset; an OSError where there is no room for them."""
+        self.map[offset : offset + data.nbytes] = data.cast("B") if data.nbytes else b""
+
+    def punch(self, begin: int, end: int) -> None:
+        """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros then."""
+        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):  # a file system that knows no holes: its pages are the page cache's
+                self.map.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not is_spawning():
@@ -121,3 +134,60 @@ class SharedInt:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedInt:
         return SharedInt(self.value)
+
+
+SHARED_FROM = 1 << 20
+"""Bytes from which on a `SharedArray` travels as shared memory: smaller ones are not worth a file descriptor."""
+
+
+class SharedArray:
+    """A read-only array that workers map instead of copying: for what a dataset knows of each of its samples.
+
+    Fork shares its pages as they are. When `multiprocessing` starts a worker in another way, a large array is put into memory
+    without a name, once; from then on this process uses that copy too, so that nothing is held twice. In any other pickle the
+    values travel themselves.
+
+    Args:
+        values: an array of any shape without Python objects; it must not be written to any more.
+
+    Attributes:
+        array: the values, read-only; take it anew at each use, since it moves.
+    """
+
+    def __init__(self, values: npt.NDArray[Any]) -> None:
+        self._memory: AnonymousMemory | None = None
+        self.array = _read_only(values)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def _share(self) -> AnonymousMemory:
+        if self._memory is None:
+            values, memory = self.array, AnonymousMemory(self.array.nbytes, "array")
+            shared = memory.array(0, values.size, values.dtype).reshape(values.shape)
+            shared[...] = values
+            self.array, self._memory = _read_only(shared), memory
+        return self._memory
+
+    def moved(self) -> npt.NDArray[Any]:
+        """The values where workers map them, in this process writable: what is written there, they see."""
+        memory = self._share()
+        return memory.array(0, self.array.size, self.array.dtype).reshape(self.array.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.array.nbytes < SHARED_FROM or not is_spawning():
+            return {"values": self.array}
+        return {"memory": self._share(), "dtype": self.array.dtype, "shape": self.array.shape}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._memory = state.get("memory")
+        if self._memory is not None:
+            shape = state["shape"]
+            state["values"] = self._memory.array(0, math.prod(shape), state["dtype"]).reshape(shape)
+        self.array = _read_only(state["values"])
+
+
+def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = values.view()
+    view.flags.writeable = False
+    return view

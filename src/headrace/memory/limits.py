@@ -82,9 +82,18 @@ def memory_limits(
         At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where there is one.
     """
     notes = [] if notes is None else notes
+    return [*common_limits(proc, sys_fs, notes), *process_limits()]
+
+
+def common_limits(
+    proc: str | os.PathLike[str] = "/proc",
+    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
+    notes: list[str] | None = None,
+) -> list[Limit]:
+    """List the limits that this process shares with others: `memory_limits` without its own."""
     memory = psutil.virtual_memory()
     machine = Limit("the machine's available memory (psutil)", memory.total, memory.total - memory.available)
-    return [machine, *cgroup_limits(Path(proc), Path(sys_fs), notes), *process_limits()]
+    return [machine, *cgroup_limits(Path(proc), Path(sys_fs), [] if notes is None else notes)]
 
 
 def tightest(limits: Iterable[Limit]) -> Limit:

@@ -38,11 +38,16 @@ from headrace.errors import BudgetError, WorkerError
 from headrace.memory.anonymous import AnonymousMemory
 from headrace.memory.tree import map_tensors
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 STRIDE = 1 << 33
 """Virtual bytes of a slot; only what a batch fills is ever touched."""
 _ALIGN = 64
 _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
-_KEPT = 64  # slots above the planned number, before batches are copied out of theirs
+_KEPT = 64  # slots above the planned number at most, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -50,6 +55,11 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _current = threading.local()
+
+
+def _file_limit() -> int:
+    """Descriptors that this process may have open: each mapped slot takes one."""
+    return 1 << 20 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class _Lease:
@@ -80,6 +90,7 @@ class Ring:
         self._idle: deque[int] = deque()  # grown once, and without pages now
         self.total = self.planned
         self.grown = 0
+        self._kept = min(_KEPT, _file_limit() // 8)
         self._maps: dict[int, mmap.mmap] = {}
         _rings[self.key] = self
 
@@ -107,7 +118,7 @@ class Ring:
 
         Each mapped slot takes a file descriptor and a mapping of the process, and the system limits both.
         """
-        return self.in_use > self.planned + _KEPT
+        return self.in_use > self.planned + self._kept
 
     @property
     def in_use(self) -> int:

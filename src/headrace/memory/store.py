@@ -14,30 +14,28 @@ Positions in the log only ever grow; position p lies at byte p % capacity. The s
 * Readers take no lock. They copy the sample, and then look at `tail` and at the table entry again: if either moved past the
   sample, the copy may be torn, it is dropped, and the sample counts as missing.
 
+* Under memory pressure the oldest samples are evicted in the same way, and then the pages outside of `tail` to `head` go back to
+  the system (`release`). Until it is over the store holds less than its capacity.
+* Zeros are the state of an empty store, so that a shared file needs no set-up that another process might see half-way.
+
 "keep" admits until the log is full and never evicts. "lru" evicts the oldest sample that was not read since it was written or
 last spared: the CLOCK approximation of LRU (Corbato 1968), "second chance", done by appending a spared sample anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+import psutil
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory
-
-try:
-    import fcntl
-except ImportError:  # Windows: a store is a process's own there
-    fcntl = None  # type: ignore[assignment]
+from headrace.memory.lock import ProcessLock
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """What `get` returns for a sample that is not held (None may be a sample)."""
@@ -48,9 +46,11 @@ TABLE = 9
 _ALIGN = 64
 _ENTRY = 64  # bytes of an entry's header: 8 int64
 _BUFFERS = 4  # buffers outside of the pickle that fit into an entry's header
-_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL = range(6)
+_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED = range(12)
+_CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
+_TABLE_AT = 4096
+_GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
-_PATIENCE = 0.5  # seconds that a writer waits for the lock of another process before it does without
 
 
 def _up(n: int) -> int:
@@ -68,28 +68,45 @@ class SampleStore:
         capacity: bytes for the samples, the store's own 64 bytes a sample included. The index table takes 9 bytes a sample more.
         policy: "keep" or "lru", see above.
         max_items: hold at most that many samples.
+        memory: what the store lies in, of which `layout` says how large it is; zeros, or a store of the same length and capacity. None:
+            anonymous memory.
     """
 
-    def __init__(self, length: int, capacity: int, policy: str = "keep", max_items: int | None = None) -> None:
+    def __init__(
+        self,
+        length: int,
+        capacity: int,
+        policy: str = "keep",
+        max_items: int | None = None,
+        memory: AnonymousMemory | None = None,
+    ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if max_items is not None and max_items < 1:
             raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
-        self.length, self.policy, self.max_items = int(length), policy, max_items
+        self.length, self.max_items = int(length), max_items
         self.capacity = max(0, int(capacity)) // _ALIGN * _ALIGN
-        self._table_at = 4096
-        self._touched_at = self._table_at + 8 * self.length
-        self._log_at = -(-(self._touched_at + self.length) // 4096) * 4096
-        self._memory = AnonymousMemory(self._log_at + self.capacity, "store")
+        self._memory = AnonymousMemory(sum(self.layout(length, capacity)), "store") if memory is None else memory
         self._open()
+        if policy == "lru":
+            self.use_lru()
+
+    @staticmethod
+    def layout(length: int, capacity: int) -> tuple[int, int]:
+        """Bytes of the memory that a store takes: those before the log, and those of the log."""
+        return -(-(_TABLE_AT + TABLE * int(length)) // 4096) * 4096, max(0, int(capacity)) // _ALIGN * _ALIGN
 
     def _open(self) -> None:
         memory = self._memory
+        self._log_at, _ = self.layout(self.length, self.capacity)
         self._header = memory.array(0, 16, np.int64)
-        self._table = memory.array(self._table_at, self.length, np.int64)
-        self._touched = memory.array(self._touched_at, self.length, np.uint8)
+        self._counters = memory.array(_CELLS_AT, 3 * _CELLS, np.int64).reshape(_CELLS, 3)
+        self._table = memory.array(_TABLE_AT, self.length, np.int64)
+        self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
-        self._thread_locks = {os.getpid(): threading.Lock()}
+        self._lock = ProcessLock(memory.fd)
+        self.write_error: OSError | None = None  # of this process
+        self._cells: dict[int, int] = {}  # of this process, and of those that it was forked from
 
     # -- what is held
 
@@ -100,9 +117,23 @@ class SampleStore:
         return bool(self._table[index])
 
     @property
+    def policy(self) -> str:
+        """ "keep" or "lru"."""
+        return POLICIES[int(self._header[_LRU] != 0)]
+
+    def use_lru(self) -> None:
+        """From now on, and in all processes, what is read makes room for itself."""
+        self._header[_LRU] = 1
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the samples held."""
         return int(self._header[_HEAD] - self._header[_TAIL])
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be held now: the capacity, or less since memory was short."""
+        return int(self.capacity - self._header[_REDUCED])
 
     @property
     def is_full(self) -> bool:
@@ -110,14 +141,36 @@ class SampleStore:
         return bool(self._header[_FULL])
 
     def stats(self) -> dict[str, int]:
-        """Samples held, their bytes, and how many were admitted and evicted by all processes."""
+        """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes released, hits and misses."""
         header = self._header
+        hits, misses = self._counters[:, 1:].sum(axis=0).tolist()
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
             "admitted": int(header[_ADMITTED]),
             "evicted": int(header[_EVICTED]),
+            "released_bytes": int(header[_RELEASED]),
+            "hits": hits,
+            "misses": misses,
         }
+
+    def count(self, hits: int, misses: int) -> None:
+        """Counts accesses of this process."""
+        cell = self._cells.get(os.getpid())
+        if cell is None:
+            cell = self._cells[os.getpid()] = self._find_cell()
+        counter = self._counters[cell]
+        counter[1] += hits
+        counter[2] += misses
+
+    def _find_cell(self) -> int:
+        """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is none."""
+        with self._lock.held():
+            for cell, pid in enumerate(self._counters[:, 0].tolist()):
+                if not pid or not psutil.pid_exists(pid):
+                    self._counters[cell, 0] = os.getpid()
+                    return cell
+        return _CELLS - 1
 
     # -- reading
 
@@ -145,7 +198,7 @@ class SampleStore:
 
     def _is_held(self, index: int, position: int) -> bool:
         for _ in range(2):  # two lock pairs keep the loads before from passing the loads after, on every CPU
-            with self._own_lock():
+            with self._lock.of_threads():
                 pass
         return int(self._table[index]) == position + 1 and int(self._header[_TAIL]) <= position
 
@@ -156,14 +209,21 @@ class SampleStore:
         if self.policy == "keep" and self._header[_FULL]:
             return index in self
         entry, pieces = self._entry_of(index, value)
-        if entry[1] > self.capacity:
+        if entry[1] > self.limit:
             return False
-        with self._locked() as locked:
+        with self._lock.held() as locked:
             if not locked:
                 return False
             if self._table[index]:
                 return True  # another worker was faster
-            return self._append(entry, pieces)
+            try:
+                return self._append(entry, pieces)
+            except OSError as error:  # the disk of a shared file is full
+                self._header[_FULL], self.write_error = 1, error
+                return False
+            finally:
+                if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
+                    self._give_pages_back()
 
     @classmethod
     def nbytes_of(cls, value: Any) -> int:
@@ -216,7 +276,7 @@ class SampleStore:
         head, tail = int(self._header[_HEAD]), int(self._header[_TAIL])
         if self.max_items is not None and len(self) >= self.max_items:
             return False
-        return head + self._filler(head, nbytes) + nbytes - tail <= self.capacity
+        return head + self._filler(head, nbytes) + nbytes - tail <= self.limit
 
     def _filler(self, head: int, nbytes: int) -> int:
         """Bytes to leave at the end of the log, since no sample straddles it."""
@@ -233,7 +293,7 @@ class SampleStore:
         self._put_entry(start, entry)
         at = start + _ENTRY
         for piece in pieces:
-            self._log[at : at + piece.nbytes] = piece
+            self._memory.write(self._log_at + at, piece)
             at += _up(piece.nbytes)
         self._header[_HEAD] = head + nbytes
         self._table[index] = head + 1
@@ -246,7 +306,7 @@ class SampleStore:
         self._put_entry(head % self.capacity, [-1, nbytes, 0, 0, 0, 0, 0, 0])
 
     def _put_entry(self, start: int, entry: list[int]) -> None:
-        np.frombuffer(self._log, np.int64, 8, start)[:] = entry
+        self._memory.write(self._log_at + start, np.array(entry, np.int64).data)
 
     def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read since and is to be spared."""
@@ -277,36 +337,70 @@ class SampleStore:
             at += _up(nbytes)
         return pieces
 
-    # -- the lock, and other processes
+    # -- memory pressure
 
-    def _own_lock(self) -> threading.Lock:
-        pid = os.getpid()  # a thread of the parent may have held the parent's lock at the moment of the fork
-        lock = self._thread_locks.get(pid)
-        return self._thread_locks.setdefault(pid, threading.Lock()) if lock is None else lock
+    def is_time_to_look(self, period: float) -> bool:
+        """Did no process look for `period` seconds whether memory is short? The one that asks is to look then."""
+        now = time.monotonic_ns()
+        if 0 <= now - int(self._header[_LOOKED]) < period * 1e9:
+            return False
+        self._header[_LOOKED] = now
+        return True
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[bool]:
-        with self._own_lock():
-            if fcntl is None:
-                yield True
-                return
-            deadline = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    fcntl.lockf(self._memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:  # its holder is stopped (a dead one holds no lock)
-                        yield False
-                        return
-                    time.sleep(0.0002)
-            try:
-                yield True
-            finally:
-                fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1)
+    def release(self, nbytes: int) -> int:
+        """Gives samples of so many bytes back to the system, the oldest first, and holds no more than the rest until `grow`.
+
+        Returns:
+            The bytes given back.
+        """
+        with self._lock.held() as locked:
+            if not locked:
+                return 0
+            before = self.nbytes
+            self._shrink_to(max(0, before - nbytes))
+            self._header[_RELEASED] += before - self.nbytes
+            return before - self.nbytes
+
+    def cap(self, nbytes: int) -> None:
+        """Holds no more than so many bytes from now on, whatever is free."""
+        with self._lock.held() as locked:
+            if locked:
+                nbytes = min(max(0, nbytes), self.ceiling)
+                self._header[_CAPPED] = self.capacity - nbytes
+                if nbytes < self.limit:
+                    self._shrink_to(nbytes)
+
+    @property
+    def ceiling(self) -> int:
+        """Bytes that may be held at most, ever."""
+        return int(self.capacity - self._header[_CAPPED])
+
+    def _shrink_to(self, nbytes: int) -> None:
+        self._header[_REDUCED] = self.capacity - nbytes
+        while self.nbytes > nbytes:
+            self._evict(spare=False)
+        self._give_pages_back()
+
+    def grow(self, nbytes: int) -> None:
+        """Allows so many bytes beyond those that are held now, up to the ceiling."""
+        with self._lock.held() as locked:
+            if locked and self.nbytes + nbytes > self.limit:
+                self._header[_REDUCED] = max(int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes)
+                self._header[_FULL] = 0
+
+    def _give_pages_back(self) -> None:
+        """Those of the log that hold no sample."""
+        head, tail = int(self._header[_HEAD]), int(self._header[_TAIL])
+        start, length = (head % self.capacity if self.capacity else 0), self.capacity - (head - tail)
+        for begin, end in ((start, min(start + length, self.capacity)), (0, start + length - self.capacity)):
+            if end > begin:
+                self._memory.punch(self._log_at + begin, self._log_at + end)
+        self._header[_CLEAN] = head
+
+    # -- other processes
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("length", "policy", "max_items", "capacity", "_table_at", "_touched_at", "_log_at", "_memory")
+        names = ("length", "max_items", "capacity", "_memory")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.memory.anonymous import is_spawning
-from headrace.memory.budget import MemoryBudget, Reservation, parse_size
-from headrace.memory.store import MISSING, TABLE, SampleStore
-from headrace.modes.eager import OVERHEAD
-from headrace.modes.mode import Mode
+from headrace.memory.budget import MemoryBudget, parse_size
+from headrace.memory.pressure import PressureWatch
+from headrace.memory.store import TABLE
+from headrace.modes.held import OVERHEAD, Held, Place, make_store
 
 SHARE = 0.75
 """The part of what is left of the budget that a cache of unknown need takes; the rest is for batches and read-ahead."""
 
 
-class Cached(Mode):
+class Cached(Held):
     """Holds samples as they come, as many as fit.
 
     Args:
@@ -25,8 +22,10 @@ class Cached(Mode):
         budget: what may be held.
         cache_size: at most so many samples (int) or bytes ("2GB"); None: the budget alone.
         policy: "keep" admits until it is full and never evicts; "lru" makes room for what is read; "auto" is "keep", since under
-            a fresh permutation each epoch an LRU that holds half of the samples hits 15 %, and "keep" 50 %.
+            a fresh permutation each epoch an LRU that holds half of the samples hits 15 %, and "keep" 50 %; where a loader samples
+            by weights it is "lru".
         nbytes: bytes of all samples when held, where they are known.
+        place: of a store for all ranks of the machine; None: of this rank's own.
     """
 
     def __init__(
@@ -36,38 +35,33 @@ class Cached(Mode):
         cache_size: int | str | None = None,
         policy: str = "auto",
         nbytes: int | None = None,
+        place: Place | None = None,
     ) -> None:
         items, nbytes_wanted = _check_size(cache_size)
-        table = TABLE * length
+        self._ranks = ranks = 1 if place is None else place.ranks
+        table = TABLE * length // ranks
         capacity = max(0, int(budget.available * SHARE) - table)
         if nbytes is not None:
-            capacity = min(capacity, nbytes + length * OVERHEAD + (1 << 20))
+            capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
         if nbytes_wanted is not None:
-            capacity = min(capacity, nbytes_wanted)
-        self._reserved: Reservation | None = budget.reserve(capacity + min(table, budget.available - capacity), "cached samples")
-        self._store: SampleStore | None = SampleStore(length, capacity, "lru" if policy == "lru" else "keep", items)
+            capacity = min(capacity, nbytes_wanted // ranks)
+        self._store = make_store(place, length, capacity, "lru" if policy == "lru" else "keep", items)
+        wanted = -(-self._store.capacity // ranks) + table  # of an open store its own
+        self._reserved = budget.reserve(min(wanted, budget.available), "cached samples")
+        self._watch = PressureWatch()
+        self._is_auto = policy == "auto"
 
-    def get(self, indices: Sequence[int]) -> list[Any]:
-        store = self._store
-        return [MISSING] * len(indices) if store is None else [store.get(i) for i in indices]
+    def give_way(self, nbytes: int) -> int:
+        if self._store is None or self._reserved is None:
+            return 0
+        given = min(nbytes, self._reserved.nbytes, -(-self._store.ceiling // self._ranks))
+        self._store.cap(self._store.ceiling - given * self._ranks)
+        self._reserved.resize(self._reserved.nbytes - given)
+        return given
 
-    def keep(self, index: int, value: Any) -> None:
-        if self._store is not None:
-            self._store.put(index, value)
-
-    def close(self) -> None:
-        self._store = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
-    def stats(self) -> dict[str, int]:
-        return {} if self._store is None else self._store.stats()
-
-    def __getstate__(self) -> dict[str, Any]:
-        if not is_spawning():
-            raise TypeError("the samples held by loading_mode='cached' stay behind in a pickle")
-        return {"_store": self._store, "_reserved": None}
+    def favours(self, is_skewed: bool) -> None:
+        if self._is_auto and is_skewed and self._store is not None:
+            self._store.use_lru()
 
 
 def _check_size(cache_size: int | str | None) -> tuple[int | None, int | None]:

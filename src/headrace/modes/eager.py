@@ -11,22 +11,20 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from headrace.errors import BudgetError, SampleError
-from headrace.memory.anonymous import is_spawning
-from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.memory.store import MISSING, SampleStore
-from headrace.modes.mode import Mode
+from headrace.errors import BudgetError, SampleError, WriteError
+from headrace.memory.budget import MemoryBudget, format_size
+from headrace.memory.pressure import PressureWatch
+from headrace.memory.store import SampleStore
+from headrace.modes.held import OVERHEAD, Held, Place, make_store
 
 Load = Callable[[Sequence[int]], list[Any]]
 """Reads and decodes: a value, or a SampleError, for each index."""
 
-OVERHEAD = 512
-"""Bytes that holding a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
 _GROUP = 32
 _SAMPLED = 32
 
 
-class Eager(Mode):
+class Eager(Held):
     """Holds all samples.
 
     Args:
@@ -35,35 +33,48 @@ class Eager(Mode):
         budget: what may be held.
         nbytes: bytes of all samples when held, or None where nobody knows before they are read.
         progress: show a progress bar; None: only on a terminal.
+        threads: that `load` is called by; None: one for each usable CPU.
+        place: of a store that all ranks of the machine fill together; None: of this rank's own.
     """
 
-    def __init__(self, length: int, load: Load, budget: MemoryBudget, nbytes: int | None = None, progress: bool | None = None) -> None:
+    def __init__(
+        self,
+        length: int,
+        load: Load,
+        budget: MemoryBudget,
+        nbytes: int | None = None,
+        progress: bool | None = None,
+        *,
+        threads: int | None = None,
+        place: Place | None = None,
+    ) -> None:
         self._length = length
         self._errors: dict[int, SampleError] = {}
-        self._store: SampleStore | None = None
-        self._reserved: Reservation | None = None
-        self._fill(load, budget, nbytes, progress)
+        self._fill(load, budget, nbytes, progress, max(1, threads or len(usable_cpus())), place)
+        self._watch = PressureWatch()
 
-    def _fill(self, load: Load, budget: MemoryBudget, nbytes: int | None, progress: bool | None) -> None:
+    def _fill(self, load: Load, budget: MemoryBudget, nbytes: int | None, progress: bool | None, threads: int, place: Place | None) -> None:
+        ranks = 1 if place is None else place.ranks
         first: dict[int, Any] = {}
         if nbytes is None:
             first, needed = self._measure(load, budget.available)
         else:
             needed = nbytes + self._length * OVERHEAD + (1 << 20)
-        if not budget.fits(needed):
+        part = -(-needed // ranks)
+        if not budget.fits(part):
             raise BudgetError(
                 f"loading_mode='eager' needs {format_size(needed)} for {self._length:,} samples, and "
                 f"{format_size(budget.available)} are left of the budget: take loading_mode='cached' or 'lazy', "
                 f"or raise max_memory_usage.\n{budget.explain()}"
             )
-        reserved = budget.reserve(needed, "eager samples")
-        store = SampleStore(self._length, budget.available + needed if nbytes is None else needed)
+        reserved = budget.reserve(part, "eager samples")
         try:
+            store = make_store(place, self._length, budget.available + part if nbytes is None else part)
             self._hold(first, store)
             first.clear()
-            self._load_all(load, store, progress)
+            self._load_all(load, store, progress, threads, place)
             if nbytes is None:
-                reserved.resize(store.nbytes)
+                reserved.resize(-(-store.nbytes // ranks))
         except BaseException:
             reserved.close()
             raise
@@ -82,12 +93,15 @@ class Eager(Mode):
                     total, count = total + SampleStore.nbytes_of(value), count + 1
         return first, int(total / max(1, count) * self._length * 1.05) + (1 << 20)
 
-    def _load_all(self, load: Load, store: SampleStore, progress: bool | None) -> None:
+    def _load_all(self, load: Load, store: SampleStore, progress: bool | None, threads: int, place: Place | None) -> None:
         groups = [range(s, min(s + _GROUP, self._length)) for s in range(0, self._length, _GROUP)]
+        if place is not None:  # each rank begins elsewhere, and skips what the others have read by then
+            begin = len(groups) * place.rank // place.ranks
+            groups = groups[begin:] + groups[:begin]
         hidden = None if progress is None else not progress
         with (
             tqdm(total=self._length, desc="eager: reading", unit="sample", disable=hidden, leave=False) as bar,
-            ThreadPoolExecutor(max(1, len(usable_cpus())), "headrace-eager") as pool,
+            ThreadPoolExecutor(threads, "headrace-eager") as pool,
         ):
 
             def fill(group: range) -> None:
@@ -109,6 +123,8 @@ class Eager(Mode):
             if isinstance(value, SampleError):
                 self._errors[index] = value
             elif not store.put(index, value):
+                if store.write_error is not None:
+                    raise WriteError(f"loading_mode='eager': the file that all ranks share can't be written: {store.write_error}")
                 raise BudgetError(
                     f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
                     f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
@@ -116,25 +132,12 @@ class Eager(Mode):
                 )
 
     def get(self, indices: Sequence[int]) -> list[Any]:
-        store = self._store
-        if store is None:
-            return [MISSING] * len(indices)
-        return [self._errors[i] if i in self._errors else store.get(i) for i in indices]
-
-    def close(self) -> None:
-        self._store = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
-    def stats(self) -> dict[str, int]:
-        return {} if self._store is None else self._store.stats()
+        found = super().get(indices)
+        return [self._errors.get(i, value) for i, value in zip(indices, found, strict=True)] if self._errors else found
 
     def __getstate__(self) -> dict[str, Any]:
-        if not is_spawning():
-            raise TypeError("the samples held by loading_mode='eager' stay behind in a pickle")
-        errors = {i: (error, _if_picklable(error.__cause__)) for i, error in self._errors.items()}
-        return {"_length": self._length, "_errors": errors, "_store": self._store, "_reserved": None}
+        state = super().__getstate__()
+        return {**state, "_errors": {i: (error, _if_picklable(error.__cause__)) for i, error in self._errors.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

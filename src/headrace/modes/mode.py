@@ -17,6 +17,9 @@ class Mode:
     Travels to workers with its dataset. What it holds must be shared by them, or be dropped when it is pickled elsewhere.
     """
 
+    window = 0
+    """Bytes of records that a process reads ahead at most."""
+
     def get(self, indices: Sequence[int]) -> list[Any]:
         """For each index what is held of it, a copy, or MISSING."""
         return [MISSING] * len(indices)
@@ -30,6 +33,13 @@ class Mode:
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
         """The records of samples that are not held."""
         return read(indices)
+
+    def favours(self, is_skewed: bool) -> None:
+        """Some samples are drawn much more often than others, or all alike."""
+
+    def give_way(self, nbytes: int) -> int:
+        """A loader needs so many more bytes of the budget for its batches. Returns those that it gets."""
+        return 0
 
     def close(self) -> None:
         """Gives back what is held."""

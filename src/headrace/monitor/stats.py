@@ -43,10 +43,17 @@ class LoadingStats:
         """Adds what a worker counted while it made a batch."""
         for name, value in report.items():
             if name == "skipped_samples":
-                room = SKIPPED_LISTED - len(self.skipped)
-                self.skipped += [{"index": i, "path": p, "error": e} for i, p, e in value[:room]]
+                self._list_skipped(value)
             else:
                 self._counts[name] += value
+
+    def _list_skipped(self, found: Iterable[tuple[int, str, str]]) -> None:
+        """Each sample once, however many epochs it was left out of."""
+        listed = {(entry["index"], entry["path"]) for entry in self.skipped}
+        for index, path, error in found:
+            if len(self.skipped) < SKIPPED_LISTED and (index, path) not in listed:
+                self.skipped.append({"index": index, "path": path, "error": error})
+                listed.add((index, path))
 
     def add_batch(self, samples: int, wait: float, elapsed: float) -> None:
         """Adds a batch: its number of samples, the seconds that the user waited for it, and those since the batch before."""

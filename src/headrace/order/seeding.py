@@ -11,6 +11,7 @@ import operator
 import os
 import random
 import struct
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+
+from headrace.errors import warn
 
 Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 
@@ -102,6 +105,15 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
         yield
     finally:
         put_back()
+
+
+def warn_off_main_thread() -> None:
+    """Warns where global generators are about to be seeded and put back beside a main thread that may draw from them."""
+    if threading.current_thread() is not threading.main_thread():
+        warn(
+            "random transforms run in a thread beside the main one: both draw from the global random generators, and numbers that the main "
+            "thread draws meanwhile may come again; load in worker processes (num_workers > 0)"
+        )
 
 
 def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:

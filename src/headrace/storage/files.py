@@ -13,18 +13,19 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError
 from headrace.storage.handles import WorkerHandle
+from headrace.storage.paths import is_url, redact
 from headrace.storage.scan import (
     DataPath,
     FileList,
     check_one_filesystem,
     entries_of,
-    is_url,
     open_filesystem,
-    redact,
     scan,
     without_secrets,
 )
 from headrace.storage.source import Source
+
+_PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
 class FilesSource(Source):
@@ -36,12 +37,21 @@ class FilesSource(Source):
         data_path: folder, file, glob, fsspec URL, or a list of these.
         extensions: endings of the files that count, in any case.
         storage_options: passed to fsspec.
+        cache_dir: a folder, made if it is missing, where listings of local folders are kept and found again while they still hold
+            (see `headrace.storage.listings`); None: a folder is listed at every start.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.
+        ConfigError: URLs and paths are mixed, or of several file systems; `cache_dir` is no local path.
     """
 
-    def __init__(self, data_path: DataPath, extensions: Sequence[str], storage_options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        data_path: DataPath,
+        extensions: Sequence[str],
+        storage_options: dict[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
         self._filesystem: WorkerHandle[Any] | None = None
@@ -54,8 +64,9 @@ class FilesSource(Source):
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
             check_one_filesystem(urls, self._filesystem.get())
             files = scan(entries, extensions, self._filesystem.get())
+            self._filesystem.get().invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         else:
-            files = scan(entries, extensions)
+            files = scan(entries, extensions, cache_dir=None if cache_dir is None else _folder(cache_dir))
         self.files: FileList = files
 
     def __len__(self) -> int:
@@ -92,9 +103,16 @@ class FilesSource(Source):
         """The size of each file in bytes ([n] int64); 0 where it is not known."""
         if self._filesystem is None:
             return np.fromiter((_size_of(self.files.path(i)) for i in range(len(self))), np.int64, len(self))
-        fs = self._filesystem.get()
-        sizes = fs.sizes([os.fsdecode(self.files.path(i)) for i in range(len(self))])
-        return np.array([s or 0 for s in sizes], np.int64)
+        try:
+            return _remote_sizes(self._filesystem.get(), self.files)
+        except Exception as error:
+            raise without_secrets(error) from None
+
+
+def _folder(cache_dir: object) -> str:
+    if not isinstance(cache_dir, (str, os.PathLike)) or is_url(cache_dir) or not os.fspath(cache_dir):
+        raise ConfigError(f"cache_dir must be a local folder or None, not {redact(cache_dir)!r}")
+    return os.path.abspath(os.path.expanduser(os.fsdecode(cache_dir)))
 
 
 def _no_close(filesystem: Any) -> None:
@@ -104,6 +122,22 @@ def _no_close(filesystem: Any) -> None:
 def _read_file(path: bytes) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.read()
+
+
+def _remote_sizes(filesystem: Any, files: FileList) -> npt.NDArray[np.int64]:
+    """By listing the roots once more, where they were searched through: asking for each file would take far longer."""
+    known: dict[str, int | None] = {}
+    for root in files.searched:
+        known.update((path, info.get("size")) for path, info in filesystem.find(root, detail=True).items())
+    filesystem.invalidate_cache()
+    sizes = np.zeros(len(files.names), np.int64)
+    for start in range(0, len(sizes), _PIECE):
+        paths = [os.fsdecode(files.path(i)) for i in range(start, min(start + _PIECE, len(sizes)))]
+        unknown = [path for path in paths if known.get(path) is None]
+        if unknown:
+            known.update(zip(unknown, filesystem.sizes(unknown), strict=True))
+        sizes[start : start + len(paths)] = [known[path] or 0 for path in paths]
+    return sizes
 
 
 def _size_of(path: bytes) -> int:
@@ -117,6 +151,7 @@ def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64
     """The fingerprint of samples that have names: a blake2b hash of names, their lengths and their number."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(np.int64(len(offsets) - 1).tobytes())
-    digest.update(np.ascontiguousarray(np.diff(offsets)).astype("<i8").tobytes())
-    digest.update(np.ascontiguousarray(data).tobytes())
+    for start in range(0, len(offsets) - 1, _PIECE):
+        digest.update(np.diff(offsets[start : start + _PIECE + 1]).astype("<i8").tobytes())
+    digest.update(np.ascontiguousarray(data).data)
     return digest.hexdigest()

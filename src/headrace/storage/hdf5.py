@@ -22,8 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, MissingNameError
+from headrace.memory.anonymous import SharedArray
 from headrace.storage.handles import WorkerHandle
-from headrace.storage.scan import PackedNames, is_url, redact
+from headrace.storage.names import PackedNames
+from headrace.storage.paths import is_url, redact
 from headrace.storage.source import Source
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -89,7 +91,10 @@ def open_hdf5(path: str) -> h5py.File:
     except PermissionError as error:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
     except OSError as error:
-        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {error}") from error
+        if "flag values don't match" in str(error):
+            raise AccessError(f"{redact(path)} is open for writing in this process: close it first") from error
+        cause = " ".join(str(error).split())
+        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {cause}") from error
 
 
 @contextlib.contextmanager
@@ -155,8 +160,8 @@ class HDF5Source(Source):
         self.path, self.name = os.path.abspath(os.path.expanduser(os.fspath(path))), name
         self.info = packed_info(self.path)
         packed = self.info if name == DATA else None
-        self._offsets: npt.NDArray[np.int64] | None = None
-        self._crc: npt.NDArray[np.uint32] | None = None
+        self._offsets: SharedArray | None = None
+        self._crc: SharedArray | None = None
         self.names: PackedNames | None = None
         with reading_hdf5(self.path) as file:
             dataset = dataset_named(file, name, self.path)
@@ -178,18 +183,18 @@ class HDF5Source(Source):
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
         if packed.store == "encoded":
-            self._offsets = self._column(file, OFFSETS).astype(np.int64, copy=False)
-        self._crc = self._column(file, CRC) if CRC in file else None
+            self._offsets = SharedArray(self._column(file, OFFSETS).astype(np.int64, copy=False))
+        self._crc = SharedArray(self._column(file, CRC)) if CRC in file else None
         ends: list[tuple[str, npt.NDArray[Any], int]] = []
         if self._offsets is not None:
-            ends.append((OFFSETS, self._offsets, self.shape[0]))
+            ends.append((OFFSETS, self._offsets.array, self.shape[0]))
         if NAMES in file:
             self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS))
             ends.append((NAME_OFFSETS, self.names.arrays[1], len(self.names.arrays[0])))
         wrong = [name for name, offsets, end in ends if not are_offsets(offsets, packed.count, end)]
         if self._offsets is None and self.shape[0] != packed.count:
             wrong.append(DATA)
-        if self._crc is not None and self._crc.shape != (packed.count,):
+        if self._crc is not None and self._crc.array.shape != (packed.count,):
             wrong.append(CRC)
         if wrong:
             raise FormatError(
@@ -232,7 +237,7 @@ class HDF5Source(Source):
         """First and last-plus-one row of a sample."""
         if self._offsets is None:
             return index, index + 1
-        return int(self._offsets[index]), int(self._offsets[index + 1])
+        return int(self._offsets.array[index]), int(self._offsets.array[index + 1])
 
     def _read_one(self, index: int) -> npt.NDArray[Any]:
         start, stop = self._span(index)
@@ -248,13 +253,13 @@ class HDF5Source(Source):
         return rows
 
     def _checked(self, index: int, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self._crc is not None and crc_of(array) != int(self._crc[index]):
+        if self._crc is not None and crc_of(array) != int(self._crc.array[index]):
             raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
         return array
 
     def blocks(self) -> npt.NDArray[np.int64]:
         if self._offsets is not None:
-            ids = self._offsets[:-1] * self._row_bytes // BLOCK_BYTES
+            ids = self._offsets.array[:-1] * self._row_bytes // BLOCK_BYTES
         else:
             rows = self._chunks[0] if self._chunks else max(1, BLOCK_BYTES // max(1, self._row_bytes))
             ids = np.arange(len(self), dtype=np.int64) // rows
@@ -279,7 +284,7 @@ class HDF5Source(Source):
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each sample in bytes ([n] int64)."""
         if self._offsets is not None:
-            return np.diff(self._offsets) * self._row_bytes
+            return np.diff(self._offsets.array) * self._row_bytes
         return np.full(len(self), self._row_bytes, np.int64)
 
     def column(self, name: str) -> npt.NDArray[Any]:

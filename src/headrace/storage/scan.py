@@ -6,34 +6,25 @@ relative to the root, byte by byte: the same on every machine, file system and l
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, SampleError
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.folders import Listing, list_folder
+from headrace.storage.listings import kept_listing
+from headrace.storage.names import NamesBuilder, order_of_parts
+from headrace.storage.names import PackedNames as PackedNames
+from headrace.storage.paths import is_url as is_url
+from headrace.storage.paths import redact as redact
 
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
-
-
-def is_url(path: object) -> bool:
-    """Is it an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``?"""
-    return isinstance(path, str) and ("://" in path or "::" in path)
-
-
-def redact(path: object) -> str:
-    """A path or URL as it may be shown: without user, password and query string, and always printable."""
-    text = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else str(path)
-    if is_url(text):
-        text = re.sub(r"(://)[^/?\s]*@", r"\1", text)
-        text = re.sub(r"\?(?:(?!::)\S)*", "", text)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def entries_of(data_path: DataPath) -> list[Any]:
@@ -51,65 +42,34 @@ def entries_of(data_path: DataPath) -> list[Any]:
     return entries
 
 
-class PackedNames(Sequence[bytes]):
-    """Many byte strings in two flat arrays: workers share the pages instead of copying a list of objects."""
-
-    def __init__(self, names: Iterable[bytes] = ()) -> None:
-        listed = list(names)
-        self._offsets = np.zeros(len(listed) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, listed), np.int64, len(listed)), out=self._offsets[1:])
-        self._bytes = np.frombuffer(b"".join(listed), np.uint8)
-
-    @classmethod
-    def from_arrays(cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> PackedNames:
-        """From [bytes] uint8 and [n + 1] int64 offsets into them."""
-        packed = cls.__new__(cls)
-        packed._bytes, packed._offsets = data, offsets
-        return packed
-
-    @property
-    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The bytes and the offsets."""
-        return self._bytes, self._offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index = index % len(self)
-        return self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
-
-
 @dataclass(frozen=True, slots=True)
 class FileList:
     """The files found.
 
     Attributes:
         roots: folders (or URL prefixes) that the names are relative to.
-        root_of: [files] number of each file's root, or None where there is one root.
-        names: relative names with '/' between their parts, as bytes.
+        root_of: [files] int32, number of each file's root, or None where there is one root.
+        names: relative names with '/' between their parts, as bytes, in the order of their parts.
         url: are the roots paths of an fsspec file system?
         folders: names of the first-level folders of the roots, sorted, also those without files.
+        searched: the roots that were searched through.
     """
 
     roots: tuple[str, ...]
-    root_of: npt.NDArray[np.int32] | None
+    root_of: SharedArray | None
     names: PackedNames
     url: bool
     folders: tuple[str, ...]
+    searched: frozenset[str]
 
     def path(self, index: int) -> bytes:
         """The full path of one file."""
-        root = self.roots[0 if self.root_of is None else int(self.root_of[index])]
+        root = self.roots[0 if self.root_of is None else int(self.root_of.array[index])]
         name: bytes = self.names[index]
         return os.path.join(os.fsencode(root), name) if root else name
 
 
-def scan(data_path: DataPath, extensions: Sequence[str], filesystem: Any = None) -> FileList:
+def scan(data_path: DataPath, extensions: Sequence[str], filesystem: Any = None, cache_dir: str | None = None) -> FileList:
     """All files under `data_path` that end in one of `extensions` (any case).
 
     Args:
@@ -117,95 +77,92 @@ def scan(data_path: DataPath, extensions: Sequence[str], filesystem: Any = None)
             with a `filesystem`, paths on it.
         extensions: such as (".jpg", ".png"). A file that is named itself is taken whatever its ending.
         filesystem: an fsspec file system, or None for local paths.
+        cache_dir: a folder where listings of local folders are kept and found again while they still hold; None: nowhere.
 
     Raises:
         DataNotFoundError: a path is missing, or nothing fits; the message names the extensions.
     """
     entries = entries_of(data_path)
     endings = tuple(os.fsencode(e.lower()) for e in extensions)
-    walk = _walk_local if filesystem is None else _RemoteWalk(filesystem)
-    found: list[tuple[bytes, bytes, int]] = []  # sort key, name, root
-    roots: list[str] = []
-    folders: set[str] = set()
-    for entry in entries:
-        root, names, below = walk(entry, endings)
-        folders.update(below)
-        roots.append(root)
-        found.extend((name.replace(b"/", b"\0"), name, len(roots) - 1) for name in names)
-    if not found:
+    walk = _LocalWalk(endings, cache_dir) if filesystem is None else _RemoteWalk(endings, filesystem)
+    if len(entries) == 1:
+        root_of, found = None, walk(entries[0])
+        roots: tuple[str, ...] = (found.root,)
+    else:
+        roots, root_of, found = _merged(map(walk, entries))
+    if not len(found.names):
         shown = ", ".join(redact(e) for e in entries[:3])
         raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(extensions)}: is the path right?")
-    found.sort()
-    root_of = np.fromiter((f[2] for f in found), np.int32, len(found)) if len(roots) > 1 else None
-    ordered = sorted(folders, key=os.fsencode)
-    return FileList(tuple(roots), root_of, PackedNames(f[1] for f in found), filesystem is not None, tuple(ordered))
+    folders = tuple(sorted(map(os.fsdecode, found.folders), key=os.fsencode))
+    return FileList(roots, root_of, found.names, filesystem is not None, folders, frozenset(found.searched))
 
 
-def _walk_local(entry: str | os.PathLike[Any], endings: tuple[bytes, ...]) -> tuple[str, list[bytes], list[str]]:
-    """Root, names below it, and its first-level folders."""
-    path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
-    if os.path.isdir(path):
-        names = _walk_folder(os.fsencode(path), endings)
-        with _listing(path) as listing:
-            return path, names, [e.name for e in listing if _leads_to(e.is_dir, e.path)]
-    if os.path.exists(path):
-        return os.path.dirname(path), [os.fsencode(os.path.basename(path))], []
-    if glob.has_magic(path):
-        root = _before_magic(path, os.sep) or ("/" if path.startswith("/") else "")
-        matches = [os.path.relpath(m, root or ".") for m in glob.glob(path, recursive=True) if os.path.isfile(m)]
+@dataclass(slots=True)
+class _Found:
+    """What an entry leads to: names below a root, in the order of their parts; its first-level folders; itself, if it was searched."""
+
+    root: str
+    names: PackedNames
+    folders: set[bytes]
+    searched: set[str]
+
+
+def _merged(lists: Iterable[_Found]) -> tuple[tuple[str, ...], SharedArray | None, _Found]:
+    """Several lists as one: the roots, the root of each name, and the rest. Of equal names that of an earlier list comes first."""
+    builder, roots, numbers, counts = NamesBuilder(), dict[str, int](), list[int](), list[int]()
+    together = _Found("", PackedNames(), set(), set())
+    for found in lists:
+        data, offsets = found.names.arrays
+        builder.add_joined(data, np.diff(offsets))
+        numbers.append(roots.setdefault(found.root, len(roots)))
+        counts.append(len(found.names))
+        together.folders |= found.folders
+        together.searched |= found.searched
+    together.names, root_of = builder.build(), np.repeat(np.array(numbers, np.int32), counts)
+    order = order_of_parts(together.names)
+    if order is not None:
+        together.names, root_of = together.names.take(order), root_of[order]
+    return tuple(roots), SharedArray(root_of) if len(roots) > 1 else None, together
+
+
+def _in_order(names: PackedNames) -> PackedNames:
+    order = order_of_parts(names)
+    return names if order is None else names.take(order)
+
+
+class _LocalWalk:
+    def __init__(self, endings: tuple[bytes, ...], cache_dir: str | None) -> None:
+        self._endings, self._cache_dir = endings, cache_dir
+
+    def __call__(self, entry: str | os.PathLike[Any]) -> _Found:
+        path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
+        if os.path.isdir(path):
+            listing = self._list(path)
+            return _Found(path, listing.names, {name for name in listing.folders if name and b"/" not in name}, {path})
+        if os.path.exists(path):
+            return _Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]), set(), set())
+        if glob.has_magic(path):
+            return self._match(path)
+        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+
+    def _list(self, folder: str) -> Listing:
+        if self._cache_dir is None:
+            return list_folder(os.fsencode(folder), self._endings)
+        return kept_listing(folder, self._endings, self._cache_dir)
+
+    def _match(self, pattern: str) -> _Found:
+        root = _before_magic(pattern, os.sep) or ("/" if pattern.startswith("/") else "")
+        matches = [os.path.relpath(m, root or ".") for m in glob.glob(pattern, recursive=True) if os.path.isfile(m)]
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         kept = [os.fsencode(m) for m in matches if not looping[os.path.dirname(m)]]
-        kept = [k for k in kept if k.lower().endswith(endings)]
-        return root, kept, sorted({os.fsdecode(k.partition(b"/")[0]) for k in kept if b"/" in k})
-    raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+        kept = [k for k in kept if k.lower().endswith(self._endings)]
+        return _Found(root, _in_order(PackedNames(kept)), {k.partition(b"/")[0] for k in kept if b"/" in k}, set())
 
 
 def _before_magic(path: str, separator: str) -> str:
     """The folders of a glob before the first one with a wildcard."""
     found = re.search(r"[*?\[]", path)
     return path[: found.start() if found else None].rpartition(separator)[0]
-
-
-def _walk_folder(root: bytes, endings: tuple[bytes, ...]) -> list[bytes]:
-    names: list[bytes] = []
-    stack: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
-    while stack:
-        below, above = stack.pop()
-        folder = os.path.join(root, below) if below else root
-        with _listing(folder) as listing:
-            status = os.stat(folder)
-            identity = (status.st_dev, status.st_ino)
-            if identity in above:  # a link to a folder that holds it
-                continue
-            inside = above | {identity}
-            for item in listing:
-                name = below + b"/" + item.name if below else item.name
-                if item.name.lower().endswith(endings) and _leads_to(item.is_file, item.path):
-                    names.append(name)
-                elif _leads_to(item.is_dir, item.path):
-                    stack.append((name, inside))
-    return names
-
-
-def _listing(folder: Any) -> Any:
-    try:
-        return os.scandir(folder)
-    except PermissionError as error:
-        raise AccessError(f"{redact(folder)}: this user may not list the folder ({error.strerror})") from error
-    except FileNotFoundError as error:
-        raise DataNotFoundError(f"{redact(folder)} went away while its files were listed: start again") from error
-
-
-def _leads_to(is_kind: Callable[[], bool], path: Any) -> bool:
-    """Is a folder's entry of some kind? A link that leads nowhere, or to itself, is of none."""
-    try:
-        return is_kind()
-    except PermissionError as error:
-        raise AccessError(f"{redact(path)}: this user may not look at what it links to ({error.strerror})") from error
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return False
 
 
 def _loops(root: str, below: str) -> bool:
@@ -222,12 +179,12 @@ def _loops(root: str, below: str) -> bool:
 
 
 class _RemoteWalk:
-    def __init__(self, filesystem: Any) -> None:
-        self._fs = filesystem
+    def __init__(self, endings: tuple[bytes, ...], filesystem: Any) -> None:
+        self._endings, self._fs = endings, filesystem
 
-    def __call__(self, entry: Any, endings: tuple[bytes, ...]) -> tuple[str, list[bytes], list[str]]:
+    def __call__(self, entry: Any) -> _Found:
         try:
-            root, files = self._files(path_in(os.fspath(entry), self._fs), endings)
+            root, files, endings, is_searched = self._files(path_in(os.fspath(entry), self._fs))
         except FileNotFoundError:
             raise DataNotFoundError(f"{redact(entry)} does not exist") from None  # the cause may show the URL's secrets
         except PermissionError as error:
@@ -235,20 +192,34 @@ class _RemoteWalk:
         except Exception as error:
             raise without_secrets(error) from None
         root = root.rstrip("/") or ("/" if any(p.startswith("/") for p in files) else "")
-        names = [os.fsencode(p[len(root) :].lstrip("/")) for p in files]
-        return root, names, sorted({os.fsdecode(n.partition(b"/")[0]) for n in names if b"/" in n})
+        folders: set[bytes] = set()
+        names = PackedNames(_below(root, files, endings, folders))
+        del files  # as many strings: they go before the names are sorted
+        return _Found(root, _in_order(names), folders, {root} if is_searched else set())
 
-    def _files(self, path: str, endings: tuple[bytes, ...]) -> tuple[str, list[str]]:
-        """Root and full paths."""
+    def _files(self, path: str) -> tuple[str, list[str], tuple[bytes, ...], bool]:
+        """Root, full paths, which endings count, and whether all below the root was searched through."""
         fs = self._fs
         if glob.has_magic(path) and not fs.exists(path):
-            return _before_magic(path, "/"), [p for p in fs.glob(path) if os.fsencode(p).lower().endswith(endings)]
+            return _before_magic(path, "/"), fs.glob(path), self._endings, False
         if path and fs.isfile(path):
-            return path.partition("?")[0].rpartition("/")[0], [path]
-        found = [p for p in fs.find(path) if os.fsencode(p).lower().endswith(endings)]
+            return path.partition("?")[0].rpartition("/")[0], [path], (b"",), False
+        found = fs.find(path)
         if not found and not fs.exists(path):
             raise FileNotFoundError(path)
-        return path, found
+        return path, found, self._endings, True
+
+
+def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes]) -> Iterator[bytes]:
+    """The names relative to the root; their first-level folders are added to `folders`."""
+    start = len(root)
+    for path in paths:
+        name = os.fsencode(path[start:].lstrip("/"))
+        if name.lower().endswith(endings):
+            folder, slash, _ = name.partition(b"/")
+            if slash:
+                folders.add(folder)
+            yield name
 
 
 def path_in(url: str, filesystem: Any) -> str:

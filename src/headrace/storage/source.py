@@ -20,8 +20,12 @@ class Source(ABC):
     A record is what the storage holds of one sample before it is decoded: the bytes of a file, a row of an array.
 
     Sources are built once, in the parent, and travel to workers by fork or pickle: keep the index in flat arrays, and open files
-    through a `WorkerHandle`. `read` may be called by several threads at once.
+    through a `WorkerHandle`. `read` is called by several threads at once, unless `thread_safe` is False.
     """
+
+    thread_safe = True
+    """May several threads call `read` at once, and beside the dataset's transforms? If not, eager fills with one thread, and streaming
+    reads nothing ahead."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -1,0 +1,240 @@
+"""How does any dataset come by loading modes and a memory budget? `MemoryEfficientDataset` wraps it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.base import BaseDataset, CommonOptions
+from headrace.datasets.detect import open_dataset
+from headrace.datasets.finished import ALONE, Finished
+from headrace.errors import ConfigError
+from headrace.modes import LoadingMode
+from headrace.monitor.memory import MemoryMonitor
+from headrace.order.seeding import SampleSeeder
+from headrace.storage.scan import DataPath
+from headrace.storage.source import Source
+
+_COMMON = CommonOptions.__optional_keys__ | CommonOptions.__required_keys__
+
+
+class MemoryEfficientDataset(BaseDataset):
+    """Any dataset, in one of the four loading modes: what it holds stays within the memory budget.
+
+    Of a path, and of a dataset of headrace's, the same is held as by `open_dataset` and by that dataset in this mode, and samples
+    are the same to the bit. Of any other dataset the finished samples are held: what it draws at random is drawn by (`seed`, index),
+    and is the same in every epoch, so random transforms belong in `transform=` here. Its samples must be picklable. They are
+    copies, so a transform may write into them.
+
+    Args:
+        data_path: a path, URL, glob or list of these, whose format is found by content; a dataset of headrace's in mode "lazy", or a
+            view of one; or any map-style dataset (with ``__getitem__`` and ``__len__``).
+        max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
+        loading_mode: see `LoadingMode`.
+        transform: called with the input. A foreign dataset's sample is ``(input, target)`` if it is a tuple of two; any other is an
+            input as a whole.
+        target_transform: called with the target.
+        transforms: called with input and target, returns both; not together with the other two.
+        **options: see `BaseDataset`; for a path those of its format too, such as ``image_size=``. A dataset of headrace's brings
+            along its transforms, seed, hold, on_error, return_index and progress, where they are not given here.
+
+    Attributes:
+        targets: those of what is wrapped, if it has one for each sample.
+        classes, class_to_idx: likewise.
+
+    Raises:
+        ConfigError: `data_path` is none of these, or an argument makes no sense; the message names it.
+        DataNotFoundError, FormatError: see `open_dataset`.
+        BudgetError: "eager" does not fit the budget.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath | Any,
+        max_memory_usage: float | int | str = 0.8,
+        loading_mode: LoadingMode | str = LoadingMode.CACHED,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
+        of_format = {name: options.pop(name) for name in [*options] if name not in _COMMON}
+        self._opened_here = _is_path(data_path)
+        self._transforms_added = False
+        inner: BaseDataset
+        if self._opened_here:
+            inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
+        elif of_format:
+            raise ConfigError(f"{', '.join(of_format)}: an option for paths, or a word that is not known; data_path is a dataset here")
+        elif isinstance(data_path, BaseDataset):
+            inner, given = self._adopt(data_path, given, options)
+        else:
+            inner = Finished(data_path, options.get("seed", 42))
+        self._inner = inner
+        source = inner._source if inner._chosen is None else ViewSource(inner)
+        super().__init__(
+            source, targets=inner.targets, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options
+        )  # fmt: skip
+        self.fork_safe, self.collate = inner.fork_safe, inner.collate
+        for name in ("classes", "class_to_idx"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
+        self._memory_monitor: MemoryMonitor | None = None
+
+    def _adopt(self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+        """A dataset of headrace's as it is wrapped, and the transforms that hold; `options` get what it brings along."""
+        if dataset.loading_mode is not LoadingMode.LAZY:
+            raise ConfigError(
+                f"data_path: a {type(dataset).__name__} with loading_mode={dataset.loading_mode.value!r} would hold its samples a second "
+                "time: make it with loading_mode='lazy'"
+            )
+        names = [name for name, transform in given.items() if transform is not None]
+        self._transforms_added = bool(names)
+        if names and dataset._is_random:
+            raise ConfigError(f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give them to one of the two")
+        brought = {name: getattr(dataset, name) for name in ("seed", "on_error", "return_index")}
+        for name, value in {**brought, "hold": dataset._hold, "progress": dataset._progress}.items():
+            options.setdefault(name, value)
+        if options["hold"] != dataset._hold:
+            dataset = copy.copy(dataset)
+            dataset._hold = options["hold"]
+        return dataset, given if names else {name: getattr(dataset, name) for name in given}
+
+    @property
+    def memory_monitor(self) -> MemoryMonitor:
+        """Says how much memory is used and left; made at first use."""
+        if self._memory_monitor is None:
+            self._memory_monitor = MemoryMonitor()
+        return self._memory_monitor
+
+    # -- what the dataset inside decides
+
+    def decode(self, record: Any) -> Any:
+        return self._inner.decode(record)
+
+    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
+        if type(self._inner).pair is BaseDataset.pair:
+            return super().pair(index, value)  # by this dataset's `targets`, which a user may replace
+        value, target = self._inner.pair(int(self._whole_indices(index)), value)
+        if target is ALONE and (self.target_transform is not None or self.transforms is not None):
+            raise ConfigError(
+                f"target_transform and transforms have no meaning here: sample {index} is no tuple of two, and so has no target; "
+                "transform= gets it as a whole"
+            )
+        return value, target
+
+    def present(self, value: Any) -> Any:
+        return self._inner.present(value)
+
+    def assemble(self, value: Any, target: Any) -> Any:
+        return self._inner.assemble(value, target)
+
+    def held_nbytes(self) -> int | None:
+        return self._inner.held_nbytes() if self._inner._chosen is None else None
+
+    def sample_nbytes(self) -> int | None:
+        return None if self._transforms_added else self._inner.sample_nbytes()
+
+    def held_as(self) -> str:
+        return self._inner.held_as()
+
+    @property
+    def holds_encoded(self) -> bool:
+        return self._inner.holds_encoded
+
+    def _new_seeder(self) -> SampleSeeder:
+        inner = {name: value for name, value in vars(self._inner).items() if not name.startswith("_")}
+        inner.update(transform=self.transform, target_transform=self.target_transform, transforms=self.transforms)
+        own = (value for name, value in vars(self).items() if not name.startswith("_"))
+        holders = *inner.values(), *own  # first the inner's: each generator gets the stream that it has there
+        chosen = self._inner._chosen
+        return SampleSeeder(*holders) if chosen is None else ViewSeeder(chosen, *holders)
+
+    # -- what users see
+
+    def explain(self) -> str:
+        """In words: what is wrapped, how samples are read, what is held, and where the budget stands."""
+        first, *rest = super().explain().split("\n")
+        if isinstance(self._inner, Finished):
+            what = f"{self._inner.name}: its finished samples are held; random transforms belong in transform= here"
+        else:
+            view = "" if self._inner._chosen is None else "a view of "
+            how = ", opened from its path" if self._opened_here else ""
+            what = f"{view}{type(self._inner).__name__}{how}: what it would hold is held"
+        return "\n".join([first, f"it wraps {what}", *rest])
+
+    def close(self) -> None:
+        """Gives back what is held, and closes what was opened here from a path. The dataset can be used again after it."""
+        if self._chosen is not None:
+            return
+        if self._mode is not None:
+            self._mode.close()
+            self._mode = None
+        if self._opened_here:
+            self._inner.close()
+
+    def _settle(self) -> None:
+        if not self._opened_here and "data_path" in self._arguments:
+            self._arguments["data_path"] = _Shown(self._inner)
+        super()._settle()
+
+
+class ViewSource(Source):
+    """The records of a view of a dataset of headrace's, numbered as there."""
+
+    def __init__(self, view: BaseDataset) -> None:
+        assert view._chosen is not None
+        self._view, self._chosen = view, view._chosen
+        self.thread_safe = view._source.thread_safe
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return self._view._source.read(self._chosen[np.asarray(indices, np.int64)].tolist())
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        return self._view.blocks()
+
+    def location(self, index: int) -> str:
+        return self._view.source_of(index)
+
+    def fingerprint(self) -> str:
+        return self._view.fingerprint
+
+
+class ViewSeeder(SampleSeeder):
+    """Seeds a sample of a view as the same sample of the whole dataset."""
+
+    def __init__(self, chosen: npt.NDArray[np.int64], *holders: object) -> None:
+        super().__init__(*holders)
+        self._chosen = chosen
+
+    def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
+        super().__call__(seed, epoch, int(self._chosen[index]), k)
+
+
+class _Shown:
+    """Stands for the dataset inside in this one's repr."""
+
+    def __init__(self, inner: BaseDataset) -> None:
+        if isinstance(inner, Finished):
+            self._text = f"<{inner.name} of {len(inner):,} samples>"
+        else:
+            self._text = repr(inner).rpartition("  # ")[0]  # without the number of samples
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _is_path(data_path: Any) -> bool:
+    """Is it a path, or a list of paths, rather than a dataset?"""
+    one = (str, bytes, os.PathLike)
+    return isinstance(data_path, one) or (isinstance(data_path, (list, tuple)) and all(isinstance(path, one) for path in data_path))

@@ -1,0 +1,180 @@
+"""How do all ranks of a machine hold each sample once?
+
+In a file that they find by its name, in a folder of the user's. Its pages are shared by all processes that map it.
+
+NOTE [ life of a shared file ]
+
+* Whoever uses the file holds a shared `flock` on it, which workers inherit with the descriptor, and which the kernel releases when the
+  last of them is gone, however. A file that nobody has locked is nobody's.
+* Opening and leaving happen inside the door: an exclusive `flock` on the folder, held for milliseconds. There the file is made anew if
+  nobody uses it: what a job left behind that was killed is never trusted. Files of other keys that nobody uses are removed.
+* The last one to leave removes the file. After SIGKILL it stays until the next opening in that folder.
+* Samples are written by `pwrite`, which says when the disk is full, where writing to mapped memory would kill the process; what comes
+  before them is allocated at the start. They are read from mapped memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import time
+import weakref
+from collections.abc import Iterator
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import AccessError, ConfigError, WriteError
+from headrace.memory.anonymous import AnonymousMemory, is_spawning
+from headrace.memory.store import SampleStore
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX, SUFFIX = "headrace-store-", ".mem"
+VERSION = "1"
+_PATIENCE = 10.0  # seconds that the door is waited for
+
+_open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
+
+
+def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG)."""
+    if cache_dir is not None:
+        return Path(os.path.expanduser(cache_dir))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "headrace"
+
+
+def open_machine_store(
+    folder: Path, key: str, length: int, capacity: int, policy: str = "keep", max_items: int | None = None
+) -> SampleStore:
+    """The store of that key in a folder: the one that other processes of this user have open, or a new one.
+
+    Args:
+        folder: made if it is missing.
+        key: names what is held; whoever gives the same key must hold the same samples.
+        length, policy, max_items: see `SampleStore`.
+        capacity: of a new store; an open one has that of its maker.
+
+    Raises:
+        ConfigError: this system can't share a file's memory.
+        AccessError, WriteError: the folder can't be used, or its disk is full.
+    """
+    if fcntl is None or not hasattr(os, "posix_fallocate"):
+        raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system has not: take shared='rank'")
+    digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), key]).encode(), digest_size=16).hexdigest()
+    path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _door(folder):
+            store = _open.get(path)
+            if store is None:  # in this process: POSIX locks would not tell two apart
+                _remove_others(folder, path)
+                memory = SharedFile(path, *SampleStore.layout(length, capacity))
+                before, _ = SampleStore.layout(length, 0)
+                store = _open[path] = SampleStore(length, memory.nbytes - before, policy, max_items, memory)
+            return store
+    except OSError as error:
+        kind = AccessError if isinstance(error, PermissionError) else WriteError
+        raise kind(f"shared='machine': {path} can't be used: {error.strerror or error}; pass another cache_dir") from error
+
+
+@contextlib.contextmanager
+def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + patience
+        while not _lock(fd, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: is it stopped?")
+            time.sleep(0.002)
+        yield
+    finally:
+        os.close(fd)  # and the lock with it
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_others(folder: Path, path: str) -> None:
+    """What killed jobs left behind."""
+    for other in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        if other.name == os.path.basename(path):
+            continue
+        with contextlib.suppress(OSError):  # another user's, or gone
+            fd = os.open(other, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if _lock(fd, fcntl.LOCK_EX):
+                    os.unlink(other)
+            finally:
+                os.close(fd)
+
+
+class SharedFile(AnonymousMemory):
+    """Memory with a name, for all processes of a user; see NOTE [ life of a shared file ].
+
+    Args:
+        path: of the file.
+        allocated: bytes at its start that are allocated now.
+        rest: bytes after them; both count only where the file is not in use.
+    """
+
+    def __init__(self, path: str, allocated: int, rest: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+                raise PermissionError(errno.EPERM, "it is no file of this user's")
+            if _lock(fd, fcntl.LOCK_EX):  # nobody uses it
+                os.ftruncate(fd, 0)
+                os.posix_fallocate(fd, 0, allocated)
+                os.ftruncate(fd, allocated + rest)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self.nbytes = os.fstat(fd).st_size
+        except BaseException:
+            os.close(fd)
+            raise
+        self._adopt(fd)
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _leave, fd, path, os.getpid())
+
+    def write(self, offset: int, data: memoryview) -> None:
+        data = data.cast("B") if data.nbytes else data
+        done = 0
+        while done < data.nbytes:
+            done += os.pwrite(self.fd, data[done:], offset + done)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not is_spawning():
+            raise TypeError("shared memory can be pickled only while multiprocessing starts a worker process")
+        return _attach, (reduction.DupFd(self.fd), self.nbytes)
+
+
+def _attach(duplicate: Any, nbytes: int) -> SharedFile:
+    """In a worker, whose descriptor stands for its parent's lock."""
+    memory = SharedFile.__new__(SharedFile)
+    memory.nbytes = nbytes
+    memory._adopt(duplicate.detach())
+    return memory
+
+
+def _leave(fd: int, path: str, pid: int) -> None:
+    """Removes the file with its last user (its workers end with it)."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == pid:
+            with _door(os.path.dirname(path), patience=1.0):
+                if _lock(fd, fcntl.LOCK_EX) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                    os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.close(fd)

@@ -1,0 +1,81 @@
+"""What do the modes that hold samples have in common? A store, its part of the budget, and what is done while memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.memory.anonymous import is_spawning
+from headrace.memory.budget import Reservation
+from headrace.memory.machine import open_machine_store
+from headrace.memory.pressure import PERIOD, PressureWatch
+from headrace.memory.store import MISSING, SampleStore
+from headrace.modes.mode import Mode
+
+OVERHEAD = 512
+"""Bytes that holding a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
+
+
+class Place(NamedTuple):
+    """Where a store lies that all ranks of a machine share."""
+
+    folder: Path
+    key: str
+    """Names what is held."""
+    rank: int
+    """This process among those of its machine."""
+    ranks: int
+
+
+class Held(Mode):
+    """Holds samples in a store that all workers share."""
+
+    _store: SampleStore | None = None
+    _reserved: Reservation | None = None
+    _watch: PressureWatch | None = None
+
+    def get(self, indices: Sequence[int]) -> list[Any]:
+        store = self._store
+        if store is None:
+            return [MISSING] * len(indices)
+        if self._watch is not None and store.is_time_to_look(PERIOD):
+            relieve(store, self._watch)
+        found = [store.get(i) for i in indices]
+        missing = sum(value is MISSING for value in found)
+        store.count(len(found) - missing, missing)
+        return found
+
+    def keep(self, index: int, value: Any) -> None:
+        if self._store is not None:
+            self._store.put(index, value)
+
+    def close(self) -> None:
+        self._store = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def stats(self) -> dict[str, int]:
+        return {} if self._store is None else self._store.stats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not is_spawning():
+            raise TypeError(f"the samples held by {type(self).__name__} stay behind in a pickle")
+        return {**self.__dict__, "_reserved": None}
+
+
+def relieve(store: SampleStore, watch: PressureWatch) -> None:
+    """Gives samples back where memory is short, and lets a store that did so grow again when it is not."""
+    excess = watch.excess()
+    if excess > 0 and store.nbytes:
+        store.release(excess)
+    elif excess < 0 and store.limit < store.ceiling:
+        store.grow(-excess)
+
+
+def make_store(place: Place | None, length: int, capacity: int, policy: str = "keep", max_items: int | None = None) -> SampleStore:
+    """A store of this rank alone; or one of all ranks of the machine, each of which brings `capacity` bytes of its budget."""
+    if place is None:
+        return SampleStore(length, capacity, policy, max_items)
+    return open_machine_store(place.folder, place.key, length, capacity * place.ranks, policy, max_items)

@@ -1,0 +1,117 @@
+"""How much memory is used, and how much is left?
+
+`MemoryMonitor` measures by time: it may be asked with every batch, and looks at most once in a while.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.memory.budget import parse_size
+from headrace.memory.limits import Limit, memory_limits, tightest
+from headrace.monitor.stats import pss_of
+
+_GB = 1e9
+
+
+class MemoryMonitor:
+    """Watches the limit on memory that leaves the least: the machine's, a cgroup's (containers, SLURM) or the process's own.
+
+    No thread runs: it measures when it is asked, and what lies between two measurements no peak knows of. A fork or a pickle begins
+    anew in its process.
+
+    Args:
+        interval: seconds between two measurements, which take about a millisecond each.
+        limits: lists the limits on memory as they are now.
+        clock: seconds that only go forward.
+
+    Raises:
+        ConfigError: `interval` is no number of at least 0.
+    """
+
+    def __init__(
+        self,
+        interval: float = 1.0,
+        *,
+        limits: Callable[[], Sequence[Limit]] = memory_limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval >= 0:
+            raise ConfigError(f"interval must be a number of seconds, at least 0, not {interval!r}")
+        self.interval = float(interval)
+        self._limits, self._clock = limits, clock
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._measured_at: float | None = None
+        self._limit: Limit | None = None
+        self._pss = self._peak_used = self._peak_pss = 0
+
+    def start_monitoring(self) -> None:
+        """Forgets the peaks, and measures."""
+        self._forget()
+        self._measure()
+
+    def update(self) -> bool:
+        """Measures anew if `interval` seconds have passed since the last time; cheap enough to call with every batch.
+
+        Returns:
+            Whether it measured.
+        """
+        if self._pid != os.getpid():
+            self._forget()
+        if self._measured_at is not None and self._clock() - self._measured_at < self.interval:
+            return False
+        self._measure()
+        return True
+
+    def _measure(self) -> Limit:
+        self._measured_at = self._clock()
+        self._limit, self._pss = tightest(self._limits()), pss_of(os.getpid())
+        self._peak_used, self._peak_pss = max(self._peak_used, self._limit.used), max(self._peak_pss, self._pss)
+        return self._limit
+
+    def get_memory_stats(self) -> dict[str, Any]:
+        """The last measurement, never older than `interval`. A GB is 1e9 bytes.
+
+        Returns:
+            ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and ``available_gb``: under it, by all
+            processes that it counts; ``percent``: used of the limit. ``process_pss_gb``: of this process alone, shared pages in
+            proportion. ``peak_used_gb`` and ``peak_process_pss_gb``: the largest that were measured since the start, the first under
+            whichever limit was the tightest at the time.
+        """
+        self.update()
+        limit = self._limit or self._measure()
+        return {
+            "used_gb": limit.used / _GB,
+            "available_gb": limit.headroom / _GB,
+            "percent": 100 * limit.used / limit.total if limit.total else 100.0,
+            "limit_gb": limit.total / _GB,
+            "limit_source": limit.name,
+            "process_pss_gb": self._pss / _GB,
+            "peak_used_gb": self._peak_used / _GB,
+            "peak_process_pss_gb": self._peak_pss / _GB,
+        }
+
+    def check_memory_constraint(self, nbytes: int | str) -> bool:
+        """Would so many more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit now? It looks anew.
+
+        Raises:
+            ConfigError: `nbytes` is no size.
+        """
+        return parse_size(nbytes, "nbytes") <= tightest(self._limits()).headroom
+
+    def __repr__(self) -> str:
+        return f"MemoryMonitor(interval={self.interval!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"interval": self.interval, "_limits": self._limits, "_clock": self._clock}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()

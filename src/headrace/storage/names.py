@@ -1,0 +1,162 @@
+"""How are millions of names held?
+
+As their bytes, one behind the other, and the offsets where each begins: 8 bytes a name beside its own, in two arrays that all
+processes share. A list of as many objects would take ten times the room, and each worker would copy it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.memory.anonymous import SharedArray
+
+_CHUNK = 1 << 16  # names that are Python objects at the same time
+
+
+class PackedNames(Sequence[bytes]):
+    """Many byte strings in two flat, read-only arrays, which workers share.
+
+    Args:
+        names: taken one after the other; they need not be in memory at once.
+    """
+
+    def __init__(self, names: Iterable[bytes] = ()) -> None:
+        packed = NamesBuilder()
+        packed.extend(names)
+        self._adopt(*packed.arrays())
+
+    @classmethod
+    def from_arrays(cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> PackedNames:
+        """From [bytes] uint8 and [n + 1] int64 offsets into them."""
+        packed = cls.__new__(cls)
+        packed._adopt(data, offsets)
+        return packed
+
+    def _adopt(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
+        self._bytes, self._offsets = SharedArray(data), SharedArray(offsets)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes and the offsets."""
+        return self._bytes.array, self._offsets.array
+
+    def __len__(self) -> int:
+        return len(self._offsets.array) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index = index % len(self)
+        data, offsets = self.arrays
+        return data[offsets[index] : offsets[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.chunks():
+            yield from chunk
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """All names in order, some thousands at a time."""
+        data, offsets = self.arrays
+        for start in range(0, len(self), _CHUNK):
+            ends = offsets[start : start + _CHUNK + 1].tolist()
+            first = ends[0]
+            joined = data[first : ends[-1]].tobytes()
+            yield [joined[a - first : b - first] for a, b in itertools.pairwise(ends)]
+
+    def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
+        """The names at some positions ([m] int64), in that order."""
+        data, offsets = self.arrays
+        view, packed = data.data, NamesBuilder()
+        for start in range(0, len(order), _CHUNK):
+            chosen = order[start : start + _CHUNK]
+            begins, ends = offsets[chosen], offsets[chosen + 1]
+            joined = b"".join([view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
+            packed.add_joined(joined, ends - begins)
+        return packed.build()
+
+
+class NamesBuilder:
+    """Takes names in, and holds no more than what a `PackedNames` of them holds."""
+
+    def __init__(self) -> None:
+        self._bytes, self._offsets = _Growing(np.uint8), _Growing(np.int64)
+        self._offsets.extend(np.zeros(1, np.int64))
+
+    def __len__(self) -> int:
+        return self._offsets.used - 1
+
+    def extend(self, names: Iterable[bytes]) -> None:
+        """Adds names one after the other."""
+        coming = iter(names)
+        while chunk := list(itertools.islice(coming, _CHUNK)):
+            self.add_joined(b"".join(chunk), np.fromiter(map(len, chunk), np.int64, len(chunk)))
+
+    def add_joined(self, data: bytes | npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> None:
+        """Adds names that lie one behind the other already, of these lengths ([m] int64)."""
+        ends = np.cumsum(lengths)
+        ends += self._bytes.used
+        self._offsets.extend(ends)
+        self._bytes.extend(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data)
+
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Bytes and offsets of what was added; nothing more can be added then."""
+        return self._bytes.take(), self._offsets.take()
+
+    def build(self) -> PackedNames:
+        """The names that were added; nothing more can be added then."""
+        return PackedNames.from_arrays(*self.arrays())
+
+
+class _Growing:
+    """An array that grows in place: the system moves large ones by remapping their pages, not by copying them."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._array: npt.NDArray[Any] = np.empty(16, dtype)
+        self.used = 0
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        needed = self.used + len(values)
+        if needed > len(self._array):
+            self._array.resize(needed + needed // 8, refcheck=False)
+        self._array[self.used : needed] = values
+        self.used = needed
+
+    def take(self) -> npt.NDArray[Any]:
+        array, self._array = self._array, np.empty(0, self._array.dtype)
+        array.resize(self.used, refcheck=False)
+        return array
+
+
+def order_of_parts(names: PackedNames) -> npt.NDArray[np.int64] | None:
+    """Which name comes first, second, ... when they are sorted by their parts ([n] int64); None: they are in order already.
+
+    Equal names stay in the order in which they come.
+    """
+    if _are_in_order(names):
+        return None
+    keys = np.fromiter((key_of_parts(name) for name in names), object, len(names))
+    order: npt.NDArray[np.int64] = np.argsort(keys, kind="stable")
+    return order
+
+
+def _are_in_order(names: PackedNames) -> bool:
+    last = b""
+    for chunk in names.chunks():
+        keys = [last, *map(key_of_parts, chunk)]
+        if not all(map(operator.le, keys, keys[1:])):
+            return False
+        last = keys[-1]
+    return True
+
+
+def key_of_parts(name: bytes) -> bytes:
+    """What to sort by: names sort as the lists of their parts, byte by byte, if what stands between the parts is less than any byte."""
+    return name.replace(b"/", b"\0")

@@ -1,0 +1,20 @@
+"""Is it a path or a URL, and how may it be shown?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+
+def is_url(path: object) -> bool:
+    """Is it an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``?"""
+    return isinstance(path, str) and ("://" in path or "::" in path)
+
+
+def redact(path: object) -> str:
+    """A path or URL as it may be shown: without user, password and query string, and always printable."""
+    text = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else str(path)
+    if is_url(text):
+        text = re.sub(r"(://)[^/?\s]*@", r"\1", text)
+        text = re.sub(r"\?(?:(?!::)\S)*", "", text)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,207 @@
+"""Do all ranks of a machine hold each sample once, and does what is held stay within its bounds?"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+from headrace import BaseDataset, ConfigError, ImageDataset, create_dataloader
+from headrace.monitor.stats import pss_of
+from tests.testing.test_contract import SquareDataset, Squares
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files shared by a machine need Linux")
+RANK = """
+import json, sys
+from headrace import ImageDataset, create_dataloader
+dataset = ImageDataset(sys.argv[1], image_size=32, loading_mode=sys.argv[2], shared="machine", cache_dir=sys.argv[3], progress=False)
+loader = create_dataloader(dataset, batch_size=2, num_workers=int(sys.argv[4]), shuffle=False)
+print("READY", flush=True); sys.stdin.readline()
+for _ in range(2):
+    sums = [float(images.sum()) for images, _ in loader]
+print(json.dumps([sums, dataset.mode.stats()]), flush=True); sys.stdin.readline()
+"""
+
+
+def stores(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith("headrace-store")]
+
+
+class Ranks:
+    """Processes of one job on one machine."""
+
+    def __init__(self, photos: Path, mode: str, folder: Path, workers: int = 0, ranks: int = 2) -> None:
+        self.processes = []
+        for rank in range(ranks):
+            world = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+            environment = {**os.environ, **{k: str(v) for k, v in world.items()}, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            command = [sys.executable, "-c", RANK, str(photos), mode, str(folder), str(workers)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+            self.processes.append(subprocess.Popen(command, **pipes))
+        assert [p.stdout.readline() for p in self.processes] == ["READY\n"] * ranks
+
+    def go_on(self) -> None:
+        for process in self.processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def results(self) -> list[Any]:
+        self.go_on()
+        return [json.loads(process.stdout.readline()) for process in self.processes]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.communicate("\n", timeout=60)
+            process.stdin.close()
+            process.stdout.close()
+
+
+@linux
+@pytest.mark.parametrize("mode", ["eager", "cached"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
+    expected = ImageDataset(photos, image_size=32)
+    with Ranks(photos, mode, tmp_path, workers) as ranks:
+        results = ranks.results()
+        assert len(stores(tmp_path)) == 1
+    for rank, (sums, stats) in enumerate(results):
+        batches = create_dataloader(expected, batch_size=2, num_workers=0, shuffle=False, rank=rank, world_size=2)
+        assert sums == [float(images.sum()) for images, _ in batches]
+        assert stats["held"] == stats["admitted"] <= 24
+    assert max(stats["held"] for _, stats in results) == 24  # by both together, as the last one sees it
+    assert stores(tmp_path) == []
+
+
+@linux
+@pytest.mark.parametrize("mode", ["eager", "cached"])
+def test_what_killed_ranks_left_the_next_run_uses_or_removes(photos: Path, tmp_path: Path, mode: str) -> None:
+    with Ranks(photos, mode, tmp_path) as ranks:
+        for process in ranks.processes:
+            process.kill()
+            process.wait()
+    assert len(stores(tmp_path)) == 1
+    with Ranks(photos, mode, tmp_path) as ranks:
+        assert max(stats["held"] for _, stats in ranks.results()) == 24
+    assert stores(tmp_path) == []
+
+
+@linux
+@pytest.mark.parametrize(
+    "change", [{"image_size": 16}, {"color": "L"}, {"loading_mode": "eager"}, {"hold": "encoded"}, {"transform": np.asarray}]
+)
+def test_only_what_is_held_alike_is_shared(photos: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"image_size": 32, "loading_mode": "cached", "shared": "machine", "cache_dir": tmp_path, "progress": False}
+    with ImageDataset(photos, **options) as one, ImageDataset(photos, **{**options, "seed": 5, "normalize": False}) as same:
+        assert one.mode._store is same.mode._store  # type: ignore[attr-defined]
+        with ImageDataset(photos, **{**options, **change}) as other:
+            assert len(stores(tmp_path)) == 2
+            assert one.mode._store is not other.mode._store  # type: ignore[attr-defined]
+    assert stores(tmp_path) == []
+
+
+def test_arguments_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
+    for mode in ("lazy", "streaming"):
+        with pytest.raises(ConfigError, match=f"shared='machine' has no meaning for loading_mode='{mode}'"):
+            ImageDataset(photos, loading_mode=mode, shared="machine")
+    with pytest.raises(ConfigError, match="shared must be one of"):
+        ImageDataset(photos, shared="node")
+
+
+@linux
+def test_the_default_folder_is_the_users_cache(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ImageDataset(photos, image_size=8, loading_mode="cached", shared="machine"):
+        assert os.listdir(tmp_path) == ["headrace"] and len(stores(tmp_path / "headrace")) == 1
+
+
+class Own(BaseDataset):
+    def __init__(self, factor: Any, **options: Any) -> None:
+        self.factor = factor
+        super().__init__(Squares(()), **options)
+
+    def decode(self, record: bytes) -> Any:
+        return np.frombuffer(record, "<i8") * (self.factor() if callable(self.factor) else self.factor)
+
+
+@linux
+def test_a_format_of_ones_own(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loading_mode": "cached", "shared": "machine", "cache_dir": tmp_path}
+    with Own(2, **options) as one, Own(2, **options) as same, Own(3, **options) as other:
+        assert (int(one[3][0]), int(same[3][0]), int(other[3][0])) == (6, 6, 9)
+        assert same.mode.stats()["held"] == 1 and len(stores(tmp_path)) == 2
+    with pytest.raises(ConfigError, match=r"Own's argument factor=.*override held_as\(\)"):
+        Own(lambda: 2, **options)
+
+
+@linux
+def test_a_folder_that_cannot_be_used(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="pass another cache_dir"):
+        ImageDataset(photos, loading_mode="cached", shared="machine", cache_dir=tmp_path / "file")
+
+
+# -- what to hold
+
+
+def test_auto_takes_lru_for_weights_alone() -> None:
+    weights = torch.ones(42)
+    for sampler, policy in (
+        (WeightedRandomSampler(weights, 42), "lru"),
+        (RandomSampler(range(42), replacement=True), "keep"),
+        (None, "keep"),
+    ):
+        for given, expected in (("auto", policy), ("keep", "keep"), ("lru", "lru")):
+            with SquareDataset(loading_mode="cached", cache_policy=given) as dataset:
+                create_dataloader(dataset, sampler=sampler, num_workers=0)
+                assert dataset.mode._store.policy == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_half_of_the_samples_give_half_of_the_hits(workers: int) -> None:
+    with SquareDataset(loading_mode="cached", cache_size=21) as dataset:
+        loader = create_dataloader(dataset, batch_size=3, num_workers=workers, shuffle=True)
+        list(loader)
+        before = dataset.mode.stats()
+        for _ in range(4):
+            list(loader)
+        after = dataset.mode.stats()
+        hits, misses = after["hits"] - before["hits"], after["misses"] - before["misses"]
+        assert hits + misses == 4 * 42 and hits / (hits + misses) == 0.5
+        assert after["held"] == after["admitted"] == 21  # nothing is held twice
+        loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_thousand_epochs_leave_nothing_behind() -> None:
+    with SquareDataset(loading_mode="eager", progress=False) as dataset:
+        loader = create_dataloader(dataset, batch_size=16, num_workers=2)
+        me = psutil.Process()
+
+        def taken() -> tuple[int, int, int]:
+            gc.collect()  # which writes to pages that workers shared until then
+            pids = [me.pid, *(child.pid for child in me.children(recursive=True))]
+            return sum(map(pss_of, pids)), me.num_fds(), me.num_threads()
+
+        for _ in range(100):
+            list(loader)
+        pss, fds, threads = taken()
+        for _ in range(1000):
+            list(loader)
+        later = taken()
+        assert later[1:] == (fds, threads) and later[0] < pss + (4 << 20)
+        loader.close()

@@ -1,0 +1,96 @@
+"""When is memory short, and what is given back?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.memory import pressure
+from headrace.memory.limits import Limit
+from headrace.memory.pressure import PressureWatch
+from headrace.memory.store import MISSING, SampleStore
+from headrace.modes import held as held_module
+from headrace.modes.held import Held, relieve
+
+GB, MB = 10**9, 10**6
+
+
+class Machine:
+    """One whose free memory a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> None:
+        self.total, self.free = total, free
+        monkeypatch.setattr(pressure, "common_limits", self.limits)
+
+    def limits(self) -> list[Limit]:
+        return [Limit("wide", 10 * self.total, 0), Limit("tight", self.total, self.total - self.free)]
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "low"),
+    [(10 * GB, 9 * GB, GB // 2), (1000 * GB, 900 * GB, 1 << 30), (10 * GB, GB, GB // 10), (10 * GB, 0, 0)],
+)
+def test_when_memory_is_short(monkeypatch: pytest.MonkeyPatch, total: int, free: int, low: int) -> None:
+    Machine(monkeypatch, total, free)
+    assert PressureWatch().low == low
+
+
+def test_how_much_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 10 * GB, 9 * GB)
+    watch = PressureWatch()
+    for free, excess in ((9 * GB, -8 * GB), (GB, 0), (GB // 2, 0), (GB // 2 - 1, GB // 2 + 1), (0, GB)):
+        machine.free = free
+        assert watch.excess() == excess
+
+
+def test_the_limits_of_the_start_may_be_given() -> None:
+    assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
+
+
+class Mode(Held):
+    def __init__(self) -> None:
+        self._store = SampleStore(40, 4 << 20)
+        self._watch = PressureWatch()
+
+
+def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 20 * MB, 15 * MB)
+    monkeypatch.setattr(held_module, "PERIOD", 0.0)
+    mode = Mode()
+    for i in range(40):
+        mode.keep(i, np.full(100_000, i, np.uint8))
+    everything = range(40)
+    assert all(value is not MISSING for value in mode.get(everything))
+    machine.free = 500_000  # a neighbour allocates
+    left = [value is not MISSING for value in mode.get(everything)]
+    assert 0 < sum(left) < 40 and mode.stats()["released_bytes"] >= 1_500_000
+    assert all((value == i).all() for i, value in zip(everything, mode.get(everything), strict=True) if value is not MISSING)
+    machine.free = 15 * MB  # and goes away
+    mode.get([0])
+    for i in everything:
+        mode.keep(i, np.full(100_000, i, np.uint8))
+    assert all(value is not MISSING for value in mode.get(everything))
+    assert mode.stats()["hits"] > 0 and mode.stats()["misses"] > 0
+
+
+def test_an_empty_store_has_nothing_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 20 * MB, 15 * MB)
+    watch, store = PressureWatch(), SampleStore(4, 1 << 20)
+    machine.free = 0
+    relieve(store, watch)
+    assert store.limit == store.capacity and store.put(1, b"x")
+
+
+def test_it_is_looked_at_by_time_and_not_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, 20 * MB, 15 * MB)
+    mode, looks = Mode(), []
+
+    def look(*_: Any) -> None:
+        looks.append(1)
+
+    monkeypatch.setattr(held_module, "relieve", look)
+    for _ in range(1000):
+        mode.get([1])
+    assert len(looks) == 1

@@ -1,0 +1,200 @@
+"""Are the numbers those of the limit that counts, and are they measured when they should be?"""
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import ConfigError, MemoryMonitor
+from headrace.memory.limits import Limit, memory_limits, tightest
+from headrace.monitor import memory as module
+
+MB, GB = 10**6, 10**9
+HOST = Limit("host", 64 * GB, 8 * GB)
+KEYS = {
+    "used_gb", "available_gb", "percent", "limit_gb", "limit_source", "process_pss_gb", "peak_used_gb", "peak_process_pss_gb",
+}  # fmt: skip
+
+
+class World:
+    """A machine with a clock and a limit that a test sets, and which counts how often it is looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.used, self.pss, self.looks = 100.0, 1 * GB, 300 * MB, 0
+        self.others: list[Limit] = [HOST]
+        monkeypatch.setattr(module, "pss_of", lambda pid: self.pss if pid == os.getpid() else 1 / 0)
+
+    def limits(self) -> Sequence[Limit]:
+        self.looks += 1
+        return [*self.others, Limit("cgroup", 4 * GB, self.used)]
+
+    def monitor(self, interval: float = 1.0) -> MemoryMonitor:
+        return MemoryMonitor(interval, limits=self.limits, clock=lambda: self.now)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_of_the_tightest_limit(world: World) -> None:
+    assert world.monitor().get_memory_stats() == {
+        "used_gb": 1.0, "available_gb": 3.0, "percent": 25.0, "limit_gb": 4.0, "limit_source": "cgroup",
+        "process_pss_gb": 0.3, "peak_used_gb": 1.0, "peak_process_pss_gb": 0.3,
+    }  # fmt: skip
+    world.others = [Limit("parent", 10 * GB, 9 * GB), HOST]
+    stats = world.monitor().get_memory_stats()
+    assert (stats["limit_source"], stats["limit_gb"], stats["available_gb"], stats["percent"]) == ("parent", 10.0, 1.0, 90.0)
+
+
+@pytest.mark.parametrize(("total", "used", "available", "percent"), [(GB, 2 * GB, 0.0, 200.0), (0, 0, 0.0, 100.0)])
+def test_beyond_the_limit(world: World, total: int, used: int, available: float, percent: float) -> None:
+    world.others = [Limit("small", total, used)]
+    stats = world.monitor().get_memory_stats()
+    assert (stats["limit_source"], stats["available_gb"], stats["percent"]) == ("small", available, percent)
+
+
+def test_it_measures_by_time_and_not_by_batch(world: World) -> None:
+    monitor = world.monitor(interval=2.0)
+    assert world.looks == 0
+    monitor.start_monitoring()
+    assert world.looks == 1
+    measured = []
+    for tick in range(1, 101):
+        world.now = 100.0 + tick / 16  # exact in binary
+        if monitor.update():
+            measured.append(world.now)
+    assert measured == [102.0, 104.0, 106.0] and world.looks == 4
+
+
+def test_stats_are_the_last_measurement_until_the_interval_is_over(world: World) -> None:
+    monitor = world.monitor()
+    monitor.get_memory_stats()
+    world.used, world.now = 2 * GB, 100.5
+    assert monitor.get_memory_stats()["used_gb"] == 1.0 and world.looks == 1
+    world.now = 101.0
+    assert monitor.get_memory_stats()["used_gb"] == 2.0 and world.looks == 2
+
+
+def test_the_first_update_measures(world: World) -> None:
+    monitor = world.monitor()
+    assert monitor.update() and not monitor.update()
+    assert world.looks == 1
+
+
+def test_an_interval_of_nothing_measures_each_time(world: World) -> None:
+    monitor = world.monitor(interval=0)
+    assert all(monitor.update() for _ in range(5)) and world.looks == 5
+
+
+def test_peaks(world: World) -> None:
+    monitor = world.monitor()
+    monitor.start_monitoring()
+    for used, pss in ((3 * GB, 100 * MB), (2 * GB, 900 * MB), (1 * GB, 50 * MB)):
+        world.used, world.pss, world.now = used, pss, world.now + 1
+        monitor.update()
+    stats = monitor.get_memory_stats()
+    assert (stats["used_gb"], stats["peak_used_gb"]) == (1.0, 3.0)
+    assert (stats["process_pss_gb"], stats["peak_process_pss_gb"]) == (0.05, 0.9)
+    monitor.start_monitoring()
+    stats = monitor.get_memory_stats()
+    assert (stats["peak_used_gb"], stats["peak_process_pss_gb"]) == (1.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "fits"),
+    [
+        (0, True),
+        (3 * GB, True),
+        (3 * GB + 1, False),
+        (np.int64(5), True),
+        ("3GB", True),
+        ("3.1GB", False),
+        ("500MB", True),
+        ("1TiB", False),
+    ],
+)
+def test_would_it_fit(world: World, nbytes: Any, fits: bool) -> None:
+    assert world.monitor().check_memory_constraint(nbytes) is fits
+
+
+def test_whether_it_fits_is_looked_at_anew(world: World) -> None:
+    monitor = world.monitor()
+    assert monitor.check_memory_constraint("2GB")
+    world.used = 3 * GB
+    assert not monitor.check_memory_constraint("2GB")
+
+
+@pytest.mark.parametrize("nbytes", [-1, "many", 1.5, None, True])
+def test_no_size(world: World, nbytes: Any) -> None:
+    with pytest.raises(ConfigError, match="nbytes"):
+        world.monitor().check_memory_constraint(nbytes)
+
+
+@pytest.mark.parametrize("interval", [-0.1, float("nan"), "1", None, True])
+def test_no_interval(interval: Any) -> None:
+    with pytest.raises(ConfigError, match="interval"):
+        MemoryMonitor(interval)
+
+
+def test_of_this_machine() -> None:
+    monitor = MemoryMonitor()
+    monitor.start_monitoring()
+    stats, limit = monitor.get_memory_stats(), tightest(memory_limits())
+    assert set(stats) == KEYS
+    assert stats["limit_source"] == limit.name and stats["limit_gb"] == limit.total / 1e9
+    assert stats["used_gb"] + stats["available_gb"] == pytest.approx(stats["limit_gb"])
+    assert 0.02 < stats["process_pss_gb"] < 100
+    assert monitor.check_memory_constraint(0) and not monitor.check_memory_constraint(limit.total + 1)
+
+
+def test_what_this_process_takes_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = MemoryMonitor(interval=0)
+    monitor.start_monitoring()
+    before = monitor.get_memory_stats()["process_pss_gb"]
+    held = np.ones(200 * MB, np.uint8)
+    assert monitor.get_memory_stats()["process_pss_gb"] - before == pytest.approx(0.2, abs=0.05)
+    del held
+    stats = monitor.get_memory_stats()
+    assert stats["process_pss_gb"] < before + 0.1 < stats["peak_process_pss_gb"]
+
+
+def test_it_travels_and_begins_anew() -> None:
+    monitor = MemoryMonitor(interval=1e9)
+    monitor.start_monitoring()
+    other = pickle.loads(pickle.dumps(monitor))
+    assert other.interval == 1e9 and repr(other) == repr(monitor) == "MemoryMonitor(interval=1000000000.0)"
+    assert not monitor.update() and other.update()
+    assert set(other.get_memory_stats()) == KEYS
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_measures_itself() -> None:
+    def in_child(ask: Callable[[], bool]) -> bool:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = 0 if ask() else 1
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    monitor = MemoryMonitor(interval=1e9)
+    monitor.start_monitoring()
+    assert not monitor.update()
+    assert in_child(lambda: monitor.update() and not monitor.update())
+
+
+def test_it_is_cheap_with_every_batch() -> None:
+    """Asked a hundred thousand times it looks at the clock, and at memory no more than its interval says."""
+    looks = []
+    monitor = MemoryMonitor(interval=3600, limits=lambda: looks.append(time.monotonic()) or [HOST])  # type: ignore[func-returns-value]
+    for _ in range(100_000):
+        monitor.update()
+    assert len(looks) == 1
