@@ -54,8 +54,13 @@ def names_in_shared_memory() -> set[str]:
 
 
 def left_since(before: set[str]) -> list[str]:
-    """The names that have come and belong to nobody who lives."""
-    return [name for name in names_in_shared_memory() - before if not mapped_elsewhere(Path("/dev/shm") / name)]
+    """The names that have come, belong to nobody who lives, and stay (others use the folder too, and a name comes before its map)."""
+    deadline = time.monotonic() + 10
+    while left := [name for name in names_in_shared_memory() - before if not mapped_elsewhere(Path("/dev/shm") / name)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return left
 
 
 def wait_until_gone(pids: list[int]) -> list[int]:
