@@ -371,11 +371,6 @@ class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], m
         if self._source.thread_safe:
             self.mode.expect([self._whole_indices(b).tolist() for b in batches], self._source.read)
 
-    def favours(self, is_skewed: bool) -> None:
-        """A loader says how it samples: some samples much more often than others (by weights), or all alike."""
-        if self.loading_mode is LoadingMode.CACHED:
-            self.mode.favours(is_skewed)
-
     @property
     def mode(self) -> Mode:
         """The loading mode at work; made at first use where it stayed behind in a pickle."""

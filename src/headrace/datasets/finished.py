@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import pickle
-import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,19 +18,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset
 
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
-from headrace.order.seeding import SampleSeeder, preserved_rng
+from headrace.memory.anonymous import up
+from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
 ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 """The target of a finished sample that is no pair of input and target."""
-
-_ALIGN = 64
 
 
 class Finished(BaseDataset):
@@ -45,7 +44,7 @@ class Finished(BaseDataset):
     def __init__(self, dataset: Any, seed: int) -> None:
         source = FinishedSamples(dataset, seed)
         super().__init__(source, targets=_targets_of(dataset, len(source)), seed=seed)
-        self.fork_safe = _is_fork_safe(dataset)
+        self.fork_safe = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
@@ -86,7 +85,7 @@ class FinishedSamples(Source):
     def __init__(self, dataset: Any, seed: int) -> None:
         self._length = _length_of(dataset)
         self._dataset, self._seed = dataset, seed
-        self._answers_batches = hasattr(_innermost(dataset), "__getitems__")
+        self._answers_batches = answers_batches(dataset)
         self._reset()
 
     def _reset(self) -> None:
@@ -113,9 +112,9 @@ class FinishedSamples(Source):
 
     def _drawn(self, indices: list[int], seeder: SampleSeeder) -> list[PackedSample]:
         if self._answers_batches and len(indices) > 1 and not self._draws:
-            before = _states(seeder)
+            before = rng_states(seeder)
             samples = self._batch(indices)
-            if _states(seeder) == before:
+            if rng_states(seeder) == before:
                 return [PackedSample.of(sample) for sample in samples]
             self._draws = True  # random numbers that depend on the whole batch: each sample has to be read by itself
         packed = []
@@ -176,7 +175,7 @@ class PackedSample:
         except Exception as error:
             raise TypeError(f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is not: {error}") from error
         sizes = [piece.nbytes for piece in pieces]
-        packed = cls(file.getvalue(), sizes, np.empty(sum(map(_up, sizes)), np.uint8))
+        packed = cls(file.getvalue(), sizes, np.empty(sum(map(up, sizes)), np.uint8))
         for buffer, piece in zip(packed._buffers(), pieces, strict=True):
             buffer[:] = np.frombuffer(piece, np.uint8)
         return packed
@@ -189,7 +188,7 @@ class PackedSample:
         at = 0
         for size in self.sizes:
             yield self.data[at : at + size]
-            at += _up(size)
+            at += up(size)
 
     @property
     def nbytes(self) -> int:
@@ -219,10 +218,6 @@ def _tensor(data: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, .
     return torch.from_numpy(data).view(dtype).reshape(shape) if data.nbytes else torch.empty(shape, dtype=dtype)
 
 
-def _up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
-
-
 def _type_of(sample: Any) -> str:
     items = sample.values() if isinstance(sample, dict) else sample if isinstance(sample, (tuple, list)) else ()
     inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
@@ -238,21 +233,6 @@ def _as_in_epoch_0(seed: int) -> Iterator[None]:
         yield
     finally:
         base.set_context(before)
-
-
-def _states(seeder: SampleSeeder) -> bytes:
-    """The states of all random generators that a dataset may draw from; equal where nothing was drawn."""
-    states: list[Any] = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()]
-    for generator in seeder.held:
-        if isinstance(generator, np.random.Generator):
-            states.append(generator.bit_generator.state)
-        elif isinstance(generator, np.random.RandomState):
-            states.append(generator.get_state(legacy=False))
-        elif isinstance(generator, torch.Generator):
-            states.append(generator.get_state().numpy())
-        else:
-            states.append(generator.getstate())
-    return pickle.dumps(states)
 
 
 def _length_of(dataset: Any) -> int:
@@ -273,13 +253,6 @@ def _length_of(dataset: Any) -> int:
         raise ConfigError(f"data_path: {name} has no length ({error}): {wanted}") from error
 
 
-def _innermost(dataset: Any) -> Any:
-    """The dataset that decides whether batches are answered: a torch Subset hands one on, or takes it sample by sample."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return dataset
-
-
 def _targets_of(dataset: Any, length: int) -> Any:
     """The `targets` of a foreign dataset, if they are one for each sample."""
     found: Any = getattr(dataset, "targets", None)
@@ -288,19 +261,3 @@ def _targets_of(dataset: Any, length: int) -> Any:
     if isinstance(found, np.ndarray):
         return found if found.ndim and len(found) == length else None
     return found if isinstance(found, (list, tuple)) and len(found) == length else None
-
-
-def _is_fork_safe(dataset: Any) -> bool:
-    """Does no part of it (`Subset`, `ConcatDataset` and their like have some) say that it isn't?"""
-    waiting, seen = [dataset], set()
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if not getattr(item, "fork_safe", True):
-            return False
-        for name in ("dataset", "datasets"):
-            inner = getattr(item, "__dict__", {}).get(name)
-            waiting += inner if isinstance(inner, (list, tuple)) else [inner]
-    return True

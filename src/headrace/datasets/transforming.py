@@ -6,18 +6,17 @@ Its target is found, the random generators are seeded for it alone, and the user
 from __future__ import annotations
 
 import copy
-import random
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import get_worker_info
 
 from headrace.errors import SampleError, warn
-from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
+from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 from headrace.order.ticket import Ticket
 
 
@@ -64,7 +63,7 @@ class SampleTransforming:
 
     @property
     def _is_random(self) -> bool:
-        return self._transforms != (None, None, None)
+        return any(transform is not None for transform in self._transforms)
 
     def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
         """The samples of a batch, without those that are left out.
@@ -131,7 +130,7 @@ class SampleTransforming:
         return value, target
 
     def _get_seeder(self) -> SampleSeeder:
-        if self._seeder is None or self._seeded != self._transforms:
+        if self._seeder is None or not all(map(operator.is_, self._seeded, self._transforms)):  # equal ones hold other generators
             self._seeder, self._seeded, self._is_untried = self._new_seeder(), self._transforms, True
         return self._seeder
 
@@ -141,19 +140,13 @@ class SampleTransforming:
     def _warn_of_repeats(self, seed: int, epoch: int, whole: int, k: int) -> None:
         """Did the transforms of the last sample draw anything? Then they draw the same in each epoch that nobody names."""
         self._warned = True
-        after = _global_states()
+        after = rng_states()
         self._get_seeder()(seed, epoch, whole, k)
-        if not all(map(np.array_equal, after, _global_states())):
+        if rng_states() != after:
             warn(
                 f"{type(self).__name__}: the random transforms draw the same numbers in each epoch, since nobody says which epoch it is: "
                 "call dataset.set_epoch(epoch) before each one, or take headrace.create_dataloader, which does"
             )
-
-
-def _global_states() -> list[Any]:
-    numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict)
-    return [random.getstate()[1], numpy_state["state"]["key"], numpy_state["state"]["pos"], torch.get_rng_state().numpy()]
 
 
 def _plain(target: Any) -> Any:

@@ -21,11 +21,12 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OF_STREAM, OrderPlan
 from headrace.loader.draws import Draws
@@ -59,10 +60,7 @@ class Fetch(Dataset[Any]):
         self.dataset, self._plan, self._stride = dataset, plan, stride
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
-        innermost = dataset
-        while type(innermost) is Subset:  # which hands a batch on, or takes it sample by sample
-            innermost = innermost.dataset
-        self._answers_batches = hasattr(innermost, "__getitems__")
+        self._answers_batches = answers_batches(dataset)
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
 
@@ -318,18 +316,4 @@ def _end_with(parent: Any) -> None:
 
 def inner_datasets(dataset: Any) -> list[BaseDataset]:
     """The headrace datasets that a dataset is, or wraps (`Subset`, `ConcatDataset` and their like)."""
-    found: list[BaseDataset] = []
-    waiting, seen = [dataset], set()
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, BaseDataset):
-            found.append(item)
-            continue
-        for name in ("dataset", "datasets"):
-            value = getattr(item, "__dict__", {}).get(name)
-            if value is not None:
-                waiting.extend(value if isinstance(value, (list, tuple)) else [value])
-    return found
+    return [part for part in parts_of(dataset, opaque=BaseDataset) if isinstance(part, BaseDataset)]

@@ -97,8 +97,9 @@ class Loader(DataLoader[Any]):
         self._ring_bytes: Reservation | None = None
         self._max_memory_usage = config.max_memory_usage
         config = self._within_budget(config, dataset)
-        for inner in inner_datasets(dataset):
-            inner.favours(isinstance(config.sampler, WeightedRandomSampler))
+        if isinstance(config.sampler, WeightedRandomSampler):
+            for inner in inner_datasets(dataset):
+                inner.mode.expect_skew()
         parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
         check_picklable(config, parts)
         self.config = config

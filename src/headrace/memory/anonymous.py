@@ -23,6 +23,11 @@ import numpy.typing as npt
 from headrace.errors import BudgetError
 
 
+def up(nbytes: int, to: int = 64) -> int:
+    """The next multiple of `to`; of a cache line, where what lies behind one another is to be aligned."""
+    return -(-nbytes // to) * to
+
+
 def is_spawning() -> bool:
     """Is a worker process being started right now, so that pickling may pass file descriptors on?"""
     return get_spawning_popen() is not None
@@ -50,10 +55,12 @@ class AnonymousMemory:
         self.grow(self.nbytes)
 
     def _adopt(self, fd: int) -> None:
+        self._own(fd)
+        weakref.finalize(self, _close, fd).atexit = False
+
+    def _own(self, fd: int) -> None:
         self.fd = fd
         self._map: mmap.mmap | None = None
-        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, _close, fd)
-        self._finalizer.atexit = False
 
     def grow(self, nbytes: int) -> None:
         """Makes the memory larger; what is mapped already stays as it is."""
@@ -90,7 +97,7 @@ class AnonymousMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         if not is_spawning():
             raise TypeError("shared memory can be pickled only while multiprocessing starts a worker process")
-        return _attach, (reduction.DupFd(self.fd), self.nbytes)
+        return _attach, (type(self), reduction.DupFd(self.fd), self.nbytes)
 
 
 def _close(fd: int) -> None:
@@ -98,8 +105,8 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _attach(duplicate: Any, nbytes: int) -> AnonymousMemory:
-    memory = AnonymousMemory.__new__(AnonymousMemory)
+def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> AnonymousMemory:
+    memory = cls.__new__(cls)
     memory.nbytes = nbytes
     memory._adopt(duplicate.detach())
     return memory

@@ -23,12 +23,10 @@ import stat
 import time
 import weakref
 from collections.abc import Iterator
-from multiprocessing import reduction
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import AccessError, ConfigError, WriteError
-from headrace.memory.anonymous import AnonymousMemory, is_spawning
+from headrace.memory.anonymous import AnonymousMemory
 from headrace.memory.store import SampleStore
 
 try:
@@ -123,6 +121,8 @@ def _remove_others(folder: Path, path: str) -> None:
 class SharedFile(AnonymousMemory):
     """Memory with a name, for all processes of a user; see NOTE [ life of a shared file ].
 
+    In a worker, whose descriptor stands for its parent's lock, it is only closed at the end.
+
     Args:
         path: of the file.
         allocated: bytes at its start that are allocated now.
@@ -145,28 +145,14 @@ class SharedFile(AnonymousMemory):
         except BaseException:
             os.close(fd)
             raise
-        self._adopt(fd)
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _leave, fd, path, os.getpid())
+        self._own(fd)
+        weakref.finalize(self, _leave, fd, path, os.getpid())
 
     def write(self, offset: int, data: memoryview) -> None:
         data = data.cast("B") if data.nbytes else data
         done = 0
         while done < data.nbytes:
             done += os.pwrite(self.fd, data[done:], offset + done)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not is_spawning():
-            raise TypeError("shared memory can be pickled only while multiprocessing starts a worker process")
-        return _attach, (reduction.DupFd(self.fd), self.nbytes)
-
-
-def _attach(duplicate: Any, nbytes: int) -> SharedFile:
-    """In a worker, whose descriptor stands for its parent's lock."""
-    memory = SharedFile.__new__(SharedFile)
-    memory.nbytes = nbytes
-    memory._adopt(duplicate.detach())
-    return memory
 
 
 def _leave(fd: int, path: str, pid: int) -> None:

@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from headrace.errors import ConfigError
-from headrace.memory.anonymous import AnonymousMemory
+from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.lock import ProcessLock
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
@@ -51,10 +51,6 @@ _CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
 _TABLE_AT = 4096
 _GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
-
-
-def _up(n: int) -> int:
-    return -(-n // _ALIGN) * _ALIGN
 
 
 class SampleStore:
@@ -185,11 +181,11 @@ class SampleStore:
             return MISSING
         at = start + _ENTRY
         head = bytes(self._log[at : at + entry[2]])
-        at += _up(entry[2])
+        at += up(entry[2])
         buffers = []
         for nbytes in entry[4 : 4 + entry[3]]:
             buffers.append(bytearray(self._log[at : at + nbytes]))
-            at += _up(nbytes)
+            at += up(nbytes)
         if not self._is_held(index, position):
             return MISSING
         if self.policy == "lru":
@@ -236,7 +232,7 @@ class SampleStore:
         pieces: list[memoryview] = []
         head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: cls._take(b, pieces))
         sizes = [p.nbytes for p in pieces]
-        nbytes = _ENTRY + _up(len(head)) + sum(map(_up, sizes))
+        nbytes = _ENTRY + up(len(head)) + sum(map(up, sizes))
         entry = [index, nbytes, len(head), len(sizes), *sizes, *[0] * (_BUFFERS - len(sizes))]
         return entry, [memoryview(head), *pieces]
 
@@ -294,7 +290,7 @@ class SampleStore:
         at = start + _ENTRY
         for piece in pieces:
             self._memory.write(self._log_at + at, piece)
-            at += _up(piece.nbytes)
+            at += up(piece.nbytes)
         self._header[_HEAD] = head + nbytes
         self._table[index] = head + 1
         self._touched[index] = 0
@@ -334,7 +330,7 @@ class SampleStore:
         pieces = []
         for nbytes in [entry[2], *entry[4 : 4 + entry[3]]]:
             pieces.append(memoryview(bytes(self._log[at : at + nbytes])))
-            at += _up(nbytes)
+            at += up(nbytes)
         return pieces
 
     # -- memory pressure

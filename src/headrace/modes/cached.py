@@ -51,16 +51,15 @@ class Cached(Held):
         self._watch = PressureWatch()
         self._is_auto = policy == "auto"
 
-    def give_way(self, nbytes: int) -> int:
+    def give_way(self, nbytes: int) -> None:
         if self._store is None or self._reserved is None:
-            return 0
+            return
         given = min(nbytes, self._reserved.nbytes, -(-self._store.ceiling // self._ranks))
         self._store.cap(self._store.ceiling - given * self._ranks)
         self._reserved.resize(self._reserved.nbytes - given)
-        return given
 
-    def favours(self, is_skewed: bool) -> None:
-        if self._is_auto and is_skewed and self._store is not None:
+    def expect_skew(self) -> None:
+        if self._is_auto and self._store is not None:
             self._store.use_lru()
 
 

@@ -34,12 +34,11 @@ class Mode:
         """The records of samples that are not held."""
         return read(indices)
 
-    def favours(self, is_skewed: bool) -> None:
-        """Some samples are drawn much more often than others, or all alike."""
+    def expect_skew(self) -> None:
+        """Some samples will be drawn much more often than others."""
 
-    def give_way(self, nbytes: int) -> int:
-        """A loader needs so many more bytes of the budget for its batches. Returns those that it gets."""
-        return 0
+    def give_way(self, nbytes: int) -> None:
+        """A loader needs so many more bytes of the budget for its batches: it gets what can be spared."""
 
     def close(self) -> None:
         """Gives back what is held."""

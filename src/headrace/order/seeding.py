@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import pickle
 import random
 import struct
 import threading
@@ -114,6 +115,21 @@ def warn_off_main_thread() -> None:
             "random transforms run in a thread beside the main one: both draw from the global random generators, and numbers that the main "
             "thread draws meanwhile may come again; load in worker processes (num_workers > 0)"
         )
+
+
+def rng_states(seeder: SampleSeeder | None = None) -> bytes:
+    """The states of the global generators, and of those that a seeder has found, as bytes: equal where nothing was drawn between."""
+    states: list[object] = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()]
+    for generator in seeder.held if seeder is not None else ():
+        if isinstance(generator, np.random.Generator):
+            states.append(generator.bit_generator.state)
+        elif isinstance(generator, np.random.RandomState):
+            states.append(generator.get_state(legacy=False))
+        elif isinstance(generator, torch.Generator):
+            states.append(generator.get_state().numpy())
+        else:
+            states.append(generator.getstate())
+    return pickle.dumps(states)
 
 
 def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
