@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -46,6 +46,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 24 images, 64 x 48, in three class folders. Shared by all tests: read only."""
     return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture
+def make_loader() -> Iterator[Callable[..., Any]]:
+    """`create_dataloader`, which ends the workers of all its loaders after the test."""
+    from headrace import create_dataloader  # here, since many tests never ask
+
+    made: list[Any] = []
+
+    def make(dataset: Any, **options: Any) -> Any:
+        made.append(create_dataloader(dataset, **options))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """fsspec's file system in memory, emptied afterwards."""
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(scope="session")

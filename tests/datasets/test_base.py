@@ -769,6 +769,13 @@ class Holder:
         return float(self.rng.random())
 
 
+class EqualHolder(Holder):
+    def __eq__(self, other: object) -> bool:
+        return type(other) is EqualHolder
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class LateHolder:
     rng: Any = None
 
@@ -783,6 +790,12 @@ class TestGenerators:
         dataset = make(transform=Holder(), targets=None)
         first = [dataset[i] for i in range(5)]
         dataset.transform = Holder()
+        assert [dataset[i] for i in range(5)] == first == [dataset[i] for i in range(5)]
+
+    def test_of_a_transform_that_equals_the_one_before(self, make: Any) -> None:
+        dataset = make(transform=EqualHolder(), targets=None)
+        first = [dataset[i] for i in range(5)]
+        dataset.transform = EqualHolder()
         assert [dataset[i] for i in range(5)] == first == [dataset[i] for i in range(5)]
 
     def test_that_are_made_at_the_first_call(self, make: Any) -> None:

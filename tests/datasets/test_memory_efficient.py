@@ -39,6 +39,7 @@ from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same
 from tests.data.make import make_photos
+from tests.testing.test_contract import bad_photos
 
 # Without a loader nobody names the epoch, and here samples are read over and over.
 pytestmark = pytest.mark.filterwarnings("ignore:.*draw the same numbers in each epoch:headrace.HeadraceWarning")
@@ -336,13 +337,7 @@ class TestPathContract(DatasetContract):
         return MemoryEfficientDataset(self.path, image_size=(24, 32), transform_input="numpy", **options)
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
-        folder = self.path.parent / "bad-photos-wrapped"
-        if not folder.exists():
-            make_photos(folder)
-            files = sorted(p for p in folder.rglob("*") if p.is_file())
-            for path in (files[2], files[13]):
-                path.write_bytes(path.read_bytes()[:100])
-        return MemoryEfficientDataset(folder, image_size=32, **options), [2, 13]
+        return MemoryEfficientDataset(bad_photos(self.path.parent / "bad-photos-wrapped"), image_size=32, **options), [2, 13]
 
 
 class TestForeignContract(DatasetContract):

@@ -28,7 +28,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from headrace import ConfigError, OrderSampler, SampleError, StateError, create_dataloader
+from headrace import ConfigError, OrderSampler, SampleError, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
@@ -36,18 +36,10 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 
 
 @pytest.fixture
-def loader_of() -> Iterator[Any]:
-    """Makes loaders, and ends their workers after the test."""
-    made: list[Any] = []
-
-    def make(dataset: Any, **options: Any) -> Any:
-        loader = create_dataloader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", **options})
-        made.append(loader)
-        return loader
-
-    yield make
-    for loader in made:
-        loader.close()
+def loader_of(make_loader: Any) -> Any:
+    return lambda dataset, **options: make_loader(
+        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", **options}
+    )
 
 
 class Noise(Dataset[tuple[int, float, float, float, float]]):

@@ -30,18 +30,8 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
 @pytest.fixture
-def loader_of() -> Iterator[Any]:
-    """Makes loaders, and ends their workers after the test."""
-    made: list[Any] = []
-
-    def make(dataset: Any, **options: Any) -> Any:
-        loader = create_dataloader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
-        made.append(loader)
-        return loader
-
-    yield make
-    for loader in made:
-        loader.close()
+def loader_of(make_loader: Any) -> Any:
+    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
 
 
 def drawn(loader: Any) -> list[list[int]]:

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,18 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from headrace import HeadraceWarning, ImageDataset, StateError, create_dataloader
+from headrace import HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
 
 @pytest.fixture
-def loader_of() -> Iterator[Any]:
-    """Makes loaders, and ends their workers after the test."""
-    made: list[Any] = []
-
+def loader_of(make_loader: Any) -> Any:
     def make(dataset: Any = None, **options: Any) -> Any:
         dataset = SquareDataset(transform=RandomProbe()) if dataset is None else dataset
-        loader = create_dataloader(dataset, **{"batch_size": 6, "num_workers": 0, "seed": 5, "collate_fn": "list", **options})
-        made.append(loader)
-        return loader
+        return make_loader(dataset, **{"batch_size": 6, "num_workers": 0, "seed": 5, "collate_fn": "list", **options})
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def indices(batches: Any) -> list[list[int]]:

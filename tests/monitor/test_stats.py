@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 
-from headrace import ImageDataset, create_dataloader
+from headrace import ImageDataset
 from headrace.monitor import stats as stats_module
 from headrace.monitor.stats import LoadingStats, pss_of
 from headrace.testing.contract import RandomProbe
@@ -30,18 +30,8 @@ ALWAYS = {
 
 
 @pytest.fixture
-def loader_of() -> Iterator[Any]:
-    """Makes loaders, and ends their workers after the test."""
-    made: list[Any] = []
-
-    def make(dataset: Any, **options: Any) -> Any:
-        loader = create_dataloader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
-        made.append(loader)
-        return loader
-
-    yield make
-    for loader in made:
-        loader.close()
+def loader_of(make_loader: Any) -> Any:
+    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
 
 
 # -- of a loader

@@ -43,14 +43,6 @@ def contents(names: list[str] = NAMES) -> list[bytes]:
     return [f"content of {name}".encode() for name in names]
 
 
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    filesystem = fsspec.filesystem("memory")
-    yield filesystem
-    filesystem.store.clear()
-    filesystem.pseudo_dirs[:] = [""]
-
-
 class TestReading:
     def test_local(self, tmp_path: Path) -> None:
         source = FilesSource(fill(tmp_path), ENDINGS)

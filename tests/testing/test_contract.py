@@ -13,6 +13,16 @@ from headrace.testing import DatasetContract
 from tests.data.make import make_photos
 
 
+def bad_photos(folder: Path) -> Path:
+    """Photographs of which numbers 2 and 13 are cut short."""
+    if not folder.exists():
+        make_photos(folder)
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        for path in (files[2], files[13]):
+            path.write_bytes(path.read_bytes()[:100])
+    return folder
+
+
 class TestImageFolder(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, photos: Path) -> None:
@@ -22,13 +32,7 @@ class TestImageFolder(DatasetContract):
         return ImageDataset(self.path, **options)
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
-        folder = self.path.parent / "bad-photos"
-        if not folder.exists():
-            make_photos(folder)
-            files = sorted(p for p in folder.rglob("*") if p.is_file())
-            for path in (files[2], files[13]):
-                path.write_bytes(path.read_bytes()[:100])
-        return ImageDataset(folder, image_size=32, **options), [2, 13]
+        return ImageDataset(bad_photos(self.path.parent / "bad-photos"), image_size=32, **options), [2, 13]
 
 
 class TestImageFolderResized(DatasetContract):
