@@ -1,7 +1,15 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
 from headrace.collate import collators, list_collate
-from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, MemoryEfficientDataset, open_dataset
+from headrace.datasets import (
+    BaseDataset,
+    HDF5Dataset,
+    ImageDataset,
+    MemoryEfficientDataset,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    open_dataset,
+)
 from headrace.errors import (
     AccessError,
     BudgetError,
@@ -29,9 +37,9 @@ from headrace.storage.source import Source
 
 __version__ = "0.1.0"
 __all__ = [
-    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder",
-    "FormatError", "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode",
-    "MemoryBudget", "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "RankBatches",
-    "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators",
+    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
+    "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
+    "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators",
     "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
 ]  # fmt: skip

@@ -74,8 +74,11 @@ class TestSamples:
         for options, channels in (({}, 3), ({"color": "L"}, 1)):
             image, _ = ImageDataset(photos, size, normalize=False, **options)[2]
             assert image.shape == (channels, *shape)
-            pixels = decoded(path, options.get("color", "RGB"))
-            assert (image.permute(1, 2, 0).numpy() == (pixels if size is None else resize_image(pixels, shape))).all()
+            color = options.get("color", "RGB")
+            pixels = decoded(path, color)
+            difference = image.permute(1, 2, 0).numpy().astype(int) - (pixels if size is None else resize_image(pixels, shape))
+            is_scaled = color == "RGB" and 2 * shape[0] <= 48 and 2 * shape[1] <= 64  # decoded at a fraction of its size
+            assert np.abs(difference).mean() < 4 if is_scaled else not difference.any()
 
     @pytest.mark.parametrize("size", [0, -1, (0, 5), (5, -5), (1, 2, 3), (5,), (), "224", "ab", 1.5, (None, 3), "x" * 2])
     def test_an_image_size_that_makes_no_sense(self, photos: Path, size: Any) -> None:

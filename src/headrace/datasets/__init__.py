@@ -1,9 +1,18 @@
 """What is a sample?"""
 
+from headrace.datasets.augment import RandomHorizontalFlip, RandomResizedCrop
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 
-__all__ = ["BaseDataset", "HDF5Dataset", "ImageDataset", "MemoryEfficientDataset", "open_dataset"]
+__all__ = [
+    "BaseDataset",
+    "HDF5Dataset",
+    "ImageDataset",
+    "MemoryEfficientDataset",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "open_dataset",
+]

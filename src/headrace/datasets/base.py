@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from headrace.datasets.filling import BatchFilling
 from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
-from headrace.datasets.reading import OnError, SampleReading
-from headrace.datasets.transforming import SampleTransforming
+from headrace.datasets.reading import OnError
+from headrace.datasets.threads import WorkerThreads
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
@@ -58,7 +59,7 @@ class CommonOptions(TypedDict, total=False):
     progress: bool | None
 
 
-class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], metaclass=DatasetMeta):
+class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta):
     """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
 
     For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`. What a sample looks like is
@@ -145,6 +146,7 @@ class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], m
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
+        self._threads = WorkerThreads()
         self._reset_report()
 
     # -- what a format overrides
@@ -204,10 +206,7 @@ class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], m
         ticket = indices if isinstance(indices, Ticket) else _context_ticket(indices, self.seed, self.epoch)
         samples, failure = self._samples(ticket, is_plain)
         if failure is not None and not samples:
-            remedy = "; take a larger batch_size, or an on_error=callable that returns a stand-in" if self.on_error == "skip" else ""
-            error = SampleError(f"none of the {len(ticket)} samples of a batch can be read; the first: {failure}{remedy}")
-            error.may_be_skipped = self.on_error == "skip"
-            raise error
+            raise self._nothing_readable(failure, len(ticket))
         return samples
 
     def _samples(self, ticket: Ticket, is_plain: bool) -> tuple[list[Any], SampleError | None]:
@@ -366,6 +365,11 @@ class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], m
             interleave=interleave, turns=turns or DEFAULT_TURNS,
         )  # fmt: skip
 
+    @property
+    def has_inputs_in_memory(self) -> bool:
+        """Are all samples held, and is nothing left to be done with them that costs more than a copy?"""
+        return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or self._is_random)
+
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """These batches come next: a streaming dataset begins to read them."""
         if self._source.thread_safe:
@@ -408,10 +412,6 @@ class BaseDataset(SampleReading, SampleTransforming, Travelling, Dataset[Any], m
         world = detect_world()
         key = [self.loading_mode.value, self._source.fingerprint(), "encoded" if self.holds_encoded else "decoded", self.held_as()]
         return Place(cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
-
-    def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
-        array = np.asarray(indices, np.int64)
-        return array if self._chosen is None else self._chosen[array]
 
 
 _context: Ticket | None = None

@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any, Unpack
 
+import numpy as np
+
 from headrace.datasets.base import BaseDataset, CommonOptions, as_tensor
+from headrace.datasets.filling import Like
 from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode
 from headrace.storage.hdf5 import DATA, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
@@ -56,6 +59,9 @@ class HDF5Dataset(BaseDataset):
 
     def present(self, value: Any) -> Any:
         return as_tensor(value)
+
+    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
+        return shape, dtype
 
     def held_nbytes(self) -> int | None:
         source = self._source

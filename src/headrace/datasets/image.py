@@ -10,17 +10,20 @@ import numpy as np
 import torch
 from PIL import Image
 
+from headrace.datasets.augment import Drawn, image_sides, split_augment
 from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.labels import FOLDERS, Targets, TargetsArgument, folder_targets, given_targets
 from headrace.datasets.pixels import (
     EXTENSIONS,
     decode_image,
     normalize,
+    normalize_into,
     resize_image,
     to_channels_first,
     to_channels_last,
     writable,
 )
+from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
 from headrace.storage.files import FilesSource
@@ -42,7 +45,9 @@ class ImageDataset(BaseDataset):
         image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
             Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
             the transform.
-        transform: called with what `transform_input` says; its result is the sample's image.
+        transform: called with what `transform_input` says; its result is the sample's image. Or a list of callables: a
+            `RandomResizedCrop`, a `RandomHorizontalFlip`, or the one and then the other at its head work on the encoded image, and
+            where nothing follows, their result is scaled and normalised as above.
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders; or a mapping from relative path or file name to target, a
             CSV file (file, target), a callable of the path; None: every target is None.
@@ -63,11 +68,13 @@ class ImageDataset(BaseDataset):
         ConfigError: an argument makes no sense; the message names it.
     """
 
+    always_pairs = True
+
     def __init__(
         self,
         data_path: DataPath,
         image_size: int | tuple[int, int] | None = _UNSET,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
         *,
         targets: TargetsArgument = FOLDERS,
@@ -84,12 +91,26 @@ class ImageDataset(BaseDataset):
         source, found, self.classes = _open(data_path, targets, storage_options, options.get("cache_dir"))
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.color, self.normalize, self.transform_input = color, normalize, transform_input
+        self._augment, transform = split_augment(transform)
         transformed = transform is not None or options.get("transforms") is not None
         self._stored_decoded = isinstance(source, HDF5Source) and source.info is not None and source.info.store == "decoded"
-        self.image_size = self._size(image_size, transformed, source)
-        self._channels_first = not transformed or transform_input == "tensor"
+        self.image_size = self._size(image_size, transformed or self._crop_size is not None, source)
+        self._is_encoded_until_drawn = self._crops_encoded(options.get("hold"))
         self._transformed = transformed
+        self._channels_first = self._augment is None and self._shows_channels_first
         super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **options)
+
+    @property
+    def _crop_size(self) -> tuple[int, int] | None:
+        return None if self._augment is None or self._augment.crop is None else self._augment.crop.size
+
+    def _crops_encoded(self, hold: str | None) -> bool:
+        """Is an image decoded only when it is known which part of it is wanted?"""
+        return self._crop_size is not None and self.image_size is None and not self._stored_decoded and hold != "decoded"
+
+    @property
+    def _shows_channels_first(self) -> bool:
+        return not self._transformed or self.transform_input == "tensor"
 
     def _size(self, image_size: Any, transformed: bool, source: HDF5Source | FilesSource) -> tuple[int, int] | None:
         if self._stored_decoded:
@@ -103,10 +124,7 @@ class ImageDataset(BaseDataset):
             return None if transformed else DEFAULT_SIZE
         if image_size is None:
             return None
-        sides = (image_size, image_size) if _is_side(image_size) else image_size
-        if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(map(_is_side, sides)) or min(sides) < 1:
-            raise ConfigError(f"image_size must be (height, width), one int for both, or None, not {image_size!r}")
-        return int(sides[0]), int(sides[1])
+        return image_sides(image_size, "image_size", ", or None")
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
@@ -121,22 +139,69 @@ class ImageDataset(BaseDataset):
     def held_as(self) -> str:
         return f"ImageDataset {self.color} {self.image_size} {self._channels_first} {self._stored_decoded}"
 
-    def decode(self, record: Any) -> np.ndarray[Any, Any]:
-        """uint8 [C, H, W], or [H, W, C] where the transform takes PIL images or NumPy arrays."""
+    def decode(self, record: Any) -> Any:
+        """uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; the record
+        itself where it is to be cropped as it is decoded."""
+        if self._is_encoded_until_drawn:
+            return record
+        if self.image_size is not None and not self._stored_decoded:
+            return load_image(record, self.color, self.image_size, self._channels_first)
         pixels = record if self._stored_decoded else decode_image(record, self.color)
         if self.image_size is not None:
             pixels = resize_image(pixels, self.image_size)
         return to_channels_first(pixels) if self._channels_first else pixels
 
-    def present(self, value: Any) -> Any:
-        if not self._transformed:
-            return normalize(value) if self.normalize else _tensor(value)
-        if self.transform_input == "pil":
-            return Image.fromarray(value if value.shape[2] == 3 else value[:, :, 0])
-        return _tensor(value) if self.transform_input == "tensor" else writable(value)
+    def draw(self, value: Any) -> Drawn | None:
+        if self._augment is None:
+            return None
+        height, width = self.image_size or (image_shape(value) if self._is_encoded_until_drawn else value.shape[:2])
+        return self._augment.draw(height, width)
 
-    def assemble(self, value: Any, target: Any) -> Any:
-        return value, target
+    def _pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
+        """What a value becomes by its draws: uint8 in the layout that is to be shown."""
+        if drawn is None:
+            return value  # type: ignore[no-any-return]
+        box, flip, size = drawn.box, drawn.flip, self._crop_size
+        if self._is_encoded_until_drawn:
+            assert size is not None
+            return load_image(value, self.color, size, self._shows_channels_first, box, flip)
+        if box is not None and size is not None:
+            value = resize_image(np.ascontiguousarray(value[box.top : box.top + box.height, box.left : box.left + box.width]), size)
+        value = value[:, ::-1] if flip else value
+        return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
+
+    def present(self, value: Any) -> Any:
+        pixels = self._pixels(value, self.draw(value))
+        if not self._transformed:
+            return normalize(pixels) if self.normalize else _tensor(pixels)
+        if self.transform_input == "pil":
+            return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+        return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
+
+    def present_into(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
+        pixels = self._pixels(value, drawn)
+        if self.normalize:
+            normalize_into(pixels, out)
+        else:
+            np.copyto(out, pixels)
+
+    def is_late(self, error: Exception) -> bool:
+        return self._is_encoded_until_drawn and isinstance(error, FormatError)
+
+    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        if self._transformed:
+            return None
+        if self._augment is not None:
+            height, width, channels = shape
+            shape = (channels, *(self._crop_size or (height, width)))
+        return shape, np.dtype(np.float32 if self.normalize else np.uint8)
+
+    def value_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        size = self._crop_size if self._is_encoded_until_drawn else self.image_size
+        if size is None:
+            return None
+        shape = (self._channels, *size) if self._channels_first else (*size, self._channels)
+        return shape, np.dtype(np.uint8)
 
     def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
         """The decoded, resized image before any transform: uint8 [H, W, C].
@@ -147,28 +212,26 @@ class ImageDataset(BaseDataset):
         value = self._values(self._whole_indices([range(len(self))[index]]))[0]
         if isinstance(value, Exception):
             raise value
+        if self._is_encoded_until_drawn:
+            return decode_image(value, self.color)
         return to_channels_last(value) if self._channels_first else value
 
     def sample_nbytes(self) -> int | None:
-        if self._transformed or self.image_size is None:
+        size = self._crop_size or self.image_size
+        if self._transformed or size is None:
             return None
-        return self._pixel_bytes * (4 if self.normalize else 1) + 8
+        return size[0] * size[1] * self._channels * (4 if self.normalize else 1) + 8
 
     @property
-    def _pixel_bytes(self) -> int:
-        assert self.image_size is not None
-        return self.image_size[0] * self.image_size[1] * (3 if self.color == "RGB" else 1)
+    def _channels(self) -> int:
+        return 3 if self.color == "RGB" else 1
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
             return int(self._source.sizes().sum()) if isinstance(self._source, (FilesSource, HDF5Source)) else None
         if self.image_size is None:
             return None
-        return len(self._source) * self._pixel_bytes
-
-
-def _is_side(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return len(self._source) * self.image_size[0] * self.image_size[1] * self._channels
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:

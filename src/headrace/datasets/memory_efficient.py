@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.detect import open_dataset
+from headrace.datasets.filling import Like
 from headrace.datasets.finished import ALONE, Finished
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
@@ -71,6 +72,7 @@ class MemoryEfficientDataset(BaseDataset):
         inner: BaseDataset
         if self._opened_here:
             inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
+            given = {name: getattr(inner, name) for name in given}  # without what it does itself
         elif of_format:
             raise ConfigError(f"{', '.join(of_format)}: an option for paths, or a word that is not known; data_path is a dataset here")
         elif isinstance(data_path, BaseDataset):
@@ -83,6 +85,7 @@ class MemoryEfficientDataset(BaseDataset):
             source, targets=inner.targets, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options
         )  # fmt: skip
         self.fork_safe, self.collate = inner.fork_safe, inner.collate
+        self.always_pairs, self._augment = inner.always_pairs, inner._augment
         for name in ("classes", "class_to_idx"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
@@ -135,6 +138,30 @@ class MemoryEfficientDataset(BaseDataset):
 
     def assemble(self, value: Any, target: Any) -> Any:
         return self._inner.assemble(value, target)
+
+    @property
+    def _is_fillable(self) -> bool:
+        is_plain = not (self.return_index or any(transform is not None for transform in self._transforms))
+        return is_plain and self._inner._is_fillable
+
+    @property
+    def _copies(self) -> bool:
+        return self._inner._copies
+
+    def value_like(self) -> Like | None:
+        return self._inner.value_like()
+
+    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
+        return self._inner.input_like(shape, dtype)
+
+    def draw(self, value: Any) -> Any:
+        return self._inner.draw(value)
+
+    def present_into(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
+        self._inner.present_into(value, drawn, out)
+
+    def is_late(self, error: Exception) -> bool:
+        return self._inner.is_late(error)
 
     def held_nbytes(self) -> int | None:
         return self._inner.held_nbytes() if self._inner._chosen is None else None

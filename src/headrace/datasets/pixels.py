@@ -1,7 +1,7 @@
 """How do the bytes of an image file become pixels?
 
 One answer for each file, whatever the mode or the process: JPEG through simplejpeg where that gives what Pillow gives, everything
-else through Pillow; resized by torch's antialiased bilinear interpolation.
+else through Pillow; resized by torch's antialiased bilinear interpolation. `sizing.py` does the same faster where the size is known.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _decode_jpeg(data: Any, color: str) -> Pixels | None:
     """JPEG of the usual colour spaces; None where Pillow has to look."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height)
+        check_pixels(width, height)
         if space not in ("YCbCr", "Gray"):
             if space in ("CMYK", "YCCK"):
                 simplejpeg.decode_jpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
@@ -82,22 +82,30 @@ def _decode_jpeg(data: Any, color: str) -> Pixels | None:
         if any(damage in str(error) for damage in _DAMAGES):
             raise FormatError(f"broken image: {error}") from error
         return None  # broken for one decoder: Pillow reads it, or says what is wrong
-    if b"Exif\0\0" in bytes(data[:65536]):
-        with Image.open(io.BytesIO(data)) as image:  # reads the header only
-            pixels = _upright(pixels, _orientation_of(image))
+    pixels = upright(pixels, exif_orientation(data))
     if color == "L":
         return pixels if space == "Gray" else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
     return np.repeat(pixels, 3, axis=2) if space == "Gray" else pixels
 
 
-def _orientation_of(image: Image.Image) -> Any:
+def exif_orientation(data: Any) -> Any:
+    """What the EXIF block of a JPEG says of how it is to be turned; 1: it stands upright."""
+    if data.find(b"Exif\0\0", 0, 65536) < 0 if isinstance(data, bytes) else b"Exif\0\0" not in bytes(data[:65536]):
+        return 1
+    with Image.open(io.BytesIO(data)) as image:  # reads the header only
+        return orientation_of(image)
+
+
+def orientation_of(image: Image.Image) -> Any:
+    """The same of an image that Pillow has opened."""
     try:
         return image.getexif().get(_ORIENTATION, 1)
     except (SyntaxError, ValueError, struct.error):  # an EXIF block that is broken says nothing; the pixels are sound
         return 1
 
 
-def _upright(pixels: Pixels, orientation: Any) -> Pixels:
+def upright(pixels: Pixels, orientation: Any) -> Pixels:
+    """The pixels turned, and mirrored, as the orientation says."""
     turn = _TURNED.get(orientation)
     return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
@@ -105,9 +113,9 @@ def _upright(pixels: Pixels, orientation: Any) -> Pixels:
 def _decode_pillow(data: Any, color: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data)) as image:
-            _check_pixels(*image.size)
+            check_pixels(*image.size)
             image.load()  # the reader of TIFF turns the image itself, and clears the tag
-            orientation = _orientation_of(image)
+            orientation = orientation_of(image)
             if image.mode in _SIXTEEN_BIT:
                 grey = np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8)
                 array = np.asarray(Image.fromarray(grey).convert(color))
@@ -122,10 +130,11 @@ def _decode_pillow(data: Any, color: str) -> Pixels:
             raise
         raise FormatError(f"broken image: {error}") from error
     array = array if array.ndim == 3 else array[:, :, None]
-    return _upright(np.ascontiguousarray(array), orientation)
+    return upright(np.ascontiguousarray(array), orientation)
 
 
-def _check_pixels(width: int, height: int) -> None:
+def check_pixels(width: int, height: int) -> None:
+    """Raises a FormatError where an image may be a decompression bomb."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > 2 * limit:  # Pillow's own limit for an error
         raise FormatError(_bomb(f"{width} x {height} pixels, the limit is {2 * limit:,}"))
@@ -159,17 +168,28 @@ def to_channels_last(pixels: Pixels) -> Pixels:
     return np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
-_RGB_SCALE = torch.tensor([1 / (255 * s) for s in IMAGENET_STD]).view(3, 1, 1)
-_RGB_SHIFT = torch.tensor([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(3, 1, 1)
-_GREY_MEAN, _GREY_STD = sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3
+_SCALE = {
+    3: np.array([1 / (255 * s) for s in IMAGENET_STD], np.float32).reshape(3, 1, 1),
+    1: np.array(3 / (255 * sum(IMAGENET_STD)), np.float32).reshape(1, 1, 1),
+}
+_SHIFT = {
+    3: np.array([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)], np.float32).reshape(3, 1, 1),
+    1: np.array(-sum(IMAGENET_MEAN) / sum(IMAGENET_STD), np.float32).reshape(1, 1, 1),
+}
+
+
+def normalize_into(pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
+    """[C, H, W] uint8 -> float32 in `out`: scaled to [0, 1], minus the ImageNet mean, over its standard deviation.
+
+    One channel takes the means of the three channels' statistics. Each step is a pass over memory that is in the cache by then.
+    """
+    np.copyto(out, pixels)
+    np.multiply(out, _SCALE[len(out)], out=out)
+    np.add(out, _SHIFT[len(out)], out=out)
 
 
 def normalize(pixels: Pixels) -> torch.Tensor:
-    """[C, H, W] uint8 -> float32: scaled to [0, 1], minus the ImageNet mean, over its standard deviation.
-
-    One channel takes the means of the three channels' statistics.
-    """
-    image = torch.from_numpy(writable(pixels)).to(torch.float32)
-    if image.shape[0] == 1:
-        return image.mul_(1 / (255 * _GREY_STD)).sub_(_GREY_MEAN / _GREY_STD)
-    return image.mul_(_RGB_SCALE).add_(_RGB_SHIFT)
+    """The same in memory of its own."""
+    out = np.empty(pixels.shape, np.float32)
+    normalize_into(pixels, out)
+    return torch.from_numpy(out)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.threads import WorkerThreads
 from headrace.errors import SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
@@ -33,6 +34,7 @@ class SampleReading:
     _chosen: npt.NDArray[np.int64] | None  # of a view: the indices of the whole dataset
     _counts: Counter[str]
     _skipped: list[tuple[int, str, str]]
+    _threads: WorkerThreads
 
     def decode(self, record: Any) -> Any:
         """A record as the value that is held: deterministic, of its final size. Default: the record itself."""
@@ -61,6 +63,10 @@ class SampleReading:
         self._counts: Counter[str] = Counter()
         self._skipped: list[tuple[int, str, str]] = []
 
+    def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        array = np.asarray(indices, np.int64)
+        return array if self._chosen is None else self._chosen[array]
+
     def _load(self, indices: Sequence[int]) -> list[Any]:
         """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
         records = self._records(list(indices), self._source.read)
@@ -71,26 +77,34 @@ class SampleReading:
 
     def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
         """Decoded values of samples of the whole dataset; a SampleError for each that can't be read and may be left out."""
-        wanted, counts, mode = indices.tolist(), self._counts, self.mode
+        found = self._fetched(indices.tolist())
+        start = time.perf_counter()
+        values = self._threads.map(lambda number: self._value(*found[number]), len(found))
+        self._counts["decode_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
+        return values
+
+    def _fetched(self, wanted: list[int]) -> list[tuple[int, Any, bool]]:
+        """For each index what is held of it, or else its record (or a SampleError), and whether it is that."""
+        counts, mode = self._counts, self.mode
         held = mode.get(wanted)
         missing = [i for i, value in zip(wanted, held, strict=True) if value is MISSING]
         counts["cache_hits"] += len(wanted) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
         got = self._records(missing, lambda some: mode.read(some, self._source.read)) if missing else []
+        counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
         counts["bytes_read"] += sum(getattr(r, "nbytes", None) or len(r) for r in got if hasattr(r, "__len__"))
-        records, read = iter(got), time.perf_counter()
-        values = []
-        for index, value in zip(wanted, held, strict=True):
-            if value is MISSING:
-                value = self._kept(index, next(records))
-                if not isinstance(value, SampleError):
-                    mode.keep(index, value)
-            encoded = self.holds_encoded and not isinstance(value, SampleError)
-            values.append(self._decoded(index, value) if encoded else value)
-        counts["read_seconds"] += read - start  # type: ignore[assignment]
-        counts["decode_seconds"] += time.perf_counter() - read  # type: ignore[assignment]
-        return values
+        records = iter(got)
+        return [(i, next(records), True) if value is MISSING else (i, value, False) for i, value in zip(wanted, held, strict=True)]
+
+    def _value(self, index: int, value: Any, is_record: bool) -> Any:
+        """The decoded value of what `_fetched` found of a sample, which is held now if the mode wants it; or a SampleError."""
+        if is_record:
+            value = self._kept(index, value)
+            if not isinstance(value, SampleError):
+                self.mode.keep(index, value)
+        encoded = self.holds_encoded and not isinstance(value, SampleError)
+        return self._decoded(index, value) if encoded else value
 
     def _records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
         try:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
+from headrace.datasets.augment import Augment
 from headrace.errors import SampleError, warn
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 from headrace.order.ticket import Ticket
@@ -28,7 +29,11 @@ class SampleTransforming:
     transforms: Callable[[Any, Any], tuple[Any, Any]] | None
     targets: Sequence[Any] | npt.NDArray[Any] | None
     return_index: bool
+    always_pairs = False
+    """Is a sample a pair even where there are no targets?"""
     _chosen: npt.NDArray[np.int64] | None
+    _augment: Augment | None = None
+    """Random changes that a format makes itself, before any transform."""
     _seeder: SampleSeeder | None = None
     _seeded: tuple[Any, ...] = ()  # the transforms that the seeder knows
     _is_untried = True  # have the transforms not been called since the seeder looked for generators?
@@ -46,10 +51,17 @@ class SampleTransforming:
 
     def assemble(self, value: Any, target: Any) -> Any:
         """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
-        return value if self.targets is None else (value, target)
+        return value if self.targets is None and not self.always_pairs else (value, target)
+
+    def is_late(self, error: Exception) -> bool:
+        """Does an error of `draw` or `present` say that the sample can't be decoded? Of formats that decode there."""
+        return False
 
     def source_of(self, index: int) -> str:
         """Where a sample lies."""
+        raise NotImplementedError
+
+    def _failed(self, index: int, what: str, error: Exception) -> SampleError:
         raise NotImplementedError
 
     def _replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
@@ -63,7 +75,7 @@ class SampleTransforming:
 
     @property
     def _is_random(self) -> bool:
-        return any(transform is not None for transform in self._transforms)
+        return self._augment is not None or any(transform is not None for transform in self._transforms)
 
     def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
         """The samples of a batch, without those that are left out.
@@ -84,7 +96,8 @@ class SampleTransforming:
                     samples.extend(self._replacement(index, self.source_of(index), value))
                 else:
                     last = ticket.seed, ticket.epoch, self._whole(index), 0 if ticket.draws is None else ticket.draws[number]
-                    samples.append(self._finish(index, value, *last))
+                    made = self._finish(index, value, *last)
+                    samples.extend(self._replacement(index, self.source_of(index), made) if isinstance(made, SampleError) else [made])
                     values[number] = None  # decoded and finished samples of a whole batch need not be there at once
             if last is not None and self._is_random and not self._warned and may_repeat():
                 self._warn_of_repeats(*last)
@@ -94,6 +107,7 @@ class SampleTransforming:
         return index if self._chosen is None else int(self._chosen[index])
 
     def _finish(self, index: int, value: Any, seed: int, epoch: int, whole: int, k: int) -> Any:
+        """The finished sample; or a SampleError, where it turned out here that it can't be decoded."""
         try:
             value, target = self.pair(index, value)
             if self._is_random:
@@ -101,6 +115,8 @@ class SampleTransforming:
             else:
                 value = self.present(value)
         except Exception as error:
+            if self.is_late(error):
+                return self._failed(whole, "can't be decoded", error)
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise
         sample = self.assemble(value, target)

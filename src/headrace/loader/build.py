@@ -70,7 +70,7 @@ def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) 
 
 
 def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, str]:
-    if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.EAGER):
+    if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.has_inputs_in_memory):
         return 0, "the dataset is in memory already"
     cores, ranks = len(usable_cpus()), world.local_world_size
     number = min(8, max(1, int(0.75 * cores / ranks)))

@@ -25,13 +25,14 @@ class EpochIterator:
     def __init__(self, loader: Loader, job: Job, epoch: int, start: int) -> None:
         self._loader, self.job, self._epoch, self._step = loader, job, epoch, start
         self._is_stream = isinstance(job.dispatch.plan, IterablePlan)
+        self._start = 0 if self._is_stream else start
         self._replayed = start if self._is_stream else 0  # batches of a foreign stream that the user has had already
         self._exhausted = 0  # workers in a row that had nothing left
         self.received = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
         self._deliveries: Iterator[Delivered] | None = None  # `start` may fail
-        self._deliveries = job.start(epoch, start if not self._is_stream else 0)
+        self._deliveries = job.start(epoch, self._start)
         job.used_by(self)
 
     @property
@@ -73,9 +74,9 @@ class EpochIterator:
             except RuntimeError as error:
                 if "DataLoader worker" not in str(error) and "DataLoader timed out" not in str(error):
                     raise  # of the dataset, in this process
-                self._deliveries = None
+                deliveries, self._deliveries = self._deliveries, None
                 self._loader._broke(self.job)
-                raise death_of(error, self._epoch, self._step, self._loader.config.timeout) from error
+                raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
             failure = failure_of(delivered)
             if failure is not None:
                 self._exhausted = 0

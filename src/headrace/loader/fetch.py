@@ -1,7 +1,8 @@
 """What does a worker do with a ticket?
 
-`Fetch` is the dataset that torch's workers see: it turns a ticket into samples. `Collate` turns these into a batch inside the
-ticket's ring slot. Both carry what was counted along, and an error, if there was one, so that the parent can raise the error itself.
+`Fetch` is the dataset that torch's workers see: it turns a ticket into samples, or at once into a batch where the dataset can write
+one. `Collate` makes a batch of what is none yet. Both work inside the ticket's ring slot, and both carry what was counted along, and
+an error, if there was one, so that the parent can raise the error itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.utils.data import Dataset, get_worker_info
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.filling import Filled
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OF_STREAM, OrderPlan
@@ -39,10 +41,17 @@ AHEAD = 2
 
 
 class Samples:
-    """The samples of one batch on their way from `Fetch` to `Collate`: a list, or whatever a dataset's ``__getitems__`` gives."""
+    """The samples of one batch on their way from `Fetch` to `Collate`: a list, or whatever a dataset's ``__getitems__`` gives, or what
+    lies in the batch's buffer already.
 
-    def __init__(self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None) -> None:
-        self.items, self.ticket, self.report, self.error = items, ticket, report, error
+    Attributes:
+        arena: the batch's slot while it is written to; None: it gets memory of its own.
+    """
+
+    def __init__(
+        self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None, arena: Arena | None = None
+    ) -> None:
+        self.items, self.ticket, self.report, self.error, self.arena = items, ticket, report, error, arena
 
 
 class Fetch(Dataset[Any]):
@@ -52,12 +61,14 @@ class Fetch(Dataset[Any]):
 
     Args:
         dataset: the user's dataset.
+        ring: the ring that the tickets' slots belong to.
         plan: where a streaming dataset is to read ahead.
         stride: batches between two tickets of one worker.
+        stacks: are the samples to be stacked, so that a dataset may write the batch itself?
     """
 
-    def __init__(self, dataset: Any, plan: OrderPlan | None = None, stride: int = 1) -> None:
-        self.dataset, self._plan, self._stride = dataset, plan, stride
+    def __init__(self, dataset: Any, ring: Ring, plan: OrderPlan | None = None, stride: int = 1, stacks: bool = False) -> None:
+        self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)
@@ -67,23 +78,24 @@ class Fetch(Dataset[Any]):
     def __getitems__(self, ticket: Ticket) -> Samples:
         start = time.perf_counter()
         base.set_context(ticket)
+        arena = open_arena(self.ring, ticket)
         report: dict[str, Any] = {"epoch": ticket.epoch, "step": ticket.step, "pid": os.getpid()}
         try:
-            found, error = _attempt(lambda: self._samples(ticket, report))
+            found, error = _attempt(lambda: self._samples(ticket, report, arena))
         finally:
             base.set_context(None)
         counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
         for dataset in self._inner:
             for name, value in dataset.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
-        report["samples"] = len(found) if isinstance(found, list) else len(ticket)
+        report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(ticket)
         report["counts"] = counts
         try:
-            return Samples(found, ticket, report, error)
+            return Samples(found, ticket, report, error, arena)
         finally:
             del error  # see `_attempt`
 
-    def _samples(self, ticket: Ticket, report: dict[str, Any]) -> Any:
+    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
         if self.init_error is not None:
             raise self.init_error
         if not self._ours:
@@ -92,7 +104,11 @@ class Fetch(Dataset[Any]):
             last = self._plan.steps()
             coming = range(ticket.step, min(ticket.step + (AHEAD + 1) * self._stride, last), self._stride)
             self.dataset.expect([self._plan.batch(ticket.epoch, step) for step in coming])
-        return self.dataset.__getitems__(ticket)
+        filled = None
+        if self._stacks:
+            with arena or contextlib.nullcontext():
+                filled = self.dataset.fill(ticket)
+        return self.dataset.__getitems__(ticket) if filled is None else filled
 
     def _foreign(self, ticket: Ticket) -> Any:
         if self._seeder is None:
@@ -135,14 +151,14 @@ class Fetch(Dataset[Any]):
 class FetchIterable(Fetch):
     """Tickets to samples, for a foreign `IterableDataset`: each ticket takes the next samples of this worker's iterator."""
 
-    def __init__(self, dataset: Any, batch_size: int, drop_last: bool) -> None:
-        super().__init__(dataset)
+    def __init__(self, dataset: Any, ring: Ring, batch_size: int, drop_last: bool) -> None:
+        super().__init__(dataset, ring)
         self._size, self._drop_last = batch_size, drop_last
         self._run = -1
         self._items: Iterator[Any] = iter(())
         self._draws: Draws | None = None
 
-    def _samples(self, ticket: Ticket, report: dict[str, Any]) -> list[Any]:
+    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> list[Any]:
         if self.init_error is not None:
             raise self.init_error
         if self._draws is None or self._run != ticket[0]:
@@ -159,72 +175,82 @@ class FetchIterable(Fetch):
         return items
 
 
+def open_arena(ring: Ring, ticket: Ticket) -> Arena | None:
+    """The slot of a ticket, to write its batch into; None where the user keeps too many batches, and the slot is given back.
+
+    Without workers the batch's tensors hold the slot themselves, and nothing is pickled.
+    """
+    slot = ticket.slot
+    assert slot is not None
+    if get_worker_info() is not None:
+        return ring.arena(slot)
+    if ring.is_crowded:
+        ring.give_unused(slot)
+        return None
+    return Arena(ring, slot, leased=True)
+
+
 class Collate:
     """Samples to a batch in the ring slot of their ticket.
 
     Args:
-        ring: the ring that the slots belong to.
         function: the collate function; None: the one sample is the batch.
     """
 
-    def __init__(self, ring: Ring, function: Callable[[list[Any]], Any] | None) -> None:
-        self.ring, self.function = ring, function
+    def __init__(self, function: Callable[[list[Any]], Any] | None) -> None:
+        self.function = function
         self._is_random = function not in (None, stack_collate, list_collate)
         self._seeder: SampleSeeder | None = None
 
     def __call__(self, samples: Samples) -> Delivery | Delivered:
-        slot = samples.ticket.slot
-        assert slot is not None
-        if get_worker_info() is None:
-            return self._here(samples, slot)
-        delivery: Any
-        delivery, error = (None, samples.error) if samples.error is not None else _attempt(lambda: self._packed(samples, slot))
-        if error is None:
-            packed: Delivery = delivery
-            return packed
+        arena, in_worker = samples.arena, get_worker_info() is not None
+        made: Any
+        made, error = (None, samples.error) if samples.error is not None else _attempt(lambda: self._made(samples, in_worker))
+        report = samples.report
         try:
-            return self.ring.arena(slot).pack(None, {**samples.report, "failure": describe(error)})
+            if error is not None and arena is not None:
+                arena.abandon()
+            if in_worker:
+                assert arena is not None
+                delivery: Delivery = made if error is None else arena.pack(None, {**report, "failure": describe(error)})
+                return delivery
+            return Delivered(made, report if error is None else {**report, "failure": error}, 0 if arena is None else arena.nbytes)
         finally:
-            samples.error = None
+            samples.error = samples.arena = None
             del error  # see `_attempt`
 
-    def _packed(self, samples: Samples, slot: int) -> Delivery:
-        with self.ring.arena(slot) as arena:
-            return arena.pack(self._batch(samples), samples.report)
-
-    def _here(self, samples: Samples, slot: int) -> Delivered:
-        """Without workers: nothing is pickled, and the batch's tensors hold the slot themselves."""
-        batch, error, arena = None, samples.error, None
-        if error is not None or self.ring.is_crowded:
-            self.ring.give(slot)
-        else:
-            arena = Arena(self.ring, slot, leased=True)
-        if error is None:
-            with arena or contextlib.nullcontext():
-                batch, error = _attempt(lambda: self._batch(samples))
-        try:
-            report = samples.report if error is None else {**samples.report, "failure": error}
-            return Delivered(batch, report, 0 if arena is None else arena.nbytes)
-        finally:
-            samples.error = None
-            del error  # see `_attempt`
+    def _made(self, samples: Samples, in_worker: bool) -> Any:
+        arena = samples.arena
+        with arena or contextlib.nullcontext():
+            batch = self._batch(samples)
+            return arena.pack(batch, samples.report) if in_worker and arena is not None else batch
 
     def _batch(self, samples: Samples) -> Any:
+        items = samples.items
+        if isinstance(items, Filled):
+            return _whole(items)
         if samples.report.get("exhausted"):
             return None
         if self.function is None:
-            return samples.items[0]
+            return items[0]
         if not self._is_random:
-            return self.function(samples.items)
+            return self.function(items)
         if self._seeder is None:
             self._seeder = SampleSeeder(self.function)
         ticket = samples.ticket
         with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
             self._seeder(ticket.seed, ticket.epoch, OF_COLLATE, ticket.step)
-            return self.function(samples.items)
+            return self.function(items)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+
+
+def _whole(filled: Filled) -> Any:
+    """The batch as stacking its samples would have made it."""
+    if filled.targets is None:
+        return filled.inputs
+    return filled.inputs, stack_collate(filled.targets) if isinstance(filled.targets, list) else filled.targets
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

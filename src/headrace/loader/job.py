@@ -7,6 +7,7 @@ one at a time, and a second one only while two of its iterators are alive.
 from __future__ import annotations
 
 import pickle
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,7 +56,7 @@ class Job:
 
     def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig, collate: Callable[[list[Any]], Any] | None) -> None:
         workers = config.num_workers or 0
-        self.ring = Ring(workers * (config.prefetch_factor or 1) + 2)
+        self.ring = fetch.ring
         self.dispatch = _Dispatch(plan, self.ring)
         parallel: dict[str, Any] = {}
         if workers:
@@ -66,7 +67,7 @@ class Job:
                 "worker_init_fn": WorkerInit(config.worker_init_fn),
                 "timeout": config.timeout,
             }
-        into_slots: Any = Collate(self.ring, collate)
+        into_slots: Any = Collate(collate)
         self._loader: DataLoader[Any] = DataLoader(
             fetch,
             batch_sampler=self.dispatch,
@@ -121,15 +122,43 @@ def failure_of(delivered: Delivered) -> BaseException | None:
     return error
 
 
-def death_of(error: RuntimeError, epoch: int, step: int, timeout: float) -> WorkerError:
-    """What to raise where torch says that a worker is gone, or that none answered in time."""
+def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
+    """What to raise where torch says that a worker is gone, or that none answered in time.
+
+    Args:
+        error: torch's.
+        deliveries: torch's iterator.
+        epoch, start: where that iterator began.
+        step: the batch that was waited for.
+        timeout: seconds.
+    """
     text = str(error)
     if "timed out" in text:
         return WorkerError(
             f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs, or takes longer; "
             "look at the workers with `py-spy dump --pid`, or raise timeout"
         )
+    fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
     return WorkerError(
-        f"a worker died in epoch {epoch}, while batch {step} was waited for ({text.splitlines()[0]}): if it was killed for want of "
-        "memory, take fewer workers or a smaller prefetch_factor; the loader starts new workers with its next iterator"
+        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. If it was killed for want of memory, take fewer "
+        "workers or a smaller prefetch_factor; the loader starts new workers with its next iterator"
     )
+
+
+def _fates(deliveries: Any, start: int) -> Iterator[str]:
+    """Of each dead worker: its number, how it ended, and the batch that it was to make, as far as torch's iterator shows them."""
+    tasks: dict[int, Any] = getattr(deliveries, "_task_info", {})
+    for number, worker in enumerate(getattr(deliveries, "_workers", ())):
+        if worker.is_alive():
+            continue
+        code = worker.exitcode
+        how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+        its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
+        yield f"worker {number} (pid {worker.pid}) {how}" + (f" with batch {min(its)} to make" if its else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
+from headrace.collate import stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, warn
@@ -43,7 +44,7 @@ from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job
 from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.memory.ring import Delivered
+from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats
 from headrace.order import EpochOrder, OrderSampler, RankBatches, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
@@ -230,11 +231,13 @@ class Loader(DataLoader[Any]):
 
     def _new_job(self) -> Job:
         config, streaming = self.config, isinstance(self.dataset, BaseDataset) and isinstance(self.dataset, IterableDataset)
+        ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
         if isinstance(self._plan, IterablePlan):
-            fetch: Fetch = FetchIterable(self.dataset, config.batch_size or 1, config.drop_last)
+            fetch: Fetch = FetchIterable(self.dataset, ring, config.batch_size or 1, config.drop_last)
         else:
             ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
-            fetch = Fetch(self.dataset, ahead, max(1, config.num_workers or 0))
+            stacks = self._collate is stack_collate and isinstance(self.dataset, BaseDataset)
+            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks)
         self._pids.clear()
         return Job(fetch, self._plan, config, self._collate)
 
@@ -397,6 +400,7 @@ class Loader(DataLoader[Any]):
             return {}
         running = self._current()
         queued = 0 if running is None else max(0, running.job.dispatch.handed_out - running.received)
+        job = self._job if running is None else running.job
         held: Counter[str] = Counter()
         for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
             held.update(mode.stats())  # views share one
@@ -409,6 +413,7 @@ class Loader(DataLoader[Any]):
             "queued_bytes": queued * self._last_nbytes,
             **stats,
             **held,
+            **({} if job is None else job.ring.stats()),
         }
 
     def _current(self) -> EpochIterator | None:

@@ -35,7 +35,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
-VERSION = "1"
+VERSION = "2"
 _PATIENCE = 10.0  # seconds that the door is waited for
 
 _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()

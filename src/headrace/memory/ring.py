@@ -11,12 +11,17 @@ NOTE [ ring life cycle ]
    straight into it. `Arena.pack(batch)` copies whatever tensors and arrays lie elsewhere, and returns a `Delivery`: the slot's
    number, the layout, and a small pickle of everything else.
 3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
-   the lease does, and the slot is free again. A user who keeps batches keeps their slots.
+   the lease does, and the slot is free again. A user who keeps batches keeps their slots. With pin_memory the pinned copy is made
+   in torch's own thread, and the slot is free as soon as that is done.
 4. No slot is free: the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number give
    their pages back to the system when they are free. Where a user keeps very many batches, further ones are copied out of theirs.
+   `Ring.stats` counts both.
 5. A batch that failed comes back as a `Delivery` too, and frees its slot. If a worker dies, its ring is dropped with the job.
 
 With `num_workers=0` the same arena serves in the main process, and nothing is pickled.
+
+Each process maps a slot at first use, and has the kernel make the pages at once (`MADV_POPULATE_WRITE`), not one by one as they are
+touched. The last slot that came back is the next to be taken, so that its bytes may still be in the processor's cache.
 """
 
 from __future__ import annotations
@@ -32,10 +37,11 @@ import weakref
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from headrace.errors import BudgetError, WorkerError
-from headrace.memory.anonymous import AnonymousMemory
+from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.tree import map_tensors
 
 try:
@@ -49,6 +55,7 @@ _ALIGN = 64
 _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
 _KEPT = 64  # slots above the planned number at most, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
+_POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has no name for it
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -63,13 +70,22 @@ def _file_limit() -> int:
 
 
 class _Lease:
-    """Stands for the use of one slot: whoever holds it, holds the slot."""
+    """The use of one slot: whoever holds it, holds the slot; at its death the slot is free again (from any thread, and from the
+    garbage collector: an append to a deque is atomic, and takes no lock)."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("_free", "_slot")
+
+    def __init__(self, free: deque[int], slot: int) -> None:
+        self._free, self._slot = free, slot
+
+    def __del__(self) -> None:
+        self._free.append(self._slot)
 
 
-def _hold(lease: _Lease) -> None:
-    """Does nothing; a finalizer that keeps `lease` alive as its argument."""
+class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes of a slot, which hold its lease, as tensors over them hold this."""
+
+    lease: _Lease | None = None
 
 
 class Ring:
@@ -89,7 +105,7 @@ class Ring:
         self._free = deque(range(self.planned))
         self._idle: deque[int] = deque()  # grown once, and without pages now
         self.total = self.planned
-        self.grown = 0
+        self.grown = self.copied = 0
         self._kept = min(_KEPT, _file_limit() // 8)
         self._maps: dict[int, mmap.mmap] = {}
         _rings[self.key] = self
@@ -112,6 +128,11 @@ class Ring:
         """The slot is free (an append to a deque: atomic, no lock)."""
         self._free.append(slot)
 
+    def give_unused(self, slot: int) -> None:
+        """The slot is free; its batch gets memory of its own."""
+        self.copied += 1
+        self.give(slot)
+
     @property
     def is_crowded(self) -> bool:
         """Does the user keep so many batches that further ones had better lie in memory of their own?
@@ -128,6 +149,16 @@ class Ring:
     def nbytes(self) -> int:
         """Bytes mapped for all slots by this process: the most that they hold."""
         return sum(len(m) for m in list(self._maps.values()))
+
+    def stats(self) -> dict[str, int]:
+        """Slots; how many of them are in use, and how many were added; batches that were copied out of theirs; bytes mapped."""
+        return {
+            "ring_slots": self.total,
+            "ring_in_use": self.in_use,
+            "ring_grown": self.grown,
+            "ring_copied": self.copied,
+            "ring_bytes": self.nbytes(),
+        }
 
     def _release_pages(self, slot: int) -> None:
         self._maps.pop(slot, None)
@@ -148,23 +179,23 @@ class Ring:
         if mapped is None or len(mapped) < nbytes:
             if nbytes > STRIDE:
                 raise BudgetError(f"a batch of {nbytes:,} bytes is above the limit of {STRIDE:,}: take a smaller batch_size")
-            length = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
+            length = up(max(nbytes, 1), _GRAIN)
             mapped = self._maps[slot] = mmap.mmap(self._memory.fd, length, offset=slot * STRIDE)
+            if hasattr(mapped, "madvise"):
+                with contextlib.suppress(OSError):  # an older kernel: pages come as they are touched
+                    mapped.madvise(_POPULATE_WRITE, 0, up(max(nbytes, 1), mmap.PAGESIZE))
         return mapped
 
     def lease(self, slot: int) -> _Lease:
         """An object at whose death the slot is free again."""
-        lease = _Lease()
-        weakref.finalize(lease, self.give, slot).atexit = False
-        return lease
+        return _Lease(self._free, slot)
 
     def view(self, slot: int, start: int, stop: int, lease: _Lease | None) -> torch.Tensor:
         """Bytes of a slot as a uint8 tensor, which keeps `lease` alive, and so do its views."""
-        # One memoryview an area: a tensor straight over the mmap would not keep it from being unmapped.
-        window = memoryview(self.map(slot, stop))[start:stop]
-        if lease is not None:
-            weakref.finalize(window, _hold, lease).atexit = False
-        return torch.frombuffer(window, dtype=torch.uint8)
+        # An array an area: a tensor straight over the mmap would not keep it from being unmapped.
+        window: _Window = np.ndarray.__new__(_Window, (stop - start,), np.uint8, self.map(slot, stop), start)
+        window.lease = lease
+        return torch.from_numpy(window)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"planned": self.planned, "key": self.key, "_memory": self._memory}
@@ -181,12 +212,17 @@ class Arena:
         self.ring, self.slot = ring, slot
         self._end = 0
         self._lease = ring.lease(slot) if leased else None
-        self._inside: dict[int, tuple[int, torch.Tensor]] = {}  # data pointer -> (offset, the tensor, kept alive)
+        self._areas: list[tuple[int, int, torch.Tensor]] = []  # address, offset in the slot, and the bytes, kept alive
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slot that are taken."""
         return self._end
+
+    def abandon(self) -> None:
+        """No batch comes of it: the slot is free again, or as soon as nothing that was made in it is left."""
+        self._lease = None
+        self._areas.clear()
 
     def __enter__(self) -> Arena:
         _current.arena = self
@@ -203,14 +239,20 @@ class Arena:
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         offset, raw = self._room(count * dtype.itemsize)
-        tensor = raw.view(dtype).view(shape)
-        self._inside[tensor.data_ptr()] = offset, tensor
-        return tensor
+        self._areas.append((raw.data_ptr(), offset, raw))
+        return raw.view(dtype).view(shape)
 
     def _room(self, nbytes: int) -> tuple[int, torch.Tensor]:
         offset = self._end
-        self._end = offset + -(-nbytes // _ALIGN) * _ALIGN
+        self._end = offset + up(nbytes, _ALIGN)
         return offset, self.ring.view(self.slot, offset, offset + nbytes, self._lease)
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """Where in the slot some bytes of this process lie; None: elsewhere."""
+        for start, offset, raw in self._areas:
+            if start <= address and address + nbytes <= start + len(raw):
+                return offset + address - start
+        return None
 
     def pack(self, batch: Any, report: dict[str, Any]) -> Delivery:
         """What the parent needs to build `batch` again over the slot.
@@ -267,10 +309,10 @@ class _Packer(pickle.Pickler):
         nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)
         if nbytes == 0:
             return 0, 0, tensor.dtype, shape, ()
-        inside = self._arena._inside.get(tensor.data_ptr())
         as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        if inside is not None and as_it_lies and tensor.dtype == inside[1].dtype:
-            return inside[0], nbytes, tensor.dtype, shape, ()
+        inside = self._arena.offset_of(tensor.data_ptr(), nbytes) if as_it_lies else None
+        if inside is not None:
+            return inside, nbytes, tensor.dtype, shape, ()
         # A dense layout such as channels_last is kept; what overlaps or has holes becomes contiguous.
         strides = () if tensor.is_contiguous() else tuple(torch.empty_like(tensor).stride())
         offset, raw = self._arena._room(nbytes)
@@ -305,6 +347,7 @@ def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strid
 class _Unpacker(pickle.Unpickler):
     def __init__(self, delivery: Delivery, ring: Ring, lease: _Lease) -> None:
         is_crowded = ring.is_crowded
+        ring.copied += is_crowded
 
         def area(offset: int, nbytes: int) -> torch.Tensor:
             raw = ring.view(delivery.slot, offset, offset + nbytes, lease)

@@ -13,6 +13,8 @@ Positions in the log only ever grow; position p lies at byte p % capacity. The s
 * To make room a writer clears the table entry of the oldest sample, then moves `tail`, and only then are its bytes written over.
 * Readers take no lock. They copy the sample, and then look at `tail` and at the table entry again: if either moved past the
   sample, the copy may be torn, it is dropped, and the sample counts as missing.
+* As long as all samples that ever came were arrays of one shape and dtype, their entries are of one size and begin at multiples of
+  it, since no entry straddles the end of the log. Then a whole batch is copied at once (`rows`), and looked at again likewise.
 
 * Under memory pressure the oldest samples are evicted in the same way, and then the pages outside of `tail` to `head` go back to
   the system (`release`). Until it is over the store holds less than its capacity.
@@ -24,6 +26,7 @@ last spared: the CLOCK approximation of LRU (Corbato 1968), "second chance", don
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import time
@@ -31,11 +34,13 @@ from collections import deque
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.lock import ProcessLock
+from headrace.memory.rows import Layout, Rows
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """What `get` returns for a sample that is not held (None may be a sample)."""
@@ -46,9 +51,11 @@ TABLE = 9
 _ALIGN = 64
 _ENTRY = 64  # bytes of an entry's header: 8 int64
 _BUFFERS = 4  # buffers outside of the pickle that fit into an entry's header
-_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED = range(12)
+_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(13)
+_MIXED = -1  # as the layout: samples are not arrays of one shape and dtype
 _CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
 _TABLE_AT = 4096
+_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array, which is to be copied without one
 _GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
 
@@ -101,6 +108,7 @@ class SampleStore:
         self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
         self._lock = ProcessLock(memory.fd)
+        self._layouts: dict[int, Layout] = {}
         self.write_error: OSError | None = None  # of this process
         self._cells: dict[int, int] = {}  # of this process, and of those that it was forked from
 
@@ -192,10 +200,49 @@ class SampleStore:
             self._touched[index] = 1
         return pickle.loads(head, buffers=buffers)
 
-    def _is_held(self, index: int, position: int) -> bool:
+    def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
+        """Samples as they lie here, where all of them are held, and everything in the store is an array of one shape and dtype."""
+        signature = int(self._header[_LAYOUT])
+        if signature <= 0 or not len(indices):
+            return None
+        positions = self._table[indices] - 1
+        if (positions < 0).any():
+            return None
+        starts = positions % self.capacity
+        layout = self._layouts.get(signature)
+        if layout is None:
+            layout = self._read_layout(int(indices[0]), int(positions[0]))
+            if layout is None:
+                return None
+            self._layouts[signature] = layout
+        if (starts % layout.entry).any():
+            return None
+        if self.policy == "lru":
+            self._touched[indices] = 1
+
+        def are_held() -> bool:
+            self._fence()
+            return bool((self._table[indices] == positions + 1).all()) and int(self._header[_TAIL]) <= int(positions.min())
+
+        return Rows(self._log, layout, starts, are_held)
+
+    def _read_layout(self, index: int, position: int) -> Layout | None:
+        """The layout of a sample, which is that of all of them; None where it was evicted meanwhile."""
+        start = position % self.capacity
+        entry = np.frombuffer(self._log, np.int64, 8, start).tolist()
+        head, at = bytes(self._log[start + _ENTRY : start + _ENTRY + entry[2]]), _ENTRY + up(entry[2])
+        if not self._is_held(index, position):
+            return None
+        array = pickle.loads(head, buffers=[bytearray(entry[4])])
+        return Layout(entry[1], at, array.shape, array.dtype)
+
+    def _fence(self) -> None:
         for _ in range(2):  # two lock pairs keep the loads before from passing the loads after, on every CPU
             with self._lock.of_threads():
                 pass
+
+    def _is_held(self, index: int, position: int) -> bool:
+        self._fence()
         return int(self._table[index]) == position + 1 and int(self._header[_TAIL]) <= position
 
     # -- writing
@@ -212,6 +259,7 @@ class SampleStore:
                 return False
             if self._table[index]:
                 return True  # another worker was faster
+            self._note_layout(value, entry, pieces)
             try:
                 return self._append(entry, pieces)
             except OSError as error:  # the disk of a shared file is full
@@ -220,6 +268,18 @@ class SampleStore:
             finally:
                 if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
                     self._give_pages_back()
+
+    def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
+        """Before a sample is there to be read: are all of them arrays of one shape and dtype still?"""
+        known = int(self._header[_LAYOUT])
+        if known == _MIXED:
+            return
+        signature = _MIXED
+        if type(value) is np.ndarray and value.flags.c_contiguous and entry[3] == 1:
+            said = b"%d %d %s" % (entry[1], entry[4], pieces[0])
+            signature = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1 or 1
+        if signature != known:
+            self._header[_LAYOUT] = _MIXED if known else signature
 
     @classmethod
     def nbytes_of(cls, value: Any) -> int:
@@ -230,17 +290,18 @@ class SampleStore:
     def _entry_of(cls, index: int, value: Any) -> tuple[list[int], list[memoryview]]:
         """Header and pieces of a sample: its pickle, and the buffers outside of it."""
         pieces: list[memoryview] = []
-        head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: cls._take(b, pieces))
+        least = 1 if type(value) is np.ndarray else _INLINE
+        head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: cls._take(b, pieces, least))
         sizes = [p.nbytes for p in pieces]
         nbytes = _ENTRY + up(len(head)) + sum(map(up, sizes))
         entry = [index, nbytes, len(head), len(sizes), *sizes, *[0] * (_BUFFERS - len(sizes))]
         return entry, [memoryview(head), *pieces]
 
     @staticmethod
-    def _take(buffer: pickle.PickleBuffer, pieces: list[memoryview]) -> bool:
+    def _take(buffer: pickle.PickleBuffer, pieces: list[memoryview], least: int) -> bool:
         """Takes a large buffer out of the pickle (False); leaves the others inside (True)."""
         raw = buffer.raw()
-        if len(pieces) == _BUFFERS or raw.nbytes < 512:
+        if len(pieces) == _BUFFERS or raw.nbytes < least:
             return True
         pieces.append(raw)
         return False

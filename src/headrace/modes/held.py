@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import Reservation
 from headrace.memory.machine import open_machine_store
 from headrace.memory.pressure import PERIOD, PressureWatch
+from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes.mode import Mode
 
@@ -39,12 +43,25 @@ class Held(Mode):
         store = self._store
         if store is None:
             return [MISSING] * len(indices)
-        if self._watch is not None and store.is_time_to_look(PERIOD):
-            relieve(store, self._watch)
+        self._look(store)
         found = [store.get(i) for i in indices]
         missing = sum(value is MISSING for value in found)
         store.count(len(found) - missing, missing)
         return found
+
+    def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
+        store = self._store
+        if store is None:
+            return None
+        self._look(store)
+        found = store.rows(indices)
+        if found is not None:
+            store.count(len(indices), 0)
+        return found
+
+    def _look(self, store: SampleStore) -> None:
+        if self._watch is not None and store.is_time_to_look(PERIOD):
+            relieve(store, self._watch)
 
     def keep(self, index: int, value: Any) -> None:
         if self._store is not None:

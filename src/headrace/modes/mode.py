@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
 
 Read = Callable[[Sequence[int]], list[Any]]
@@ -23,6 +27,10 @@ class Mode:
     def get(self, indices: Sequence[int]) -> list[Any]:
         """For each index what is held of it, a copy, or MISSING."""
         return [MISSING] * len(indices)
+
+    def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
+        """The samples where they are held, if all of them are, as arrays of one shape and dtype."""
+        return None
 
     def keep(self, index: int, value: Any) -> None:
         """A sample that was missing has been read: hold it, or don't."""

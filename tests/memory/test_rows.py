@@ -1,0 +1,148 @@
+"""Are many samples copied out of a store as one by one, and never while they are being written over?"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.memory.store import MISSING, SampleStore
+
+DTYPES = ["uint8", "int16", "uint16", "int64", "float16", "float32", "float64", "complex64", "bool"]
+
+
+def filled(samples: list[Any], capacity: int = 1 << 20, policy: str = "keep") -> SampleStore:
+    store = SampleStore(len(samples), capacity, policy)
+    for index, sample in enumerate(samples):
+        store.put(index, sample)
+    return store
+
+
+def some(shape: tuple[int, ...], dtype: str, count: int = 12) -> list[np.ndarray[Any, Any]]:
+    return [(np.random.default_rng(i).random(shape) * 100).astype(dtype) for i in range(count)]
+
+
+def copied(store: SampleStore, indices: list[int], plain: bool = False) -> np.ndarray[Any, Any] | None:
+    rows = store.rows(np.array(indices))
+    if rows is None:
+        return None
+    out = torch.from_numpy(np.empty((len(indices), *rows.shape), rows.dtype))
+    (rows.copy_one_by_one if plain else rows.copy_to)(out)
+    assert rows.are_held() and len(rows) == len(indices)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 5), (3, 40, 40), (9, 9, 9)], ids=str)
+def test_twins(shape: tuple[int, ...], dtype: str) -> None:
+    samples = some(shape, dtype)
+    samples = [np.asarray(sample) for sample in samples]
+    store, indices = filled(samples), [3, 0, 11, 3, 7]
+    wanted = np.stack([samples[i] for i in indices])
+    for plain in (True, False):
+        found = copied(store, indices, plain)
+        assert found is not None and found.dtype == wanted.dtype and (found == wanted).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(np.zeros((3, 5), np.uint8), np.zeros((3, 4), np.int8), np.zeros((4, 3), np.uint8), b"x" * 12, 7, None),
+        *((np.zeros((3, 4), np.uint8),), np.asfortranarray(np.zeros((3, 4), np.uint8)), np.zeros((0, 4), np.uint8)),
+        np.ma.masked_array(np.zeros((3, 4), np.uint8)),
+    ],
+    ids=lambda value: f"{type(value).__name__}{getattr(value, 'shape', '')}",
+)
+def test_only_where_everything_is_of_one_kind(other: Any) -> None:
+    samples = some((3, 4), "uint8", 4)
+    assert copied(filled(samples), [0, 1]) is not None
+    for mixed in ([*samples, other], [other, *samples]):
+        store = filled(mixed)
+        assert store.rows(np.array([1, 2])) is None  # for ever, even of those that are alike
+        assert (store.get(1 if mixed[0] is samples[0] else 2) == samples[1]).all()
+
+
+def test_objects_and_fields_too() -> None:
+    assert filled([np.array([None, 1], object)] * 2).rows(np.array([0])) is None
+    record = np.zeros((), [("a", "i4"), ("b", "f8")])
+    rows = filled([record] * 2).rows(np.array([0]))
+    assert rows is not None and rows.dtype == record.dtype and rows[0] == record
+
+
+def test_one_that_is_missing_and_none_at_all() -> None:
+    store = SampleStore(5, 1 << 16)
+    assert store.rows(np.array([0])) is None
+    store.put(2, np.zeros(4))
+    assert store.rows(np.array([2, 2])) is not None
+    assert store.rows(np.array([2, 3])) is None
+    assert store.rows(np.array([], np.int64)) is None
+
+
+def test_a_sample_in_place_is_read_only() -> None:
+    rows = filled(some((3, 4), "float32")).rows(np.array([4]))
+    assert rows is not None
+    with pytest.raises(ValueError, match="read-only"):
+        rows[0][...] = 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
+    """The log wraps round, whatever its capacity: positions stay multiples of an entry's size."""
+    length, nbytes = 40, data.draw(st.sampled_from([1, 64, 100, 300]))
+    store = SampleStore(length, data.draw(st.integers(600, 6000)), "lru")
+    for index in data.draw(st.lists(st.integers(0, length - 1), max_size=120)):
+        store.put(index, np.full(nbytes, index, np.uint8))
+    held = [i for i in range(length) if i in store]
+    if held:
+        wanted = np.array(held)[data.draw(st.permutations(range(len(held))))]
+        found = copied(store, wanted.tolist())
+        assert found is not None and (found == wanted[:, None]).all()
+    gone = next((i for i in range(length) if i not in store), None)
+    assert gone is None or store.rows(np.array([*held, gone])) is None
+
+
+def test_are_held_says_no_when_one_moved() -> None:
+    store = SampleStore(50, 2000, "lru")
+    for index in range(3):
+        store.put(index, np.full(64, index, np.uint8))
+    rows = store.rows(np.arange(3))
+    assert rows is not None and rows.are_held()
+    for index in range(3, 30):
+        store.put(index, np.full(64, index, np.uint8))
+    assert not rows.are_held() and store.get(0) is MISSING
+
+
+def test_never_torn_while_others_write() -> None:
+    store, wrong, stop = SampleStore(64, 64 * 300, "lru"), [], threading.Event()
+
+    def write() -> None:
+        rng = np.random.default_rng(0)
+        while not stop.is_set():
+            index = int(rng.integers(64))
+            store.put(index, np.full(1000, index, np.uint8))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        good = 0
+        for _ in range(3000):
+            held = np.flatnonzero([i in store for i in range(64)])[:6]
+            rows = store.rows(held) if len(held) else None
+            if rows is None:
+                continue
+            out = torch.empty((len(held), 1000), dtype=torch.uint8)
+            rows.copy_to(out)
+            if rows.are_held():
+                good += 1
+                if (out.numpy() != held[:, None]).any():
+                    wrong.append(held)
+        assert good and not wrong
+    finally:
+        stop.set()
+        writer.join()
