@@ -29,7 +29,7 @@ class Arrays(Source):
         return len(self.array)
 
     def read(self, indices: Any) -> list[Any]:
-        return [np.ascontiguousarray(self.array[i]) for i in indices]
+        return [np.array(self.array[i]) for i in indices]
 
     def fingerprint(self) -> str:
         return "arrays"

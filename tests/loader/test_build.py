@@ -204,9 +204,9 @@ BATCH = 8 * (3 * 64 * 64 + 8)  # bytes of a batch of 8 such images and their tar
 
 
 def room_for(workers: int, prefetch: int) -> int:
-    """A budget that such batches fill: slots, and a batch and a half in the making (and 5 % of the budget) in each process."""
+    """A budget that such batches fill: slots, and half a batch beside them (and 5 % of the budget) in each process."""
     making = max(1, workers)
-    return int((BATCH * (workers * prefetch + 2 if workers else 2) + making * BATCH * 1.5) / (1 - making / 20)) + 9
+    return int((BATCH * (workers * prefetch + 2 if workers else 2) + making * BATCH * 0.5) / (1 - making / 20)) + 9
 
 
 def test_prefetch_is_lowered_to_fit(photos: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_closed_loader_gives_its_bytes_back(photos: Path) -> None:
     dataset = images(photos)
     before = dataset.budget.reserved
     loader = create_dataloader(dataset, batch_size=8, num_workers=1)
-    making = int(1.5 * BATCH) + (16 << 20)
+    making = BATCH // 2 + (16 << 20)
     assert dataset.budget.reserved == before + 4 * BATCH + making
     loader.close()
     assert dataset.budget.reserved == before

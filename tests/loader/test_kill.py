@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from torch.utils.data import Dataset
 
 from headrace import ImageDataset, WorkerError, create_dataloader
 from tests.conftest import mapped_elsewhere
@@ -133,3 +136,30 @@ def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: s
             job.wait()
         assert wait_until_gone(children) == []
     assert left_since(before) == []
+
+
+class Fatal(Dataset[int]):
+    """Ends the worker that asks for sample 9."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(3)
+        return index
+
+
+@pytest.mark.parametrize(("how", "said"), [("killed", "was killed by SIGKILL"), ("exits", "exited with status 3")])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_the_worker_and_its_batch_are_named(make_loader: Callable[..., Any], how: str, said: str, persistent: bool) -> None:
+    loader = make_loader(Fatal(how), batch_size=2, num_workers=2, shuffle=False, persistent_workers=persistent)
+    received = []
+    with pytest.raises(WorkerError, match=rf"in epoch 0, while batch \d was waited for: worker 0 \(pid \d+\) {said} with batch 4 to make"):
+        received.extend(batch.tolist() for batch in loader)
+    assert received == [[2 * i, 2 * i + 1] for i in range(len(received))]

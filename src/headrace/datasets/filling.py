@@ -6,6 +6,7 @@ there from the memory that holds it. What comes of it is, bit for bit, what coll
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -81,6 +82,12 @@ class BatchFilling(SampleReading, SampleTransforming):
             and own.pair is base.pair
             and own.assemble is base.assemble
         )
+
+    @property
+    def writes_batches(self) -> bool:
+        """Are samples written straight into their batch, also when they are read and decoded?"""
+        like = self.value_like() if self._is_fillable else None
+        return like is not None and self.input_like(*like) is not None
 
     def fill(self, ticket: Ticket) -> Filled | list[Any] | None:
         """The samples of a batch in its buffer; or in a list, where some are stand-ins for what can't be read; or None: make them one by
@@ -213,6 +220,7 @@ def _empty(samples: int, like: Like) -> torch.Tensor | None:
     return None if known is None or 0 in shape else empty((samples, *shape), known)
 
 
+@functools.cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     if not dtype.isnative or dtype.kind not in "biufc":
         return None

@@ -145,37 +145,39 @@ def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any
     return collators.get(chosen) if isinstance(chosen, str) else chosen
 
 
-def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, ahead: int = 0) -> int:
+def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, beside: int) -> int:
     """Bytes of all batches on their way, and of what they are made of.
 
-    The ring has a slot for each batch that is handed out, and two that the user holds. Beside it, each process that loads holds the
-    samples of one batch before they are stacked, some of what they were decoded from, and what decoders and allocators take: by
-    measurement (docs/memory.md) a batch and a half, and 16 MiB, or 5 % of a small budget.
+    The ring has a slot for each batch that is handed out, and two that the user holds. Beside it, each process that loads holds what
+    `beside_nbytes` counts, and what decoders and allocators take: 16 MiB, or 5 % of a small budget (docs/memory.md).
 
     Args:
         batch: bytes of a batch.
         workers, prefetch: how many batches are on their way.
         budget: that they are to fit.
-        ahead: bytes of records that each process reads ahead.
+        beside: bytes of each process beside the slots.
     """
     slots = workers * prefetch + 2 if workers else 2
-    return batch * slots + max(1, workers) * (batch * 3 // 2 + min(_WORKING, budget.limit // 20) + ahead)
+    return batch * slots + max(1, workers) * (min(_WORKING, budget.limit // 20) + beside)
 
 
-def read_ahead(datasets: Iterable[BaseDataset]) -> int:
-    """Bytes of records that a process reads ahead of its batches."""
-    return sum(d.mode.window for d in datasets if d.loading_mode is LoadingMode.STREAMING)
+def beside_nbytes(batch: int, dataset: Any, stacks: bool) -> int:
+    """Bytes that a process which loads holds of a batch beside its slot: the samples before they are stacked and some of what they were
+    decoded from, by measurement a batch and a half; half a batch where they are written straight into it; and what it reads ahead."""
+    straight = stacks and isinstance(dataset, BaseDataset) and dataset.writes_batches
+    ahead = sum(d.mode.window for d in inner_datasets(dataset) if d.loading_mode is LoadingMode.STREAMING)
+    return (batch // 2 if straight else batch * 3 // 2) + ahead
 
 
-def make_room(config: DataLoaderConfig, budget: MemoryBudget, batch: int, datasets: Iterable[BaseDataset]) -> None:
+def make_room(config: DataLoaderConfig, budget: MemoryBudget, batch: int, beside: int, datasets: Iterable[BaseDataset]) -> None:
     """Has caches give way where what is left of the budget does not do for one batch (of so many bytes) a worker."""
     for dataset in datasets:
-        short = batches_nbytes(batch, config.num_workers or 0, 1, budget) - budget.available
+        short = batches_nbytes(batch, config.num_workers or 0, 1, budget, beside) - budget.available
         if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
             dataset.mode.give_way(short)
 
 
-def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, ahead: int, reasons: Reasons) -> tuple[DataLoaderConfig, int]:
+def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, beside: int, reasons: Reasons) -> tuple[DataLoaderConfig, int]:
     """Lowers `prefetch_factor`, and then `num_workers`, until batches fit what is left of the budget (see `batches_nbytes`); says so.
 
     Returns:
@@ -186,9 +188,9 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, ahead
     """
     left, workers, prefetch = budget.available, config.num_workers or 0, config.prefetch_factor or 1
     choices = [(workers, p) for p in range(prefetch, 0, -1)] + [(w, 1) for w in range(workers - 1, -1, -1)]
-    fitting = next((choice for choice in choices if batches_nbytes(batch, *choice, budget, ahead) <= left), None)
+    fitting = next((choice for choice in choices if batches_nbytes(batch, *choice, budget, beside) <= left), None)
     if fitting is None:
-        least = format_size(batches_nbytes(batch, 0, 1, budget, ahead))
+        least = format_size(batches_nbytes(batch, 0, 1, budget, beside))
         raise BudgetError(
             f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held while the next one is made ({least} in "
             f"all), and {format_size(left)} are left of the budget: take a smaller batch_size, or raise max_memory_usage.\n"
@@ -203,7 +205,7 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, ahead
         reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
         parallel = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
         config = config.with_(num_workers=fitting[0], prefetch_factor=fitting[1] if fitting[0] else None, **parallel)
-    return config, batches_nbytes(batch, *fitting, budget, ahead)
+    return config, batches_nbytes(batch, *fitting, budget, beside)
 
 
 class _Nowhere:

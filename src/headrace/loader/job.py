@@ -1,7 +1,7 @@
 """Who carries the batches of an epoch from the workers to the parent?
 
-A `Job`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak tickets, and its ring. A `Loader` has
-one at a time, and a second one only while two of its iterators are alive.
+A `Job`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak tickets, and its ring; without workers a
+loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are alive.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from headrace.errors import WorkerError
 from headrace.loader.batches import Plan
@@ -21,6 +22,9 @@ from headrace.loader.config import DataLoaderConfig
 from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
+
+LOOKS_EVERY = 5.0
+"""Seconds between two looks of torch's iterator whether its workers live, while it waits for a batch."""
 
 
 class _Dispatch:
@@ -58,26 +62,24 @@ class Job:
         workers = config.num_workers or 0
         self.ring = fetch.ring
         self.dispatch = _Dispatch(plan, self.ring)
-        parallel: dict[str, Any] = {}
-        if workers:
-            parallel = {
-                "prefetch_factor": config.prefetch_factor,
-                "persistent_workers": config.persistent_workers,
-                "multiprocessing_context": config.multiprocessing_context,
-                "worker_init_fn": WorkerInit(config.worker_init_fn),
-                "timeout": config.timeout,
-            }
         into_slots: Any = Collate(collate)
-        self._loader: DataLoader[Any] = DataLoader(
-            fetch,
-            batch_sampler=self.dispatch,
-            collate_fn=into_slots,
-            num_workers=workers,
-            pin_memory=bool(config.pin_memory),
-            # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
-            generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
-            **parallel,
-        )
+        self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
+        self._loader: DataLoader[Any] | None = None
+        if workers:
+            self._loader = DataLoader(
+                fetch,
+                batch_sampler=self.dispatch,
+                collate_fn=into_slots,
+                num_workers=workers,
+                pin_memory=self._pins,
+                # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
+                generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
+                prefetch_factor=config.prefetch_factor,
+                persistent_workers=bool(config.persistent_workers),
+                multiprocessing_context=config.multiprocessing_context,
+                worker_init_fn=WorkerInit(config.worker_init_fn),
+                timeout=config.timeout,
+            )
         self.is_lasting = not workers or bool(config.persistent_workers)
         self._user: weakref.ref[Any] | None = None
 
@@ -89,7 +91,7 @@ class Job:
 
     @property
     def is_sound(self) -> bool:
-        """Do all its workers live? A signal handler of torch's may have told the user of a death anywhere, and not in `next`."""
+        """Do all its workers live?"""
         workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         return all(worker.is_alive() for worker in workers)
 
@@ -100,7 +102,36 @@ class Job:
     def start(self, epoch: int, step: int) -> Iterator[Delivered]:
         """The deliveries of an epoch from a step on. What a lasting job had still on its way is dropped."""
         self.dispatch.begin(epoch, step)
-        return iter(self._loader)
+        if self._loader is None:
+            return _Here(self.dispatch, self._fetch, self._collate, self._pins)
+        deliveries = iter(self._loader)
+        if self._loader.timeout <= LOOKS_EVERY:
+            _tell_deaths_only_where_batches_are_awaited(deliveries)
+        return deliveries
+
+
+def _tell_deaths_only_where_batches_are_awaited(deliveries: Any) -> None:
+    """Takes an iterator's workers out of torch's handler of SIGCHLD, which would raise wherever the main thread happens to be, be it
+    in the midst of the user's optimizer or checkpoint. Torch's iterator looks for dead workers too, while it waits: every 5 seconds, or
+    at the end of its timeout."""
+    if getattr(deliveries, "_worker_pids_set", False):
+        signal_handling._remove_worker_pids(id(deliveries))  # type: ignore[attr-defined]
+        deliveries._worker_pids_set = False
+
+
+class _Here:
+    """The deliveries of an epoch, each made when it is asked for."""
+
+    def __init__(self, dispatch: _Dispatch, fetch: Fetch, collate: Collate, pins: bool) -> None:
+        self._tickets, self._fetch, self._collate, self._pins = iter(dispatch), fetch, collate, pins
+
+    def __iter__(self) -> _Here:
+        return self
+
+    def __next__(self) -> Delivered:
+        delivered: Any = self._collate(self._fetch.__getitems__(next(self._tickets)))
+        made: Delivered = delivered.pin_memory() if self._pins else delivered
+        return made
 
 
 def failure_of(delivered: Delivered) -> BaseException | None:

@@ -29,13 +29,13 @@ from headrace.errors import ConfigError, warn
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
+    beside_nbytes,
     check_picklable,
     choose_collate,
     explain_config,
     fit_budget,
     is_path,
     make_room,
-    read_ahead,
     resolve,
 )
 from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
@@ -126,8 +126,9 @@ class Loader(DataLoader[Any]):
     def _fitted(self, config: DataLoaderConfig, dataset: Any, batch_nbytes: int) -> DataLoaderConfig:
         """The config with as many batches on their way as the budget has room for, which is reserved."""
         budget = self._budget(dataset)
-        make_room(config, budget, batch_nbytes, inner_datasets(dataset))
-        config, nbytes = fit_budget(config, budget, batch_nbytes, read_ahead(inner_datasets(dataset)), self._reasons)
+        beside = beside_nbytes(batch_nbytes, dataset, self._collate is stack_collate)
+        make_room(config, budget, batch_nbytes, beside, inner_datasets(dataset))
+        config, nbytes = fit_budget(config, budget, batch_nbytes, beside, self._reasons)
         self._ring_bytes = budget.reserve(nbytes, "batches on their way")
         return config
 
@@ -135,9 +136,9 @@ class Loader(DataLoader[Any]):
         """The first batch says how large the ring is, where nobody knew before."""
         budget = self._budget(self.dataset)
         workers, prefetch = self.config.num_workers or 0, self.config.prefetch_factor or 1
-        ahead = read_ahead(inner_datasets(self.dataset))
-        make_room(self.config, budget, batch_nbytes, inner_datasets(self.dataset))
-        needed, available = batches_nbytes(batch_nbytes, workers, prefetch, budget, ahead), budget.available
+        beside = beside_nbytes(batch_nbytes, self.dataset, self._collate is stack_collate)
+        make_room(self.config, budget, batch_nbytes, beside, inner_datasets(self.dataset))
+        needed, available = batches_nbytes(batch_nbytes, workers, prefetch, budget, beside), budget.available
         self._ring_bytes = budget.reserve(min(needed, available), "batches on their way")
         if needed > available:
             self._too_large = batch_nbytes

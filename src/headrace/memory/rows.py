@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+_WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
 
 class Layout(NamedTuple):
     """What all entries of a store have in common."""
@@ -20,13 +22,10 @@ class Layout(NamedTuple):
     """Bytes from one to the next."""
     at: int
     """Bytes of an entry before the array's own."""
+    nbytes: int
+    """Bytes of an array."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class Rows:
@@ -66,12 +65,12 @@ class Rows:
     def copy_to(self, out: torch.Tensor) -> None:
         """Copies all of them into a contiguous [samples, ...] tensor of their dtype, in torch's own threads."""
         layout = self._layout
-        width = next(size for size in (8, 4, 2, 1) if layout.nbytes % size == 0)  # the fewest elements: rows are dealt out whole
-        dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
-        whole = torch.frombuffer(self._log, dtype=dtype, count=len(self._log) // layout.entry * layout.entry // width)
-        rows = (len(self._log) // layout.entry, layout.nbytes // width)
-        table = whole.as_strided(rows, (layout.entry // width, 1), layout.at // width)
-        torch.index_select(table, 0, torch.from_numpy(self._starts // layout.entry), out=out.view(len(self), -1).view(dtype))
+        dtype = next(d for d in _WIDE if layout.nbytes % d.itemsize == 0)  # the fewest elements: torch deals rows out whole
+        width, rows = dtype.itemsize, len(self._log) // layout.entry
+        whole = torch.frombuffer(self._log, dtype=dtype, count=rows * layout.entry // width)
+        table = whole.as_strided((rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width)
+        flat = out.view(len(self), -1)
+        torch.index_select(table, 0, torch.from_numpy(self._starts // layout.entry), out=flat if out.dtype == dtype else flat.view(dtype))
 
     def copy_one_by_one(self, out: torch.Tensor) -> None:
         """The same in the plain way."""

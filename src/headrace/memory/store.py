@@ -206,7 +206,8 @@ class SampleStore:
         if signature <= 0 or not len(indices):
             return None
         positions = self._table[indices] - 1
-        if (positions < 0).any():
+        first = int(positions.min())
+        if first < 0:
             return None
         starts = positions % self.capacity
         layout = self._layouts.get(signature)
@@ -222,7 +223,7 @@ class SampleStore:
 
         def are_held() -> bool:
             self._fence()
-            return bool((self._table[indices] == positions + 1).all()) and int(self._header[_TAIL]) <= int(positions.min())
+            return int(self._header[_TAIL]) <= first and np.array_equal(self._table[indices] - 1, positions)
 
         return Rows(self._log, layout, starts, are_held)
 
@@ -234,7 +235,7 @@ class SampleStore:
         if not self._is_held(index, position):
             return None
         array = pickle.loads(head, buffers=[bytearray(entry[4])])
-        return Layout(entry[1], at, array.shape, array.dtype)
+        return Layout(entry[1], at, array.nbytes, array.shape, array.dtype)
 
     def _fence(self) -> None:
         for _ in range(2):  # two lock pairs keep the loads before from passing the loads after, on every CPU
