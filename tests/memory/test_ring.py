@@ -418,6 +418,40 @@ class TestLife:
         with pytest.raises(BudgetError, match="smaller batch_size"):
             ring.map(0, STRIDE + 1)
 
+    def test_what_is_counted(self) -> None:
+        ring = Ring(2)
+        assert ring.stats() == {"ring_slots": 2, "ring_in_use": 0, "ring_grown": 0, "ring_copied": 0, "ring_bytes": 0}
+        ring._kept = 3
+        kept = [deliver(ring, torch.full((1 << 19,), number)) for number in range(8)]
+        stats = ring.stats()
+        assert (stats["ring_slots"], stats["ring_in_use"], stats["ring_grown"]) == (6, 5, 4)
+        assert stats["ring_copied"] == 3 and stats["ring_bytes"] >= 5 << 22
+        assert all((batch == number).all() for number, batch in enumerate(kept))
+        ring.give_unused(ring.take())
+        assert ring.stats()["ring_copied"] == 4
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="Linux makes pages beforehand")
+    def test_pages_are_there_before_they_are_touched(self) -> None:
+        ring = Ring(2)
+        ring.map(ring.take(), 5 << 20)
+        assert os.fstat(ring._memory.fd).st_blocks * 512 in (0, 5 << 20)  # 0: a kernel before 5.14
+
+    def test_parts_of_what_lies_in_the_slot_are_not_copied(self) -> None:
+        ring = Ring(1)
+        arena = ring.arena(ring.take())
+        with arena:
+            rows = empty((4, 100), torch.float32)
+            rows[:] = torch.arange(4.0)[:, None]
+            end = arena.nbytes
+            sent = pickle.dumps(arena.pack([rows[2], rows[1:3], rows.view(torch.int32)[3], rows[:, 5]], {}))
+        assert arena.nbytes == end + 64  # the last one has gaps, and is copied
+        batch = pickle.loads(sent).batch
+        assert [t.shape for t in batch] == [(100,), (2, 100), (100,), (4,)]
+        assert (batch[0] == 2).all() and batch[1][:, 0].tolist() == [1, 2] and (batch[2].view(torch.float32) == 3).all()
+        assert batch[3].tolist() == [0, 1, 2, 3]
+        del batch
+        assert in_use(ring) == 0
+
     def test_two_rings_do_not_mix(self) -> None:
         one, two = Ring(1), Ring(1)
         sent_one, sent_two = pack(one, torch.full((9,), 1)), pack(two, torch.full((9,), 2))
@@ -502,6 +536,15 @@ class TestInProcess:
             empty((20,), torch.float32)
             raise RuntimeError("collate failed")
         assert in_use(ring) == 0
+
+    def test_an_abandoned_one_is_free_when_nothing_is_left_of_it(self) -> None:
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            half_made = empty((20,), torch.float32)
+        arena.abandon()
+        assert in_use(ring) == 1
+        del half_made
+        assert in_use(ring) == 0 and arena is not None
 
     def test_outside_of_an_arena_tensors_are_fresh(self) -> None:
         tensor = empty((3, 4), torch.bfloat16)
