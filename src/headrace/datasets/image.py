@@ -178,6 +178,10 @@ class ImageDataset(BaseDataset):
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
 
+    @property
+    def _copies(self) -> bool:
+        return self._augment is None and not self.normalize
+
     def present_into(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._pixels(value, drawn)
         if self.normalize:

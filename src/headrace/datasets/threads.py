@@ -40,27 +40,27 @@ class WorkerThreads:
     def number(self) -> int:
         """Threads that work in this process."""
         if self._pid != os.getpid():
-            info = get_worker_info()
-            world = detect_world()
-            self._number = 1 if info is None else threads_of(info.num_workers, len(usable_cpus()), world.local_world_size)
+            info, ranks = get_worker_info(), detect_world().local_world_size
+            self._number = 1 if info is None else threads_of(info.num_workers, len(usable_cpus()), ranks)
             self._pid, self._pool = os.getpid(), None
         return self._number
 
     def map(self, function: Callable[[int], Any], count: int) -> list[Any]:
         """What a function gives for 0 to count - 1; raises what it raises for the first of them that fails, when all are done."""
-        if self.number == 1 or count < 2:
+        threads = self.number
+        if threads == 1 or count < 2:
             return [function(number) for number in range(count)]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._number, "headrace-decode")
-        step = -(-count // (4 * self._number))  # some parts a thread: samples take different times
+            self._pool = ThreadPoolExecutor(threads, "headrace-decode")
+        step = -(-count // (4 * threads))  # some parts a thread: samples take different times
         parts = [range(start, min(start + step, count)) for start in range(0, count, step)]
         tasks = [self._pool.submit(lambda part: [function(number) for number in part], part) for part in parts]
         try:
             return [made for task in tasks for made in task.result()]
         finally:
             for task in tasks:
-                task.cancel()
-                task.exception() if not task.cancelled() else None
+                if not task.cancel():
+                    task.exception()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()
