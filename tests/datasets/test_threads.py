@@ -48,10 +48,31 @@ def ended(threads: WorkerThreads) -> None:
     threads._pool.shutdown()
 
 
-def test_none_in_the_training_s_process() -> None:
+def test_in_the_training_s_process_threads_copy_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: 3)
     names: list[str] = []
-    assert WorkerThreads().map(lambda number: names.append(threading.current_thread().name), 5) == [None] * 5
+    threads = WorkerThreads()
+    assert threads.map(lambda number: names.append(threading.current_thread().name), 5) == [None] * 5
     assert names == [threading.current_thread().name] * 5
+    barrier, seen = threading.Barrier(3, timeout=30), []
+
+    def copy(number: int) -> None:
+        seen.append(number)
+        barrier.wait()
+
+    threads.copy(copy, 30, nbytes=10 << 20)
+    assert sorted(seen) == list(range(30))
+    with pytest.raises(ZeroDivisionError):
+        threads.copy(lambda number: 1 // (number - 7), 30, nbytes=10 << 20)
+    ended(threads)
+
+
+@pytest.mark.parametrize(("torchs", "nbytes"), [(1, 10 << 20), (4, 1 << 20)])
+def test_none_where_torch_has_one_or_little_is_to_copy(monkeypatch: pytest.MonkeyPatch, torchs: int, nbytes: int) -> None:
+    monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: torchs)
+    threads, names = WorkerThreads(), set()
+    threads.copy(lambda _: names.add(threading.current_thread().name), 9, nbytes)
+    assert threads._pool is None and names == {threading.current_thread().name}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 12, 13, 100])

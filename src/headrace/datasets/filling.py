@@ -117,8 +117,11 @@ class BatchFilling(SampleReading, SampleTransforming):
             rows.copy_to(out)
         else:
             drawn, made = self._draws(ticket, lambda number: rows[number]), out.numpy()
-            for number in range(len(ticket)):
+
+            def present(number: int) -> None:
                 self.present_into(rows[number], drawn[number], made[number, ...])
+
+            self._threads.copy(present, len(ticket), made.nbytes)
         if not rows.are_held():
             return None
         self._counts["cache_hits"] += len(ticket)

@@ -180,7 +180,7 @@ class ImageDataset(BaseDataset):
 
     @property
     def _copies(self) -> bool:
-        return self._augment is None and not self.normalize
+        return self._augment is None and not self.normalize and not self._transformed
 
     def present_into(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._pixels(value, drawn)

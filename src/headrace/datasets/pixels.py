@@ -6,7 +6,6 @@ else through Pillow; resized by torch's antialiased bilinear interpolation. `siz
 
 from __future__ import annotations
 
-import ctypes
 import io
 import struct
 from typing import Any
@@ -170,24 +169,24 @@ def to_channels_last(pixels: Pixels) -> Pixels:
 
 
 _SCALE = {
-    3: torch.tensor([1 / (255 * s) for s in IMAGENET_STD]).view(3, 1, 1),
-    1: torch.tensor(3 / (255 * sum(IMAGENET_STD))).view(1, 1, 1),
+    3: np.array([1 / (255 * s) for s in IMAGENET_STD], np.float32).reshape(3, 1, 1),
+    1: np.array(3 / (255 * sum(IMAGENET_STD)), np.float32).reshape(1, 1, 1),
 }
 _SHIFT = {
-    3: torch.tensor([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(3, 1, 1),
-    1: torch.tensor(-sum(IMAGENET_MEAN) / sum(IMAGENET_STD)).view(1, 1, 1),
+    3: np.array([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)], np.float32).reshape(3, 1, 1),
+    1: np.array(-sum(IMAGENET_MEAN) / sum(IMAGENET_STD), np.float32).reshape(1, 1, 1),
 }
 
 
 def normalize_into(pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
     """[C, H, W] uint8 -> float32 in `out`: scaled to [0, 1], minus the ImageNet mean, over its standard deviation.
 
-    One channel takes the means of the three channels' statistics. Three passes over memory that is in the cache by then, in torch's own
-    threads; two roundings, so that it is the same everywhere.
+    One channel takes the means of the three channels' statistics. Three passes over memory that is in the cache by then; two roundings,
+    so that it is the same everywhere.
     """
-    image = torch.from_numpy(out)
-    image.copy_(_tensor_over(np.ascontiguousarray(pixels)))
-    image.mul_(_SCALE[len(image)]).add_(_SHIFT[len(image)])
+    np.copyto(out, pixels)
+    np.multiply(out, _SCALE[len(out)], out=out)
+    np.add(out, _SHIFT[len(out)], out=out)
 
 
 def normalize(pixels: Pixels) -> torch.Tensor:
@@ -195,9 +194,3 @@ def normalize(pixels: Pixels) -> torch.Tensor:
     out = np.empty(pixels.shape, np.float32)
     normalize_into(pixels, out)
     return torch.from_numpy(out)
-
-
-def _tensor_over(pixels: Pixels) -> torch.Tensor:
-    """The same memory as a tensor, to read from while `pixels` lives: torch warns of arrays that are read-only, such as held samples."""
-    raw = (ctypes.c_uint8 * pixels.nbytes).from_address(pixels.__array_interface__["data"][0])
-    return torch.frombuffer(raw, dtype=torch.uint8).view(pixels.shape)

@@ -63,7 +63,7 @@ class Rows:
         return array
 
     def copy_to(self, out: torch.Tensor) -> None:
-        """Copies all of them into a contiguous [samples, ...] tensor of their dtype, in torch's own threads."""
+        """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call, in torch's own threads."""
         layout = self._layout
         dtype = next(d for d in _WIDE if layout.nbytes % d.itemsize == 0)  # the fewest elements: torch deals rows out whole
         width, rows = dtype.itemsize, len(self._log) // layout.entry
