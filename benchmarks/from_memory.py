@@ -279,12 +279,16 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     ]
     with_workers = Ratio("uint8: headrace / TensorDataset with workers", own, (plain_w,))
     uint8 = [with_workers, Ratio("uint8: headrace / bare gather", own, (take, select)), Ratio("uint8: headrace / FFCV raw", own, (raw,))]
+    said = "empty batches: headrace / plain DataLoader"
+    empty = [
+        Ratio(said, own, (plain_w,)),
+        Ratio(f"{said}, neither with workers", own, (plain_0,)),
+        Ratio(f"{said}, both", more, (plain_w,)),
+    ]
     found = [
         Section("uint8", "img/s", plain_w, as_they_are, uint8),
         Section("float32 normalised", "img/s", plain_w, as_floats, [Ratio("float32: headrace / FFCV raw", own, (raw,))]),
-        Section(
-            "empty batches", "batches/s", plain_w, numbers, [Ratio("empty batches: headrace / plain DataLoader", own, (plain_w, plain_0))]
-        ),
+        Section("empty batches", "batches/s", plain_w, numbers, empty),
     ]
     beside = Ratio("training: headrace, 0 workers / TensorDataset", "headrace eager, 0 workers", (plain_w, plain_0))
     return [*found, Section("beside a training step", "steps/s", plain_w, steps, [beside])] if step else found

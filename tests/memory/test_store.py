@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.errors import ConfigError
+from headrace.memory.entry import encode
 from headrace.memory.store import MISSING, POLICIES, SampleStore
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a store is a process's own on Windows")
@@ -461,7 +462,7 @@ def _hold_the_lock(store: SampleStore) -> None:
 
 
 def _entry(index: int, value: Any) -> tuple[list[int], list[memoryview]]:
-    return SampleStore._entry_of(index, value)
+    return encode(index, value)
 
 
 def _wait_for(condition: Any) -> None:

@@ -26,9 +26,7 @@ last spared: the CLOCK approximation of LRU (Corbato 1968), "second chance", don
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
 import time
 from collections import deque
 from typing import Any, Final
@@ -39,6 +37,7 @@ import psutil
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
+from headrace.memory.entry import HEADER, MIXED, copies_at, decode, encode, header_at, layout_of, signature_of
 from headrace.memory.lock import ProcessLock
 from headrace.memory.rows import Layout, Rows
 
@@ -49,13 +48,9 @@ POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
 _ALIGN = 64
-_ENTRY = 64  # bytes of an entry's header: 8 int64
-_BUFFERS = 4  # buffers outside of the pickle that fit into an entry's header
 _HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(13)
-_MIXED = -1  # as the layout: samples are not arrays of one shape and dtype
 _CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
 _TABLE_AT = 4096
-_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array, which is to be copied without one
 _GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
 
@@ -183,22 +178,21 @@ class SampleStore:
         position = int(self._table[index]) - 1
         if position < 0:
             return MISSING
-        start = position % self.capacity
-        entry = np.frombuffer(self._log, np.int64, 8, start).tolist()
-        if not self._is_held(index, position):
-            return MISSING
-        at = start + _ENTRY
-        head = bytes(self._log[at : at + entry[2]])
-        at += up(entry[2])
-        buffers = []
-        for nbytes in entry[4 : 4 + entry[3]]:
-            buffers.append(bytearray(self._log[at : at + nbytes]))
-            at += up(nbytes)
-        if not self._is_held(index, position):
+        pieces = self._copied(index, position)
+        if pieces is None:
             return MISSING
         if self.policy == "lru":
             self._touched[index] = 1
-        return pickle.loads(head, buffers=buffers)
+        return decode(pieces[1])
+
+    def _copied(self, index: int, position: int) -> tuple[list[int], list[bytearray]] | None:
+        """Header and pieces of a sample; None where it was evicted before they were copied."""
+        start = position % self.capacity
+        header = header_at(self._log, start)
+        if not self._is_held(index, position):
+            return None
+        pieces = copies_at(self._log, start, header)
+        return (header, pieces) if self._is_held(index, position) else None
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
         """Samples as they lie here, where all of them are held, and everything in the store is an array of one shape and dtype."""
@@ -212,10 +206,10 @@ class SampleStore:
         starts = positions % self.capacity
         layout = self._layouts.get(signature)
         if layout is None:
-            layout = self._read_layout(int(indices[0]), int(positions[0]))
-            if layout is None:
+            copied = self._copied(int(indices[0]), int(positions[0]))
+            if copied is None:
                 return None
-            self._layouts[signature] = layout
+            layout = self._layouts[signature] = layout_of(*copied)
         if (starts % layout.entry).any():
             return None
         if self.policy == "lru":
@@ -226,16 +220,6 @@ class SampleStore:
             return int(self._header[_TAIL]) <= first and np.array_equal(self._table[indices] - 1, positions)
 
         return Rows(self._log, layout, starts, are_held)
-
-    def _read_layout(self, index: int, position: int) -> Layout | None:
-        """The layout of a sample, which is that of all of them; None where it was evicted meanwhile."""
-        start = position % self.capacity
-        entry = np.frombuffer(self._log, np.int64, 8, start).tolist()
-        head, at = bytes(self._log[start + _ENTRY : start + _ENTRY + entry[2]]), _ENTRY + up(entry[2])
-        if not self._is_held(index, position):
-            return None
-        array = pickle.loads(head, buffers=[bytearray(entry[4])])
-        return Layout(entry[1], at, array.nbytes, array.shape, array.dtype)
 
     def _fence(self) -> None:
         for _ in range(2):  # two lock pairs keep the loads before from passing the loads after, on every CPU
@@ -252,7 +236,7 @@ class SampleStore:
         """Hold a sample; False where there is no room for it (or another process is stopped while it writes)."""
         if self.policy == "keep" and self._header[_FULL]:
             return index in self
-        entry, pieces = self._entry_of(index, value)
+        entry, pieces = encode(index, value)
         if entry[1] > self.limit:
             return False
         with self._lock.held() as locked:
@@ -273,39 +257,15 @@ class SampleStore:
     def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
         """Before a sample is there to be read: are all of them arrays of one shape and dtype still?"""
         known = int(self._header[_LAYOUT])
-        if known == _MIXED:
-            return
-        signature = _MIXED
-        if type(value) is np.ndarray and value.flags.c_contiguous and entry[3] == 1:
-            said = b"%d %d %s" % (entry[1], entry[4], pieces[0])
-            signature = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1 or 1
-        if signature != known:
-            self._header[_LAYOUT] = _MIXED if known else signature
-
-    @classmethod
-    def nbytes_of(cls, value: Any) -> int:
-        """Bytes that a sample takes when it is held."""
-        return cls._entry_of(0, value)[0][1]
-
-    @classmethod
-    def _entry_of(cls, index: int, value: Any) -> tuple[list[int], list[memoryview]]:
-        """Header and pieces of a sample: its pickle, and the buffers outside of it."""
-        pieces: list[memoryview] = []
-        least = 1 if type(value) is np.ndarray else _INLINE
-        head = pickle.dumps(value, protocol=5, buffer_callback=lambda b: cls._take(b, pieces, least))
-        sizes = [p.nbytes for p in pieces]
-        nbytes = _ENTRY + up(len(head)) + sum(map(up, sizes))
-        entry = [index, nbytes, len(head), len(sizes), *sizes, *[0] * (_BUFFERS - len(sizes))]
-        return entry, [memoryview(head), *pieces]
+        if known != MIXED:
+            signature = signature_of(value, entry, pieces)
+            if signature != known:
+                self._header[_LAYOUT] = MIXED if known else signature
 
     @staticmethod
-    def _take(buffer: pickle.PickleBuffer, pieces: list[memoryview], least: int) -> bool:
-        """Takes a large buffer out of the pickle (False); leaves the others inside (True)."""
-        raw = buffer.raw()
-        if len(pieces) == _BUFFERS or raw.nbytes < least:
-            return True
-        pieces.append(raw)
-        return False
+    def nbytes_of(value: Any) -> int:
+        """Bytes that a sample takes when it is held."""
+        return encode(0, value)[0][1]
 
     def _append(self, entry: list[int], pieces: list[memoryview]) -> bool:
         waiting: deque[tuple[list[int], list[memoryview]]] = deque([(entry, pieces)])
@@ -349,7 +309,7 @@ class SampleStore:
             head += filler
         start = head % self.capacity
         self._put_entry(start, entry)
-        at = start + _ENTRY
+        at = start + HEADER
         for piece in pieces:
             self._memory.write(self._log_at + at, piece)
             at += up(piece.nbytes)
@@ -375,25 +335,17 @@ class SampleStore:
             self._header[_COUNT] = 0
             self._header[_HEAD] = head + rest
         start = tail % self.capacity
-        entry = np.frombuffer(self._log, np.int64, 8, start).tolist()
+        entry = header_at(self._log, start)
         index, nbytes = entry[0], entry[1]
         survivor = None
         if index >= 0 and int(self._table[index]) == tail + 1:
             if spare and self._touched[index]:
-                survivor = entry, self._pieces(start, entry)
+                survivor = entry, [memoryview(piece) for piece in copies_at(self._log, start, entry)]
             self._header[_COUNT] -= 1  # first: a writer killed here leaves the count too low, never too high
             self._table[index] = 0
             self._header[_ADMITTED if survivor else _EVICTED] += -1 if survivor else 1
         self._header[_TAIL] = tail + nbytes
         return survivor
-
-    def _pieces(self, start: int, entry: list[int]) -> list[memoryview]:
-        at = start + _ENTRY
-        pieces = []
-        for nbytes in [entry[2], *entry[4 : 4 + entry[3]]]:
-            pieces.append(memoryview(bytes(self._log[at : at + nbytes])))
-            at += up(nbytes)
-        return pieces
 
     # -- memory pressure
 
