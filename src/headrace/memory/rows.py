@@ -27,6 +27,14 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    def table(self, log: memoryview) -> npt.NDArray[Any]:
+        """All entries of a log as one array [entries, ...], read-only."""
+        inner = np.empty(self.shape, self.dtype).strides
+        shape = (len(log) // self.entry, *self.shape)
+        table: npt.NDArray[Any] = np.ndarray(shape, self.dtype, log, self.at, (self.entry, *inner))
+        table.flags.writeable = False
+        return table
+
 
 class Rows:
     """Held samples in a store that goes on: read them, and then ask whether they were held all the while.
@@ -39,7 +47,9 @@ class Rows:
     """
 
     def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
-        self._log, self._layout, self._starts, self.are_held = log, layout, starts, are_held
+        self._log, self._layout, self.are_held = log, layout, are_held
+        self._places = starts // layout.entry
+        self._table = layout.table(log)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,15 +62,12 @@ class Rows:
         return self._layout.dtype
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._places)
 
     def __getitem__(self, number: int) -> npt.NDArray[Any]:
-        """A sample as it lies in the store, read-only."""
-        layout = self._layout
-        start = int(self._starts[number]) + layout.at
-        array = np.frombuffer(self._log[start : start + layout.nbytes], layout.dtype).reshape(layout.shape)
-        array.flags.writeable = False
-        return array
+        """A sample as it lies in the store, read-only; as an array, of whatever shape."""
+        sample: npt.NDArray[Any] = self._table[self._places[number], ...]
+        return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
         """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call, in torch's own threads."""
@@ -70,7 +77,7 @@ class Rows:
         whole = torch.frombuffer(self._log, dtype=dtype, count=rows * layout.entry // width)
         table = whole.as_strided((rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width)
         flat = out.view(len(self), -1)
-        torch.index_select(table, 0, torch.from_numpy(self._starts // layout.entry), out=flat if out.dtype == dtype else flat.view(dtype))
+        torch.index_select(table, 0, torch.from_numpy(self._places), out=flat if out.dtype == dtype else flat.view(dtype))
 
     def copy_one_by_one(self, out: torch.Tensor) -> None:
         """The same in the plain way."""
