@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import BaseDataset, HDF5Dataset, ImageDataset, MemoryEfficientDataset
+from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, MemoryEfficientDataset
 from headrace.collate import stack_collate
 from headrace.datasets.filling import Filled
 from headrace.order import Ticket
@@ -138,6 +138,15 @@ class TestFormatsOfOnesOwn:
         for workers in (0, 2):
             for values, targets in make_loader(dataset, batch_size=8, num_workers=workers):
                 assert (values[:, 0] == (4.0 * targets) ** 2).all()
+
+    @pytest.mark.parametrize("wrong", [((4,), np.dtype(np.float64)), ((2, 4), np.dtype(np.float32)), ((1,), np.dtype(np.float32))], ids=str)
+    def test_one_that_says_what_is_not_so(self, wrong: Any) -> None:
+        class Says(BaseDataset):
+            def value_like(self) -> Any:
+                return wrong
+
+        with pytest.raises(ConfigError, match=r"decode gives float32 \[4\] for sample 3, and value_like\(\) says float"):
+            Says(Arrays(np.zeros((20, 4), np.float32))).fill(Ticket([3], 42, 0))
 
     def test_numbers_as_samples(self, make_loader: Callable[..., Any]) -> None:
         class Halves(BaseDataset):

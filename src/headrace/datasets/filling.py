@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.datasets.reading import SampleReading
 from headrace.datasets.transforming import SampleTransforming
-from headrace.errors import SampleError
+from headrace.errors import ConfigError, SampleError
 from headrace.memory.ring import empty
 from headrace.order.seeding import preserved_rng, warn_off_main_thread
 from headrace.order.ticket import Ticket
@@ -102,9 +102,9 @@ class BatchFilling(SampleReading, SampleTransforming):
         inputs = self._from_memory(ticket, whole)
         if inputs is not None:
             return Filled(inputs, self._stacked_targets(ticket), len(ticket))
-        like = self.value_like()
-        like = None if like is None else self.input_like(*like)
-        return None if like is None else self._one_by_one(ticket, whole.tolist(), like)
+        value = self.value_like()
+        like = None if value is None else self.input_like(*value)
+        return None if value is None or like is None else self._one_by_one(ticket, whole.tolist(), value, like)
 
     def _from_memory(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """All inputs from where they are held; None where one is not."""
@@ -127,7 +127,7 @@ class BatchFilling(SampleReading, SampleTransforming):
         self._counts["cache_hits"] += len(ticket)
         return out
 
-    def _one_by_one(self, ticket: Ticket, whole: list[int], like: Like) -> Filled | list[Any] | None:
+    def _one_by_one(self, ticket: Ticket, whole: list[int], wanted: Like, like: Like) -> Filled | list[Any] | None:
         out = _empty(len(whole), like)
         if out is None:
             return None
@@ -139,6 +139,11 @@ class BatchFilling(SampleReading, SampleTransforming):
             value = draws if isinstance(draws, SampleError) else self._value(*found[number])
             if isinstance(value, SampleError):
                 return value
+            if isinstance(value, np.ndarray) and (value.shape, value.dtype) != wanted:  # else NumPy would make it fit
+                raise ConfigError(
+                    f"{type(self).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {ticket[number]}, and value_like() "
+                    f"says {wanted[1]} {list(wanted[0])}: mend the one or the other"
+                )
             try:
                 self.present_into(value, draws, rows[number, ...])
             except Exception as error:
