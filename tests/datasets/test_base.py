@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from headrace import BaseDataset, ConfigError, HDF5Dataset, HeadraceWarning, ImageDataset, LoadingMode, MemoryBudget, SampleError, Source
+from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
 from headrace.order.ticket import Ticket
 
@@ -825,3 +826,15 @@ class TestSkippingOneByOne:
     def test_an_index_is_an_error_with_a_remedy(self, make: Any) -> None:
         with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; take a larger batch_size, or an"):
             make(broken=[7], on_error="skip")[7]
+
+
+def test_a_list_of_transforms(photos: Any) -> None:
+    dataset = ImageDataset(photos, 8, [np.asarray, lambda image: image.mean(axis=2), np.shape])
+    assert dataset[3][0] == (8, 8)
+    assert ImageDataset(photos, 8, [])[3][0].shape == (3, 8, 8)
+    with pytest.raises(ConfigError, match="transform must be a callable, or a list of callables, and 5 is none"):
+        ImageDataset(photos, 8, [np.asarray, 5])
+    rows = MemoryEfficientDataset(list(range(10)), transform=[float, str])
+    assert rows[3] == "3.0"
+    with pytest.raises(ConfigError, match="'flip' is none"):
+        MemoryEfficientDataset(list(range(10)), transform="flip")

@@ -152,16 +152,23 @@ def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] 
     Raises:
         ConfigError: it is something else.
     """
-    if transform is None or (callable(transform) and not isinstance(transform, (RandomResizedCrop, RandomHorizontalFlip))):
-        return None, transform
-    steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    steps = [] if transform is None else list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
+    flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
+    return None if crop is None and flip is None else Augment(crop, flip), chained(steps)
+
+
+def chained(transform: Any) -> Callable[[Any], Any] | None:
+    """What was given as `transform`, a callable or a list or tuple of these, as one callable; None where there is none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
     for step in steps:
         if not callable(step):
             raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
-    crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
-    flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
-    rest = None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
-    return None if crop is None and flip is None else Augment(crop, flip), rest
+    return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from headrace.datasets.augment import chained
 from headrace.datasets.filling import BatchFilling
 from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
 from headrace.datasets.reading import OnError
@@ -68,7 +69,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
     Args:
         source: where the records are.
         targets: one target a sample, or None where samples have none.
-        transform: called with the input.
+        transform: called with the input; a list of callables is called one after the other.
         target_transform: called with the target.
         transforms: called with input and target, returns both; not together with the other two.
         loading_mode: a `LoadingMode` or its name.
@@ -103,7 +104,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         source: Source,
         *,
         targets: Sequence[Any] | npt.NDArray[Any] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
@@ -127,7 +128,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             _check_choice("on_error", on_error, ("raise", "skip"))
         if targets is not None and len(targets) != len(source):
             raise ConfigError(f"targets holds {len(targets):,} targets, and there are {len(source):,} samples: give one for each")
-        self.transform, self.target_transform, self.transforms = transform, target_transform, transforms
+        self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
         self.on_error = on_error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -39,7 +39,7 @@ class HDF5Dataset(BaseDataset):
         data_path: str | os.PathLike[Any],
         dataset_name: str = DATA,
         target_name: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
         **options: Unpack[CommonOptions],
     ) -> None:

@@ -60,7 +60,7 @@ class MemoryEfficientDataset(BaseDataset):
         max_memory_usage: float | int | str = 0.8,
         loading_mode: LoadingMode | str = LoadingMode.CACHED,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
         **options: Any,
