@@ -6,6 +6,7 @@ loop that does the same in this process. A `Loader` has one at a time, and a sec
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import signal
 import weakref
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
 
 from headrace.errors import WorkerError
 from headrace.loader.batches import Plan
@@ -23,8 +24,7 @@ from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
-LOOKS_EVERY = 5.0
-"""Seconds between two looks of torch's iterator whether its workers live, while it waits for a batch."""
+_calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
 class _Dispatch:
@@ -104,19 +104,37 @@ class Job:
         self.dispatch.begin(epoch, step)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
-        deliveries = iter(self._loader)
-        if self._loader.timeout <= LOOKS_EVERY:
-            _tell_deaths_only_where_batches_are_awaited(deliveries)
-        return deliveries
+        return _FromWorkers(iter(self._loader))
 
 
-def _tell_deaths_only_where_batches_are_awaited(deliveries: Any) -> None:
-    """Takes an iterator's workers out of torch's handler of SIGCHLD, which would raise wherever the main thread happens to be, be it
-    in the midst of the user's optimizer or checkpoint. Torch's iterator looks for dead workers too, while it waits: every 5 seconds, or
-    at the end of its timeout."""
-    if getattr(deliveries, "_worker_pids_set", False):
-        signal_handling._remove_worker_pids(id(deliveries))  # type: ignore[attr-defined]
-        deliveries._worker_pids_set = False
+class _FromWorkers:
+    """Torch's deliveries, and the news of a worker's death while one is awaited.
+
+    Torch's handler of SIGCHLD would raise wherever the main thread happens to be, be it in the midst of the user's optimizer or
+    checkpoint; but it alone can end a read of a message that a killed worker has begun to write. So it knows the workers only inside of
+    `next`.
+    """
+
+    def __init__(self, deliveries: Any) -> None:
+        self.deliveries = deliveries
+        self.workers = tuple(deliveries._workers)
+        self._pids = tuple(worker.pid for worker in self.workers)
+        if deliveries._worker_pids_set:
+            _remove_worker_pids(id(deliveries))
+            deliveries._worker_pids_set = False
+
+    def __iter__(self) -> _FromWorkers:
+        return self
+
+    def __next__(self) -> Delivered:
+        call = next(_calls)
+        _set_worker_pids(call, self._pids)
+        try:
+            _error_if_any_worker_fails()  # of a death since the last call nobody was told
+            delivered: Delivered = next(self.deliveries)
+            return delivered
+        finally:
+            _remove_worker_pids(call)
 
 
 class _Here:
@@ -158,7 +176,7 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
 
     Args:
         error: torch's.
-        deliveries: torch's iterator.
+        deliveries: what was iterated over.
         epoch, start: where that iterator began.
         step: the batch that was waited for.
         timeout: seconds.
@@ -177,15 +195,16 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
 
 
 def _fates(deliveries: Any, start: int) -> Iterator[str]:
-    """Of each dead worker: its number, how it ended, and the batch that it was to make, as far as torch's iterator shows them."""
-    tasks: dict[int, Any] = getattr(deliveries, "_task_info", {})
-    for number, worker in enumerate(getattr(deliveries, "_workers", ())):
+    """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived, as far as torch's iterator shows
+    them."""
+    tasks: dict[int, Any] = getattr(deliveries.deliveries, "_task_info", {})
+    for number, worker in enumerate(deliveries.workers):
         if worker.is_alive():
             continue
         code = worker.exitcode
         how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
         its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
-        yield f"worker {number} (pid {worker.pid}) {how}" + (f" with batch {min(its)} to make" if its else "")
+        yield f"worker {number} (pid {worker.pid}) {how}" + (f", and its batch {min(its)} has not arrived" if its else "")
 
 
 def _signal_name(number: int) -> str:
