@@ -248,15 +248,13 @@ class Round:
             if index is None:
                 victims = self._kill(walk, delay)
             walk.rest()
-            for victim in victims:
-                victim.join(DEATH * BEAT)
+            self._bury(victims)
         except (WorkerError, RuntimeError) as error:
             if "worker" not in str(error) or (type(error) is WorkerError and f"died in epoch {self.epoch - 1}" not in str(error)):
                 raise
             death = type(error).__name__, any(frame.name == "__next__" for frame in traceback.extract_tb(error.__traceback__))
         with contextlib.suppress(RuntimeError):
-            for victim in victims:
-                victim.join(DEATH * BEAT)
+            self._bury(victims)
         self.soak.counts[kind] += max(0, len(victims) - 1) if index is None else death is not None
         if walk is not None:
             self._check_death(death, walk, index)
@@ -270,7 +268,14 @@ class Round:
         victims = self.rng.sample(workers, self.rng.randint(1, len(workers))) if workers else []
         timer = threading.Timer(delay, lambda: [victim.kill() for victim in victims])
         timer.start()
+        if self.rng.random() < 0.3:  # they are reaped before anybody waits for their batches, as when another loader starts workers
+            self._bury([timer, *victims])
         return [timer, *victims]
+
+    @staticmethod
+    def _bury(victims: list[Any]) -> None:
+        for victim in victims:
+            victim.join(DEATH * BEAT)
 
     def _check_death(self, death: tuple[str, bool] | None, walk: Walk, index: int | None) -> None:
         """Was it said, in time, and does the state hold what was received?"""

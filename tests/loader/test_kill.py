@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,3 +166,47 @@ def test_the_worker_and_its_batch_are_named(make_loader: Callable[..., Any], how
     ):
         received.extend(batch.tolist() for batch in loader)
     assert received == [[2 * i, 2 * i + 1] for i in range(len(received))]
+
+
+class Long(Dataset[str]):
+    """Texts that take many writes to a pipe. The second one's worker may have a second to live."""
+
+    def __init__(self, dies: bool = False) -> None:
+        self.dies = dies
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> str:
+        if self.dies and index == 1:
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return str(index) * (200 << 20 if self.dies and index == 1 else 5 << 20)
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_a_worker_that_was_killed_in_the_midst_of_a_message(make_loader: Callable[..., Any], reaped: bool) -> None:
+    """Its message never ends, and the pipe stays open: what reads it would wait for ever, whoever knows of its death already."""
+    loader = make_loader(Long(), batch_size=1, num_workers=1, shuffle=False)
+    iterator = iter(loader)
+    assert next(iterator)[0][0] == "0"
+    (worker,) = psutil.Process().children()
+    while worker.num_threads() < 2 or worker.status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.05)
+    time.sleep(0.5)  # it has made the next batch, and waits for room in the pipe
+    worker.kill()
+    while worker.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
+    if reaped:
+        worker.wait()
+    with pytest.raises(WorkerError, match="is gone" if reaped else "was killed by SIGKILL"):
+        for _ in iterator:
+            pass
+    loader.set_epoch(0)
+    assert [texts[0][0] for texts in loader] == [*"012345"]
+
+
+def test_a_worker_that_is_killed_while_its_message_is_read(make_loader: Callable[..., Any]) -> None:
+    loader = make_loader(Long(dies=True), batch_size=1, num_workers=1, shuffle=False)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        for _ in loader:
+            time.sleep(0.1)

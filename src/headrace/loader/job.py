@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import select
 import signal
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from typing import Any
 
 import torch
-from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids
+from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 
 from headrace.errors import WorkerError
@@ -24,6 +26,8 @@ from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
+WORKER = "DataLoader worker"
+"""What torch calls a worker when it says that one is gone."""
 _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
@@ -93,7 +97,7 @@ class Job:
     def is_sound(self) -> bool:
         """Do all its workers live?"""
         workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
-        return all(worker.is_alive() for worker in workers)
+        return not any(map(_has_ended, workers))
 
     def used_by(self, iterator: Any) -> None:
         """From now on an iterator takes this job's batches."""
@@ -119,6 +123,9 @@ class _FromWorkers:
         self.deliveries = deliveries
         self.workers = tuple(deliveries._workers)
         self._pids = tuple(worker.pid for worker in self.workers)
+        self._ends = select.poll()
+        for worker in self.workers:
+            self._ends.register(worker.sentinel, select.POLLIN)
         if deliveries._worker_pids_set:
             _remove_worker_pids(id(deliveries))
             deliveries._worker_pids_set = False
@@ -130,7 +137,8 @@ class _FromWorkers:
         call = next(_calls)
         _set_worker_pids(call, self._pids)
         try:
-            _error_if_any_worker_fails()  # of a death since the last call nobody was told
+            if self._ends.poll(0):  # since the last call; of what is reaped already the handler knows nothing
+                raise RuntimeError(f"a {WORKER} has ended")
             delivered: Delivered = next(self.deliveries)
             return delivered
         finally:
@@ -199,12 +207,17 @@ def _fates(deliveries: Any, start: int) -> Iterator[str]:
     them."""
     tasks: dict[int, Any] = getattr(deliveries.deliveries, "_task_info", {})
     for number, worker in enumerate(deliveries.workers):
-        if worker.is_alive():
+        if not _has_ended(worker):
             continue
-        code = worker.exitcode
+        code = worker.exitcode  # None: somebody else has asked the system for it, which tells it once
         how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
         its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
         yield f"worker {number} (pid {worker.pid}) {how}" + (f", and its batch {min(its)} has not arrived" if its else "")
+
+
+def _has_ended(worker: Any) -> bool:
+    """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for ever."""
+    return bool(connection.wait([worker.sentinel], timeout=0))
 
 
 def _signal_name(number: int) -> str:
