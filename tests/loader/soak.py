@@ -193,8 +193,8 @@ class Round:
         self.spec.trap.clear()
 
     def _draw_place(self) -> str:
-        """Where a sample fails; what is held is not read again."""
-        return "read" if self.spec.how == "own" and self.mode in ("lazy", "streaming") and self.rng.random() < 0.5 else "finish"
+        """Where a sample fails; what is held, or was read ahead by an iterator before, is not read again."""
+        return "read" if self.spec.how == "own" and self.mode == "lazy" and self.rng.random() < 0.5 else "finish"
 
     def resumed(self) -> None:
         """The rest of an epoch out of another loader, over another dataset with the same data."""
