@@ -189,7 +189,7 @@ def test_a_worker_that_was_killed_in_the_midst_of_a_message(make_loader: Callabl
     loader = make_loader(Long(), batch_size=1, num_workers=1, shuffle=False)
     iterator = iter(loader)
     assert next(iterator)[0][0] == "0"
-    (worker,) = psutil.Process().children()
+    worker = psutil.Process(*loader._pids)
     while worker.num_threads() < 2 or worker.status() != psutil.STATUS_SLEEPING:
         time.sleep(0.05)
     time.sleep(0.5)  # it has made the next batch, and waits for room in the pipe
