@@ -110,11 +110,17 @@ class _Held(NamedTuple):
         return left
 
 
+def names_in_shm() -> set[str]:
+    """Without semaphores: those of multiprocessing have a name for a moment, which stays if their process is killed just then, as
+    processes of other tests are. They are Python's, and not ours to remove."""
+    return {name for name in os.listdir(_SHM) if not name.startswith("sem.")} if _SHM.is_dir() else set()
+
+
 def _held() -> _Held:
     return _Held(
         processes={process for process in psutil.Process().children(recursive=True) if _counts(process)},
         threads={t for t in threading.enumerate() if not t.daemon and not t.name.startswith(_KEPT_THREADS)},
-        shm=set(os.listdir(_SHM)) if _SHM.is_dir() else set(),
+        shm=names_in_shm(),
         memfds=_memfds(),
     )
 

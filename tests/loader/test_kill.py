@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from headrace import ImageDataset, WorkerError, create_dataloader
-from tests.conftest import mapped_elsewhere
+from tests.conftest import mapped_elsewhere, names_in_shm
 
 JOB = Path(__file__).parent / "job.py"
 MODES = ["lazy", "eager", "cached", "streaming"]
@@ -53,14 +53,10 @@ def run_until_killed(*arguments: object) -> tuple[list[str], list[int]]:
     return lines, children
 
 
-def names_in_shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-
 def left_since(before: set[str]) -> list[str]:
     """The names that have come, belong to nobody who lives, and stay (others use the folder too, and a name comes before its map)."""
     deadline = time.monotonic() + 10
-    while left := [name for name in names_in_shared_memory() - before if not mapped_elsewhere(Path("/dev/shm") / name)]:
+    while left := [name for name in names_in_shm() - before if not mapped_elsewhere(Path("/dev/shm") / name)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -80,7 +76,7 @@ def wait_until_gone(pids: list[int]) -> list[int]:
 def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
     whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
     steps = len(whole) // 3
-    before = names_in_shared_memory()
+    before = names_in_shm()
     until = steps + 3  # in epoch 1
     lines, children = run_until_killed(photos, mode, workers, until, tmp_path / "state.json")
     assert lines == whole[:until]
@@ -128,7 +124,7 @@ def test_a_killed_worker_is_an_error_and_the_next_iterator_works(photos: Path, m
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: str) -> None:
-    before = names_in_shared_memory()
+    before = names_in_shm()
     for round_ in range(6):
         with start(photos, mode, 2, -1, tmp_path / "state.json") as job:
             time.sleep(1.5 + 0.3 * round_)
