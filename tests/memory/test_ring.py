@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import select
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ import torch
 from headrace.errors import BudgetError, HeadraceError, WorkerError
 from headrace.memory import ring as ring_module
 from headrace.memory.ring import STRIDE, Delivered, Ring, empty
+from headrace.testing import contract
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -223,12 +225,11 @@ class TestRoundTrip:
             images = empty((16, 100), torch.float32).fill_(3)
             labels = empty((16,), torch.int64).fill_(4)
             before = arena._end
-            delivery = arena.pack({"images": images, "first": images[:4], "labels": labels, "view": images[3:5]}, {})
-            sent = pickle.dumps(delivery)
-        assert delivery.layout[0][0] == delivery.layout[1][0] == 0
+            sent = pickle.dumps(arena.pack({"images": images, "first": images[:4], "labels": labels, "view": images[3:5]}, {}))
         assert arena._end - before <= 2 * 400 + 64  # "view" alone, which begins where no tensor of the slot does
         assert len(sent) < 1000
         found = pickle.loads(sent).batch
+        assert found["images"].data_ptr() == found["first"].data_ptr()
         assert (found["images"] == 3).all() and (found["labels"] == 4).all()
         assert found["first"].shape == (4, 100) and (found["view"] == 3).all()
 
@@ -450,6 +451,34 @@ class TestLife:
         assert (batch[0] == 2).all() and batch[1][:, 0].tolist() == [1, 2] and (batch[2].view(torch.float32) == 3).all()
         assert batch[3].tolist() == [0, 1, 2, 3]
         del batch
+        assert in_use(ring) == 0
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            ["a text of some length " * 300] * 3,
+            [f"text {number}" for number in range(5000)],
+            {f"field {number}": torch.full((2,), number) for number in range(500)},
+            [np.full(number, 7, np.uint8) for number in range(300)],
+        ],
+        ids=["long", "many", "tensors", "arrays"],
+    )
+    def test_a_message_fits_into_a_pipe_in_one_piece(self, batch: Any) -> None:
+        """Else a worker killed in the midst of it would leave the parent to wait for the rest."""
+        ring = Ring(1)
+        sent = pack(ring, batch)
+        assert len(sent) < select.PIPE_BUF - 512
+        delivered = pickle.loads(sent)
+        assert contract.same(delivered.batch, batch) and delivered.report == {"said": "so"}
+        del delivered
+        assert in_use(ring) == 0
+
+    def test_a_report_fits_into_a_pipe_in_one_piece(self) -> None:
+        ring = Ring(1)
+        sent = pickle.dumps(ring.arena(ring.take()).pack(None, {"failure": "a long traceback " * 10_000}))
+        assert len(sent) < select.PIPE_BUF - 512
+        delivered = pickle.loads(sent)
+        assert delivered.batch is None and len(delivered.report["failure"]) == 170_000
         assert in_use(ring) == 0
 
     def test_two_rings_do_not_mix(self) -> None:

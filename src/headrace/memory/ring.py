@@ -9,7 +9,9 @@ NOTE [ ring life cycle ]
    worker with the indices (`order.Ticket`). There is no queue between processes, so a worker that dies takes nothing with it.
 2. The worker collates inside `Ring.arena(slot)`: `empty(...)` gives tensors that lie in the slot, so that a batch is stacked
    straight into it. `Arena.pack(batch)` copies whatever tensors and arrays lie elsewhere, and returns a `Delivery`: the slot's
-   number, the layout, and a small pickle of everything else.
+   number, and a pickle of the layout and everything else. Where that is long it goes into the slot too: what travels through
+   torch's pipe stays below `PIPE_BUF`, is written whole or not at all, and a worker killed in the midst of it leaves no half of a
+   message, whose rest the parent would wait for.
 3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
    the lease does, and the slot is free again. A user who keeps batches keeps their slots. With pin_memory the pinned copy is made
    in torch's own thread, and the slot is free as soon as that is done.
@@ -55,6 +57,7 @@ _ALIGN = 64
 _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
 _KEPT = 64  # slots above the planned number at most, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
+_MESSAGE = 3072  # bytes of a pickle that travel through the pipe: with what torch adds below 4,096, the PIPE_BUF of Linux
 _POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has no name for it
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -262,7 +265,13 @@ class Arena:
         stream = io.BytesIO()
         packer = _Packer(stream, self)
         packer.dump(batch)
-        return Delivery(self.ring.key, self.slot, packer.layout, packer.buffers, stream.getvalue(), report)
+        pickled = pickle.dumps((packer.layout, packer.buffers, stream.getvalue(), report), protocol=5)
+        message: _Message = pickled
+        if len(pickled) > _MESSAGE:
+            offset, target = self._room(len(pickled))
+            target.numpy().data[:] = pickled
+            message = offset, len(pickled)
+        return Delivery(self.ring.key, self.slot, message)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -271,6 +280,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
+_Message = bytes | tuple[int, int]  # a pickle, or where in the slot it lies and its bytes
 _Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # offset, bytes, dtype, shape, strides
 
 
@@ -345,20 +355,9 @@ def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strid
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, delivery: Delivery, ring: Ring, lease: _Lease) -> None:
-        is_crowded = ring.is_crowded
-        ring.copied += is_crowded
-
-        def area(offset: int, nbytes: int) -> torch.Tensor:
-            raw = ring.view(delivery.slot, offset, offset + nbytes, lease)
-            return raw.clone() if is_crowded else raw
-
-        areas = [area(offset, nbytes) for offset, nbytes in delivery.buffers]
-        super().__init__(io.BytesIO(delivery.rest), buffers=[raw.numpy().data for raw in areas])
-        self._tensors = [
-            _shaped(area(offset, nbytes), dtype, shape, strides) if nbytes else torch.empty(shape, dtype=dtype)
-            for offset, nbytes, dtype, shape, strides in delivery.layout
-        ]
+    def __init__(self, rest: bytes, buffers: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(rest), buffers=[raw.numpy().data for raw in buffers])
+        self._tensors = tensors
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
         tensor: torch.Tensor = self._tensors[pid]
@@ -368,30 +367,35 @@ class _Unpacker(pickle.Unpickler):
 class Delivery:
     """A batch in a slot, as it travels to the parent. Unpickling one there gives a `Delivered`."""
 
-    def __init__(
-        self,
-        key: tuple[int, int],
-        slot: int,
-        layout: list[_Place],
-        buffers: list[tuple[int, int]],
-        rest: bytes,
-        report: dict[str, Any],
-    ) -> None:
-        self.key, self.slot, self.layout, self.buffers, self.rest, self.report = key, slot, layout, buffers, rest, report
+    def __init__(self, key: tuple[int, int], slot: int, message: _Message) -> None:
+        self.key, self.slot, self.message = key, slot, message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _deliver, (self.key, self.slot, self.layout, self.buffers, self.rest, self.report)
+        return _deliver, (self.key, self.slot, self.message)
 
 
-def _deliver(key: tuple[int, int], slot: int, *rest: Any) -> Delivered:
+def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
     ring = _rings.get(key)
     if ring is None:
         raise WorkerError("a batch arrived for a loader that is closed already")
-    delivery = Delivery(key, slot, *rest)
     lease = ring.lease(slot)
-    batch = _Unpacker(delivery, ring, lease).load()
-    nbytes = sum(place[1] for place in delivery.layout) + sum(size for _, size in delivery.buffers)
-    return Delivered(batch, delivery.report, nbytes)
+    if not isinstance(message, bytes):
+        offset, nbytes = message
+        message = ring.view(slot, offset, offset + nbytes, None).numpy().tobytes()
+    layout, buffers, rest, report = pickle.loads(message)
+    is_crowded = ring.is_crowded
+    ring.copied += is_crowded
+
+    def area(offset: int, nbytes: int) -> torch.Tensor:
+        raw = ring.view(slot, offset, offset + nbytes, lease)
+        return raw.clone() if is_crowded else raw
+
+    tensors = [
+        _shaped(area(offset, nbytes), dtype, shape, strides) if nbytes else torch.empty(shape, dtype=dtype)
+        for offset, nbytes, dtype, shape, strides in layout
+    ]
+    batch = _Unpacker(rest, [area(*place) for place in buffers], tensors).load()
+    return Delivered(batch, report, sum(place[1] for place in layout) + sum(size for _, size in buffers))
 
 
 class Delivered:
