@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -465,6 +466,60 @@ def test_an_error_that_is_dealt_with_keeps_nothing_alive(loader_of: Any, workers
         assert len(seen) == 1 and seen[0]() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_collection_in_workers_is_as_here(loader_of: Any, collects: bool) -> None:
+    gc.collect()
+    if not collects:
+        gc.disable()
+    try:
+        states = list(loader_of(Collecting(), num_workers=1))
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert all(bool(state) is collects for batch in states for state in batch)
+
+
+class Collecting(torch.utils.data.Dataset[bool]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> bool:
+        return gc.isenabled()
+
+
+def test_iterators_in_garbage_are_not_collected_by_a_new_worker(capfd: Any, monkeypatch: Any) -> None:
+    """Whose workers are not its children: torch would say so on stderr."""
+    start = BaseProcess._bootstrap
+
+    def collecting_start(process: Any, *args: Any, **options: Any) -> Any:
+        if gc.isenabled():  # it may come at any time
+            gc.collect()
+        return start(process, *args, **options)
+
+    monkeypatch.setattr(BaseProcess, "_bootstrap", collecting_start)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # not pytest's, in workers
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(10**9)  # not here, in between
+    garbage = Garbage()
+    garbage.itself, garbage.iterator = garbage, iter(create_dataloader(TensorDataset(torch.arange(8)), num_workers=2))
+    next(garbage.iterator)
+    seen = weakref.ref(garbage)
+    del garbage
+    assert len(list(create_dataloader(TensorDataset(torch.arange(8)), num_workers=2))) == 1
+    gc.set_threshold(*threshold)
+    found = seen()
+    assert found is not None
+    found.itself = None  # torch takes its time where the collector finds workers
+    del found
+    assert capfd.readouterr().err == ""
+
+
+class Garbage:
+    itself: Any
+    iterator: Any
 
 
 @WORKERS

@@ -308,10 +308,26 @@ class WorkerInit:
 
     def __init__(self, function: Callable[[int], Any] | None) -> None:
         self.function = function
+        self._collects = True
+
+    @contextlib.contextmanager
+    def forking(self) -> Iterator[None]:
+        """While workers are started: no garbage collection, here or in a new worker before it is theirs to do.
+
+        What a fork brought along stays out of it: the parent's loaders and their workers are not the worker's to end.
+        """
+        self._collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if self._collects:
+                gc.enable()
 
     def __call__(self, worker: int) -> None:
-        # What a fork brought along stays out of garbage collection: the parent's loaders and their workers are not ours to end.
         gc.freeze()
+        if self._collects:
+            gc.enable()
         # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = parent_process()

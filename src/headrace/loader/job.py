@@ -69,6 +69,7 @@ class Job:
         into_slots: Any = Collate(collate)
         self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
         self._loader: DataLoader[Any] | None = None
+        self._init = WorkerInit(config.worker_init_fn)
         if workers:
             self._loader = DataLoader(
                 fetch,
@@ -81,7 +82,7 @@ class Job:
                 prefetch_factor=config.prefetch_factor,
                 persistent_workers=bool(config.persistent_workers),
                 multiprocessing_context=config.multiprocessing_context,
-                worker_init_fn=WorkerInit(config.worker_init_fn),
+                worker_init_fn=self._init,
                 timeout=config.timeout,
             )
         self.is_lasting = not workers or bool(config.persistent_workers)
@@ -108,7 +109,8 @@ class Job:
         self.dispatch.begin(epoch, step)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
-        return _FromWorkers(iter(self._loader))
+        with self._init.forking():
+            return _FromWorkers(iter(self._loader))
 
 
 class _FromWorkers:
