@@ -7,9 +7,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, Source
 from headrace.testing import DatasetContract
+from headrace.testing.contract import same
 from tests.data.make import make_photos
 
 
@@ -93,3 +95,12 @@ class TestOwnFormat(DatasetContract):
 
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
         return SquareDataset(bad=[7, 30], **options), [7, 30]
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1, 3), (3, 1, 2)], ids=str)
+def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
+    dense = torch.arange(64.0).as_strided(shape, [1] * len(shape)).clone()
+    spread = torch.zeros([extent * 2 for extent in shape])[tuple(slice(None, None, 2) for _ in shape)]
+    spread.copy_(dense)
+    assert same(dense, spread) and same(spread, dense) and not same(dense.double(), spread)
+    assert not dense.numel() or not same(dense, spread + 1)

@@ -70,7 +70,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
-        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) if t.numel() else t for t in (a, b)]
+        flat = [t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) if t.numel() else t for t in (a, b)]
         return torch.equal(*flat)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
