@@ -248,22 +248,17 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     own, more = "headrace eager", f"headrace eager, {w} workers"
     plain_0, plain_w = "TensorDataset, 0 workers", f"TensorDataset, {w} workers"
     take, select, raw = "limit: numpy.take into one buffer", "limit: torch.index_select into one buffer", "FFCV raw"
-    as_they_are = [
-        Contestant(own, ours, (job, None)),
-        Contestant(more, ours, (job, w)),
-        Contestant(raw, ffcv_raw, (job,), ("ffcv",)),
-        Contestant(plain_w, plain, (job, w)),
-        Contestant(plain_0, plain, (job, 0)),
-        Contestant(take, numpy_gather, (job,)),
-        Contestant(select, torch_gather, (job,)),
-    ]
-    as_floats = [
-        Contestant(own, ours, (floats, None)),
-        Contestant(more, ours, (floats, w)),
-        Contestant(raw, ffcv_raw, (floats,), ("ffcv",)),
-        Contestant(plain_w, plain, (floats, w)),
-        Contestant(plain_0, plain, (floats, 0)),
-    ]
+
+    def loaders(images: Job) -> list[Contestant]:
+        return [
+            Contestant(own, ours, (images, None)),
+            Contestant(more, ours, (images, w)),
+            Contestant(raw, ffcv_raw, (images,), ("ffcv",)),
+            Contestant(plain_w, plain, (images, w)),
+            Contestant(plain_0, plain, (images, 0)),
+        ]
+
+    as_they_are = [*loaders(job), Contestant(take, numpy_gather, (job,)), Contestant(select, torch_gather, (job,))]
     numbers = [
         Contestant(own, our_numbers, (job, None)),
         Contestant(more, our_numbers, (job, w)),
@@ -287,7 +282,7 @@ def sections(job: Job, floats: Job, step: bool) -> list[Section]:
     ]
     found = [
         Section("uint8", "img/s", plain_w, as_they_are, uint8),
-        Section("float32 normalised", "img/s", plain_w, as_floats, [Ratio("float32: headrace / FFCV raw", own, (raw,))]),
+        Section("float32 normalised", "img/s", plain_w, loaders(floats), [Ratio("float32: headrace / FFCV raw", own, (raw,))]),
         Section("empty batches", "batches/s", plain_w, numbers, empty),
     ]
     beside = Ratio("training: headrace, 0 workers / TensorDataset", "headrace eager, 0 workers", (plain_w, plain_0))

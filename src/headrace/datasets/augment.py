@@ -69,8 +69,7 @@ class RandomResizedCrop:
         """The part of a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8; of the type that was given."""
 
         def crop(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            top, left, height, width = self.draw(*pixels.shape[:2])
-            return resize_image(np.ascontiguousarray(pixels[top : top + height, left : left + width]), self.size)
+            return resize_image(np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size)
 
         return _on_pixels(image, crop)
 

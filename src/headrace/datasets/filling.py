@@ -77,11 +77,7 @@ class BatchFilling(SampleReading, SampleTransforming):
     @property
     def _is_fillable(self) -> bool:
         own, base = type(self), SampleTransforming
-        return (
-            not (self.return_index or any(transform is not None for transform in self._transforms))
-            and own.pair is base.pair
-            and own.assemble is base.assemble
-        )
+        return not (self.return_index or self._is_transformed) and own.pair is base.pair and own.assemble is base.assemble
 
     @property
     def writes_batches(self) -> bool:

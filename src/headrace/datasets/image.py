@@ -166,7 +166,7 @@ class ImageDataset(BaseDataset):
             assert size is not None
             return load_image(value, self.color, size, self._shows_channels_first, box, flip)
         if box is not None and size is not None:
-            value = resize_image(np.ascontiguousarray(value[box.top : box.top + box.height, box.left : box.left + box.width]), size)
+            value = resize_image(np.ascontiguousarray(box.of(value)), size)
         value = value[:, ::-1] if flip else value
         return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
 

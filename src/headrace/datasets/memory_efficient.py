@@ -141,8 +141,7 @@ class MemoryEfficientDataset(BaseDataset):
 
     @property
     def _is_fillable(self) -> bool:
-        is_plain = not (self.return_index or any(transform is not None for transform in self._transforms))
-        return is_plain and self._inner._is_fillable
+        return not (self.return_index or self._is_transformed) and self._inner._is_fillable
 
     @property
     def _copies(self) -> bool:

@@ -40,6 +40,10 @@ class Box(NamedTuple):
     height: int
     width: int
 
+    def of(self, pixels: Pixels) -> Pixels:
+        """That part of an array [H, W, C], as a view."""
+        return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
+
 
 def load_image(
     data: Any,
@@ -69,7 +73,7 @@ def load_image(
     if found is None:
         pixels = decode_image(data, color)
         if box is not None:
-            pixels = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+            pixels = box.of(pixels)
         found = resize_image(pixels, size)
     if flip:
         found = found[:, ::-1]

@@ -74,8 +74,12 @@ class SampleTransforming:
         return self.transforms, self.transform, self.target_transform
 
     @property
+    def _is_transformed(self) -> bool:
+        return any(transform is not None for transform in self._transforms)
+
+    @property
     def _is_random(self) -> bool:
-        return self._augment is not None or any(transform is not None for transform in self._transforms)
+        return self._augment is not None or self._is_transformed
 
     def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
         """The samples of a batch, without those that are left out.

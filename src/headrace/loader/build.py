@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.threads import SHARE
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.fetch import inner_datasets
@@ -73,8 +74,8 @@ def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, s
     if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.has_inputs_in_memory):
         return 0, "the dataset is in memory already"
     cores, ranks = len(usable_cpus()), world.local_world_size
-    number = min(8, max(1, int(0.75 * cores / ranks)))
-    reason = f"min(8, max(1, 0.75 x {cores} usable cores / {ranks} local ranks))"
+    number = min(8, max(1, int(SHARE * cores / ranks)))
+    reason = f"min(8, max(1, {SHARE} x {cores} usable cores / {ranks} local ranks))"
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
         number, reason = 2, f"{reason} = {number}, but less than {format_size(_SCARCE)} of memory are free"
     if turns is not None and turns % number:
