@@ -16,6 +16,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from headrace import ImageDataset, WorkerError, create_dataloader
+from headrace.testing.contract import same
 from tests.conftest import mapped_elsewhere, names_in_shm
 
 JOB = Path(__file__).parent / "job.py"
@@ -206,3 +207,18 @@ def test_a_worker_that_is_killed_while_its_message_is_read(make_loader: Callable
     with pytest.raises(WorkerError, match="was killed by SIGKILL"):
         for _ in loader:
             time.sleep(0.1)
+
+
+def test_a_worker_that_dies_between_epochs_unseen(photos: Path, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a batch of its: the next epoch has new workers, and all its batches."""
+    loader = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=2, seed=3)
+    twin = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=0, seed=3)
+    for epoch in range(2):
+        if epoch:
+            workers = loader._job._loader._iterator._workers
+            os.kill(workers[1].pid, signal.SIGKILL)
+            workers[1].join(10)
+            monkeypatch.setattr(type(loader._job), "is_sound", True)  # as where it dies right after the look
+        batches = list(loader)
+        assert len(batches) == len(twin)
+        assert all(same(ours, plain) for ours, plain in zip(batches, twin, strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError
 from headrace.loader.batches import IterablePlan
 from headrace.loader.device import move_to_device
-from headrace.loader.job import WORKER, Job, death_of, failure_of
+from headrace.loader.job import Job, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class EpochIterator:
             except HeadraceError:
                 raise
             except RuntimeError as error:
-                if WORKER not in str(error) and "DataLoader timed out" not in str(error):
+                if not is_of_workers(error):
                     raise  # of the dataset, in this process
                 deliveries, self._deliveries = self._deliveries, None
                 self._loader._broke(self.job)

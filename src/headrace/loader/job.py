@@ -26,8 +26,7 @@ from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
-WORKER = "DataLoader worker"
-"""What torch calls a worker when it says that one is gone."""
+_WORKER, _LATE = "DataLoader worker", "DataLoader timed out"  # torch's words where one is gone, or none answered in time
 _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 
@@ -140,7 +139,7 @@ class _FromWorkers:
         _set_worker_pids(call, self._pids)
         try:
             if self._ends.poll(0):  # since the last call; of what is reaped already the handler knows nothing
-                raise RuntimeError(f"a {WORKER} has ended")
+                raise RuntimeError(f"a {_WORKER} has ended")
             delivered: Delivered = next(self.deliveries)
             return delivered
         finally:
@@ -181,6 +180,11 @@ def failure_of(delivered: Delivered) -> BaseException | None:
     return error
 
 
+def is_of_workers(error: RuntimeError) -> bool:
+    """Does torch say that a worker is gone, or that none answered in time?"""
+    return _WORKER in str(error) or _LATE in str(error)
+
+
 def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
     """What to raise where torch says that a worker is gone, or that none answered in time.
 
@@ -192,7 +196,7 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
         timeout: seconds.
     """
     text = str(error)
-    if "timed out" in text:
+    if _LATE in text:
         return WorkerError(
             f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs, or takes longer; "
             "look at the workers with `py-spy dump --pid`, or raise timeout"

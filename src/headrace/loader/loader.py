@@ -41,7 +41,7 @@ from headrace.loader.build import (
 from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
-from headrace.loader.job import Job
+from headrace.loader.job import Job, is_of_workers
 from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
@@ -275,12 +275,21 @@ class Loader(DataLoader[Any]):
         if self._job is not None and not self._job.is_sound:
             self._job = None
         self._fit_again()
+        try:
+            iterator = EpochIterator(self, self._free_job(), epoch, start)
+        except RuntimeError as error:
+            if self._job is None or not is_of_workers(error):
+                raise
+            self._job = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
+            iterator = EpochIterator(self, self._free_job(), epoch, start)
+        self._running = weakref.ref(iterator)
+        return iterator
+
+    def _free_job(self) -> Job:
         job = self._job if self._job is not None and self._job.is_free else self._new_job()
         if job.is_lasting and self._job is None:
             self._job = job
-        iterator = EpochIterator(self, job, epoch, start)
-        self._running = weakref.ref(iterator)
-        return iterator
+        return job
 
     def _received(self, delivered: Delivered, epoch: int, position: int, wait: float, elapsed: float, transfer: float) -> None:
         """The user gets a batch: what is known of it is counted, and the position moves on."""
