@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker, synchronize
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,23 +110,16 @@ class _Held(NamedTuple):
         return left
 
 
-_semaphores: set[str] = set()  # that this process has made
-_make_name = synchronize.SemLock._make_name
-
-
-def _noted_name() -> str:
-    name = _make_name()
-    _semaphores.add("sem." + name.lstrip("/"))
-    return name
-
-
-synchronize.SemLock._make_name = staticmethod(_noted_name)
+# The semaphores of this process and its children have names of their own: multiprocessing's have one for a moment, which stays if their
+# process is killed just then, as those of other tests are.
+_SEMAPHORES = f"/headrace-{os.getpid()}"
+multiprocessing.current_process()._config["semprefix"] = _SEMAPHORES
 
 
 def names_in_shm() -> set[str]:
-    """Without the semaphores of other processes: multiprocessing's have a name for a moment, which stays if their process is killed just
-    then, as those of other tests are."""
-    return {name for name in os.listdir(_SHM) if not name.startswith("sem.") or name in _semaphores} if _SHM.is_dir() else set()
+    """Without the semaphores of others."""
+    ours = f"sem.{_SEMAPHORES[1:]}-"
+    return {name for name in os.listdir(_SHM) if not name.startswith("sem.") or name.startswith(ours)} if _SHM.is_dir() else set()
 
 
 def _held() -> _Held:
