@@ -20,6 +20,7 @@ import pytest
 
 from headrace import ImageDataset
 from headrace.errors import ConfigError, HeadraceWarning
+from headrace.storage import kept as kept_files
 from headrace.storage import listings
 from headrace.storage.files import FilesSource
 from headrace.storage.folders import list_folder
@@ -291,7 +292,7 @@ class TestFile:
         def refuse(*_: Any) -> Any:
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(listings, "_read_array", refuse)
+        monkeypatch.setattr(kept_files, "_read_array", refuse)
         assert kept.names() == NAMES and kept.count == 2
 
 
