@@ -15,7 +15,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
 from headrace.packing.run import PackResult, left_out_message, open_source, pack_dataset
-from headrace.storage.hdf5 import is_hdf5, packed_info
+from headrace.storage.hdf5_files import is_hdf5
+from headrace.storage.packed import packed_info
 from headrace.storage.scan import redact
 
 _EXAMPLE = """\

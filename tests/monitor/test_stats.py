@@ -24,7 +24,8 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 ALWAYS = {
     "dataset_size", "num_batches", "batch_size", "num_workers", "queued_batches", "queued_bytes", "batches", "samples",
     "total_time", "avg_batch_time", "batches_per_second", "samples_per_second", "wait_time", "wait_fraction", "p50_wait", "p90_wait",
-    "p99_wait", "transfer_time", "cache_hits", "cache_misses", "bytes_read", "errors", "skipped", "read_seconds", "decode_seconds",
+    "p99_wait", "transfer_time", "cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "errors", "skipped",
+    "read_seconds", "decode_seconds",
     "work_seconds", "avg_memory_usage", "peak_memory_usage", "avg_cpu_usage",
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Sequence
 
@@ -42,5 +41,9 @@ def test_what_must_be_there(left_out: str) -> None:
 
 
 def test_it_asks_for_no_more() -> None:
-    public = {name for name, _ in inspect.getmembers(Source, callable) if not name.startswith("_")}
-    assert public == {"read", "fingerprint", "blocks", "location"}
+    assert Source.__abstractmethods__ == {"__len__", "read", "fingerprint"}
+    source = Words()
+    assert source.rows_like() is None and source.how() == {} and source.block_nbytes == 0 and source.take_counts() == {}
+    assert source.run(str, 3) == ["0", "1", "2"]
+    source.hold_chunks(5)
+    source.close()

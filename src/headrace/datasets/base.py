@@ -22,9 +22,9 @@ from headrace.datasets.filling import BatchFilling
 from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
 from headrace.datasets.reading import OnError
 from headrace.datasets.threads import WorkerThreads
-from headrace.errors import ConfigError, SampleError
+from headrace.errors import BudgetError, ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt
-from headrace.memory.budget import MemoryBudget
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.machine import cache_folder
 from headrace.modes import LoadingMode
 from headrace.modes.cached import Cached
@@ -40,6 +40,8 @@ from headrace.order.permutation import derive_keys, permute
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
+CHUNK_BYTES = 64 << 20
+"""Decoded chunks that each process holds where the order does not say how many are of use."""
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 
 
@@ -147,7 +149,9 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
+        self._chunk_bytes: Reservation | None = None
         self._threads = WorkerThreads()
+        source.use_threads(self._threads.map)
         self._reset_report()
 
     # -- what a format overrides
@@ -308,6 +312,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             f"{type(self).__name__}: {len(self):,} samples from {type(self._source).__name__}",
             f"loading_mode {self.loading_mode}: {what.get(str(self.loading_mode), f'{held} are held, shared by all workers')}",
         ]
+        lines += [f"{name}: {way}" for name, way in self._source.how().items()]
         if self._mode is not None and self._mode.stats():
             lines.append("now: " + ", ".join(f"{k} {v:,}" for k, v in self._mode.stats().items()))
         return "\n".join([*lines, self.budget.explain()])
@@ -317,9 +322,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if self._mode is not None and self._chosen is None:
             self._mode.close()
             self._mode = None
-        for attribute in vars(self._source).values():
-            if hasattr(attribute, "close") and self._chosen is None:
-                attribute.close()
+        if self._chosen is None:
+            self._source.close()
 
     def __enter__(self) -> Any:
         return self
@@ -359,12 +363,30 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """The order of one epoch of this dataset."""
         blocks = self.blocks() if shuffle == "block" else None
         if blocks is not None:
-            fitting = lanes_for(len(blocks))
+            fitting = lanes_for(len(blocks), self._source.block_nbytes)
             interleave, turns = interleave or fitting[0], turns or fitting[1]
         return EpochOrder(
             len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,
             interleave=interleave, turns=turns or DEFAULT_TURNS,
         )  # fmt: skip
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of the decoded chunks of one block; 0 where nothing is decoded as a whole."""
+        return self._source.block_nbytes
+
+    def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
+        """Each of so many processes may hold `nbytes` of decoded chunks, which are set aside in the budget.
+
+        Raises:
+            BudgetError: they don't fit it.
+        """
+        wanted = nbytes * processes
+        if self._chunk_bytes is None and wanted:
+            self._chunk_bytes = self.budget.reserve(wanted, "decoded chunks")
+        elif self._chunk_bytes is not None:
+            self._chunk_bytes.resize(wanted)
+        self._source.hold_chunks(nbytes)
 
     @property
     def has_inputs_in_memory(self) -> bool:
@@ -387,10 +409,22 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     def _settle(self) -> None:
         self._is_settled = True
+        if self._source.block_nbytes:
+            self._hold_some_chunks()
         if self.loading_mode is LoadingMode.STREAMING:
             self.__class__ = streaming_class(type(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made before any worker is forked, so that all share it
+
+    def _hold_some_chunks(self) -> None:
+        """For whoever reads without a Loader, which knows its order."""
+        block, budget = self._source.block_nbytes, self.budget
+        if block > budget.limit:
+            raise BudgetError(
+                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is decoded, and the memory budget is "
+                f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise max_memory_usage"
+            )
+        self.hold_chunks(min(max(CHUNK_BYTES, block), budget.available // 8))
 
     def _make_mode(self) -> Mode:
         n = len(self._source)

@@ -21,6 +21,7 @@ from headrace.datasets.reading import SampleReading
 from headrace.datasets.transforming import SampleTransforming
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.ring import empty
+from headrace.memory.store import MISSING
 from headrace.order.seeding import preserved_rng, warn_off_main_thread
 from headrace.order.ticket import Ticket
 
@@ -96,6 +97,8 @@ class BatchFilling(SampleReading, SampleTransforming):
             return None
         whole = self._whole_indices(ticket)
         inputs = self._from_memory(ticket, whole)
+        if inputs is None:
+            inputs = self._from_storage(ticket, whole)
         if inputs is not None:
             return Filled(inputs, self._stacked_targets(ticket), len(ticket))
         value = self.value_like()
@@ -121,6 +124,33 @@ class BatchFilling(SampleReading, SampleTransforming):
         if not rows.are_held():
             return None
         self._counts["cache_hits"] += len(ticket)
+        return out
+
+    def _from_storage(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
+        """All inputs, those that are not held straight from the source; None where it can't, or a sample can't be read."""
+        record = self._source.rows_like() if self.stores_values and not self.mode.window else None
+        if record is None or not self._copies or self._is_random or self.input_like(*record) != record:
+            return None
+        out = _empty(len(ticket), record)
+        if out is None:
+            return None
+        rows, counts, wanted = out.numpy(), self._counts, whole.tolist()
+        held = self.mode.get(wanted)
+        missing = [number for number, value in enumerate(held) if value is MISSING]
+        start = time.perf_counter()
+        try:
+            self._source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
+        except Exception:
+            return None  # they are read one by one, which names the one at fault
+        counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
+        for number, value in enumerate(held):
+            if value is MISSING:
+                self.mode.keep(wanted[number], rows[number, ...])
+            else:
+                rows[number] = value
+        counts["cache_hits"] += len(wanted) - len(missing)
+        counts["cache_misses"] += len(missing)
+        counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)
         return out
 
     def _one_by_one(self, ticket: Ticket, whole: list[int], wanted: Like, like: Like) -> Filled | list[Any] | None:

@@ -1,4 +1,4 @@
-"""Rows of an HDF5 file as samples."""
+"""Rows of HDF5 files as samples."""
 
 from __future__ import annotations
 
@@ -6,69 +6,74 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-import numpy as np
+import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset, CommonOptions, as_tensor
-from headrace.datasets.filling import Like
+from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
+from headrace.datasets.base import CommonOptions
 from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode
-from headrace.storage.hdf5 import DATA, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.hdf5 import HDF5Source, OpenHDF5
+from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.packed import DATA
+from headrace.storage.paths import redact
 
 
-class HDF5Dataset(BaseDataset):
-    """Samples are the rows of one dataset of an HDF5 file, as tensors of its dtype; with `target_name` ``(row, target)``.
+class HDF5Dataset(ArrayDataset):
+    """Samples are the rows of a dataset of HDF5 files, as tensors of its dtype; with `target_name` ``(row, target)``.
 
-    A file that `headrace.pack` wrote is recognised: its samples are counted, and encoded ones come as 1-D uint8 tensors.
+    With several dataset names a sample is a dict of a row of each. Compound rows are dicts of their fields, strings are str, rows of
+    any length (vlen) are arrays. A file that `headrace.pack` wrote is recognised: its samples are counted, and encoded ones come as 1-D
+    uint8 tensors.
 
     Args:
-        data_path: a local HDF5 file.
-        dataset_name: path of the dataset inside the file; its first axis counts the samples.
+        data_path: a local HDF5 file; or several, as a list or a glob, whose rows follow one another.
+        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples.
         target_name: path of a dataset with one row a sample.
-        transform: called with the row as a tensor.
+        transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
+        dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
+        direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
+            `explain()` names the path that each dataset takes, and why.
         **options: see `BaseDataset`.
 
     Raises:
-        ConfigError: several files or datasets, or a folder.
-        DataNotFoundError, FormatError: no such file; no HDF5 file, or a dtype without a fixed size (numbers are read by now).
+        ConfigError: a folder, a URL, an empty list, a dtype that is none.
+        DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
         MissingNameError: no such dataset; the message lists those there are.
+        BudgetError: a chunk of the file does not fit the memory budget when it is decoded.
     """
 
     def __init__(
         self,
-        data_path: str | os.PathLike[Any],
-        dataset_name: str = DATA,
+        data_path: Paths,
+        dataset_name: str | Sequence[str] = DATA,
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        dtype: npt.DTypeLike | None = None,
+        direct: bool = True,
         **options: Unpack[CommonOptions],
     ) -> None:
-        if not isinstance(data_path, (str, os.PathLike)) or not isinstance(dataset_name, str):
-            raise ConfigError("HDF5Dataset reads one dataset of one file by now: give data_path and dataset_name as text, not as a list")
-        refuse_remote_hdf5(data_path)
-        path = os.path.expanduser(os.fspath(data_path))
-        if os.path.isdir(path):
-            raise ConfigError(f"{path} is a folder: name an HDF5 file in it")
-        if os.path.exists(path) and not is_hdf5(path):
-            raise FormatError(f"{path} is no HDF5 file, whatever its name says")
-        if not os.path.exists(path):
-            open_hdf5(path)  # says what is wrong
-        source = HDF5Source(path, dataset_name)
-        targets = None if target_name is None else source.column(target_name)
+        names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
+        opened, cache_dir = OpenHDF5(), options.get("cache_dir")
+        wanted = dataset_name if isinstance(dataset_name, str) else tuple(names)
+        paths = _files(data_path)
+        sources = [HDF5Source(path, wanted, direct=direct, cache_dir=cache_dir, opened=opened) for path in paths]
+        source = self._describe(sources, dtype)
+        targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
-    def present(self, value: Any) -> Any:
-        return as_tensor(value)
 
-    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
-        return shape, dtype
-
-    def held_nbytes(self) -> int | None:
-        source = self._source
-        return int(source.sizes().sum()) if isinstance(source, HDF5Source) else None
-
-    def sample_nbytes(self) -> int | None:
-        source = self._source
-        assert isinstance(source, HDF5Source)
-        is_fixed = not source.has_samples_of_any_size and not self._is_random
-        return int(source.sizes()[0]) if is_fixed and len(source) else None
+def _files(data_path: Paths) -> list[str]:
+    paths = expanded_paths(data_path, "HDF5 file")
+    for path in paths:
+        refuse_remote_hdf5(path)
+        if os.path.isdir(path):
+            raise ConfigError(f"{redact(path)} is a folder: name the HDF5 files in it, for example {os.path.join(redact(path), '*.h5')!r}")
+        if os.path.exists(path) and not is_hdf5(path):
+            raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
+        if not os.path.exists(path):
+            open_hdf5(path)  # says what is wrong
+    return paths

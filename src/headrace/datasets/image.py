@@ -27,7 +27,9 @@ from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5 import TARGETS, HDF5Source, is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.hdf5 import HDF5Source
+from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.packed import TARGETS
 from headrace.storage.scan import DataPath
 
 DEFAULT_SIZE = (224, 224)

@@ -41,6 +41,11 @@ class SampleReading:
         return record
 
     @property
+    def stores_values(self) -> bool:
+        """Are records the values themselves, so that they may be read straight into a batch?"""
+        return type(self).decode is SampleReading.decode
+
+    @property
     def holds_encoded(self) -> bool:
         """Do eager and cached hold records, and decode at each access?"""
         raise NotImplementedError
@@ -52,6 +57,7 @@ class SampleReading:
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""
+        self._counts.update(self._source.take_counts())
         report: dict[str, Any] = dict(self._counts)
         skipped = self._skipped
         self._reset_report()

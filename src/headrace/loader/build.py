@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.base import CHUNK_BYTES, BaseDataset
 from headrace.datasets.threads import SHARE
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.loader.config import DataLoaderConfig, Shuffle
@@ -86,7 +86,7 @@ def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, s
 
 def _turns(config: DataLoaderConfig, dataset: Any) -> int:
     blocks = dataset.blocks() if isinstance(dataset, BaseDataset) else None
-    return config.turns or (DEFAULT_TURNS if blocks is None else lanes_for(len(blocks))[1])
+    return config.turns or (DEFAULT_TURNS if blocks is None else lanes_for(len(blocks), dataset.block_nbytes)[1])
 
 
 def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) -> dict[str, Any]:
@@ -207,6 +207,40 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, besid
         parallel = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
         config = config.with_(num_workers=fitting[0], prefetch_factor=fitting[1] if fitting[0] else None, **parallel)
     return config, batches_nbytes(batch, *fitting, budget, beside)
+
+
+def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order: dict[str, Any], budget: MemoryBudget) -> None:
+    """Sets memory aside for the decoded chunks that each process holds: under a block shuffle all that it is in the midst of, so that
+    each is decoded once; else some.
+
+    Raises:
+        BudgetError: those of a block shuffle don't fit the budget.
+    """
+    processes, world = max(1, config.num_workers or 0), config.world_size or 1
+    for dataset in datasets:
+        block = dataset.block_nbytes
+        if not block:
+            continue
+        if dataset.loading_mode is LoadingMode.EAGER:
+            dataset.hold_chunks(0)
+            continue
+        is_block, interleave, turns = order.get("shuffle") == "block", order.get("interleave") or 1, order.get("turns") or 1
+        drawn = interleave // world if interleave % world == 0 else interleave  # lanes of one batch of this rank
+        own = turns // processes if turns % processes == 0 else turns
+        wanted = block * drawn * (own + 1) if is_block else max(block, CHUNK_BYTES)  # a batch may end a block and begin the next
+        dataset.hold_chunks(0)
+        short = wanted * processes - budget.available
+        if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
+            dataset.mode.give_way(short)
+        left = budget.available // processes
+        if is_block and wanted > left:
+            raise BudgetError(
+                f"shuffle='block': each of {processes} processes is in the midst of {drawn * own} blocks at a time, which take "
+                f"{format_size(wanted)} when they are decoded, and {format_size(left)} a process are left of the budget: take a smaller "
+                f"interleave (now {interleave}) or turns (now {turns}), fewer workers, smaller chunks, or raise max_memory_usage.\n"
+                f"{budget.explain()}"
+            )
+        dataset.hold_chunks(min(wanted, left if is_block else left // 2), processes)
 
 
 class _Nowhere:

@@ -34,6 +34,7 @@ from headrace.loader.build import (
     choose_collate,
     explain_config,
     fit_budget,
+    hold_chunks,
     is_path,
     make_room,
     resolve,
@@ -105,6 +106,7 @@ class Loader(DataLoader[Any]):
         check_picklable(config, parts)
         self.config = config
         self._plan = self._make_plan(dataset, {})
+        hold_chunks(config, inner_datasets(dataset), self._plan.parameters(), self._budget(dataset))
         self._stats = LoadingStats()
         self._pids: set[int] = set()
         self._next_epoch, self._is_named = 0, False  # named: by set_epoch, since the last iterator began
@@ -378,6 +380,7 @@ class Loader(DataLoader[Any]):
         check_samples(state, plan.samples_before(int(state["batches"])))
         if differing:
             self._plan, self._job = plan, None
+            hold_chunks(self.config, inner_datasets(self.dataset), plan.parameters(), self._budget(self.dataset))
             self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
             self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
             if isinstance(self.sampler, _EpochSampler):

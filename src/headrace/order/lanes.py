@@ -28,12 +28,21 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, per
 IntArray: TypeAlias = NDArray[np.int64]
 
 
-def lanes_for(blocks: int, interleave: int = 64, turns: int = 12) -> tuple[int, int]:
+OPEN_BYTES = 2 << 30
+"""Decoded bytes of the blocks that all lanes are in the midst of, at most."""
+
+
+def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: int = 12) -> tuple[int, int]:
     """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than blocks.
 
     With more, a lane would be a part of a block, and a batch would draw from few blocks. Few blocks go to `interleave` first, which
-    mixes; `turns`, which spares workers from reading a block twice, stays a divisor of its default.
+    mixes; `turns`, which spares workers from reading a block twice, stays a divisor of its default. Blocks that are decoded as a whole
+    (of `block_nbytes` bytes each) stay below OPEN_BYTES in all: there `interleave` gives way first.
     """
+    if block_nbytes:
+        most = max(1, OPEN_BYTES // block_nbytes)
+        interleave = max(1, min(interleave, most // turns))
+        blocks = min(blocks, most)
     interleave = max(1, min(interleave, blocks))
     return interleave, max(t for t in range(1, turns + 1) if turns % t == 0 and t <= max(1, blocks // interleave))
 

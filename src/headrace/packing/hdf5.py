@@ -24,7 +24,7 @@ from headrace.errors import WriteError
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.hdf5 import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
+from headrace.storage.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
 from headrace.storage.scan import redact
 
 _SLACK = 1 << 16  # for HDF5's own headers

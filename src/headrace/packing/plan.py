@@ -18,7 +18,8 @@ from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
 from headrace.errors import ConfigError
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5 import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, HDF5Source, PackedInfo, crc_of
+from headrace.storage.hdf5 import HDF5Source
+from headrace.storage.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
 from headrace.storage.scan import PackedNames
 
 STORES = ("encoded", "decoded")
@@ -65,6 +66,8 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     source = dataset._source
     if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
         raise ConfigError(f"{type(dataset).__name__} can't be packed by now: pack an ImageDataset, an HDF5Dataset or a path")
+    if isinstance(source, HDF5Source) and (source.holds_objects or not isinstance(source.name, str)):
+        raise ConfigError(f"{source.path}: only rows of numbers of one dataset can be packed by now, not {source.rows_are}")
     whole = dataset._whole_indices(np.arange(len(dataset)))
     packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
     encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")

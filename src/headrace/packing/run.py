@@ -30,7 +30,8 @@ from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
 from headrace.packing.verify import verify
-from headrace.storage.hdf5 import TARGETS, crc_of, is_hdf5, packed_info
+from headrace.storage.hdf5_files import is_hdf5
+from headrace.storage.packed import TARGETS, crc_of, packed_info
 from headrace.storage.scan import DataPath, redact
 
 GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20

@@ -10,7 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 from headrace.errors import FormatError, HeadraceError
-from headrace.storage.hdf5 import TARGETS, HDF5Source
+from headrace.storage.hdf5 import HDF5Source
+from headrace.storage.packed import TARGETS
 from headrace.storage.scan import redact
 
 

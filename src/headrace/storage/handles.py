@@ -5,9 +5,12 @@ Handles of h5py, zarr and fsspec must not be shared by processes. A `WorkerHandl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -61,3 +64,106 @@ class WorkerHandle(Generic[T]):
 
 
 _inherited: list[Any] = []
+
+
+class WorkerFiles(Generic[T]):
+    """Many files that each process opens when it first needs them, and of which it keeps those open that were used last.
+
+    A pickle takes along how to open, and not what is open. Thread-safe.
+
+    Args:
+        opener: called with a path; picklable where workers are spawned. Default: a descriptor for `pread`.
+        closer: called with what the opener returned.
+        most: files that stay open while nobody reads them.
+        survives_fork: may a forked child go on with what it inherits? So it is with descriptors, for `pread` has no position to share.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[str], T] | None = None,
+        closer: Callable[[T], object] | None = None,
+        most: int = 64,
+        *,
+        survives_fork: bool = True,
+    ) -> None:
+        self._opener: Callable[[str], Any] = opener or _open_descriptor
+        self._closer: Callable[[Any], object] = closer or os.close
+        self._most, self._survives_fork = most, survives_fork
+        self._open: OrderedDict[str, list[Any]] = OrderedDict()  # path -> [handle, number of readers]; the latest at the end
+        self._lock = threading.Lock()
+        self._close_all = weakref.finalize(self, _close_entries, self._open, self._closer)
+        self._close_all.atexit = False
+        _all_files.add(self)
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[T]:
+        """The open file, which stays so inside of the context.
+
+        Raises:
+            Exception: what the opener raises.
+        """
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is None:
+                entry = self._open[path] = [self._opener(path), 0]
+            entry[1] += 1
+            self._open.move_to_end(path)
+        try:
+            yield entry[0]
+        finally:
+            with self._lock:
+                entry[1] -= 1
+                if len(self._open) > self._most:
+                    self._close_idle(self._most)
+
+    def close(self) -> None:
+        """Closes what nobody reads; it is opened again when it is needed."""
+        with self._lock:
+            self._close_idle(0)
+
+    def _close_idle(self, left: int) -> None:
+        for path, (handle, readers) in list(self._open.items()):
+            if len(self._open) <= left:
+                break
+            if not readers:
+                del self._open[path]
+                self._closer(handle)
+
+    def _after_fork(self) -> None:
+        """Another thread of the parent may have held the lock, and is not here to release it; nor are its readers."""
+        self._lock = threading.Lock()
+        for entry in self._open.values():
+            entry[1] = 0
+        if not self._survives_fork:
+            _inherited.extend(handle for handle, _ in self._open.values())  # kept: a destructor could write into the parent's file
+            self._open.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _worker_files, (self._opener, self._closer, self._most, self._survives_fork)
+
+
+def _worker_files(opener: Any, closer: Any, most: int, survives_fork: bool) -> WorkerFiles[Any]:
+    return WorkerFiles(opener, closer, most, survives_fork=survives_fork)
+
+
+def _open_descriptor(path: str) -> int:
+    return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+
+def _close_entries(entries: OrderedDict[str, list[Any]], closer: Callable[[Any], object]) -> None:
+    for handle, _ in entries.values():
+        with contextlib.suppress(OSError):
+            closer(handle)
+    entries.clear()
+
+
+_all_files: weakref.WeakSet[WorkerFiles[Any]] = weakref.WeakSet()
+
+
+def _all_after_fork() -> None:
+    for files in list(_all_files):
+        files._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_all_after_fork)

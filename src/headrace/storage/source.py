@@ -1,17 +1,23 @@
 """What does headrace need to know of the place where samples lie?
 
 Four things: how many samples there are, their records, which of them share a block, and a fingerprint of them all. `location` is
-there for error messages only.
+there for error messages only. A source whose records are arrays of one shape may also write them straight to where they are to be
+(`rows_like`, `read_into`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+
+def _one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
+    return [function(number) for number in range(count)]
 
 
 class Source(ABC):
@@ -49,6 +55,47 @@ class Source(ABC):
         None: every sample lies by itself.
         """
         return None
+
+    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Shape and dtype of all records, if they are arrays of one kind and `read_into` can be used."""
+        return None
+
+    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+        """Writes the record of each index into its array, which is C-contiguous and as `rows_like` says.
+
+        Raises:
+            Exception: as `read`; the arrays may then hold anything.
+        """
+        raise NotImplementedError
+
+    run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(_one_after_the_other)
+    """Calls a function for 0 to count - 1: what may be done in threads."""
+
+    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+        """A dataset says how: in a worker that has cores left, in threads."""
+        self.run = run
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes that a reader should hold of each block it is in the midst of, so that nothing is decoded twice."""
+        return 0
+
+    def hold_chunks(self, nbytes: int) -> None:  # noqa: B027
+        """From now on each process may hold so many bytes of decoded chunks."""
+
+    def take_counts(self) -> Counter[str]:
+        """What was counted in this process since the last call, for `get_stats()`."""
+        return Counter()
+
+    def how(self) -> dict[str, str]:
+        """By which path each array is read, and why, in words."""
+        return {}
+
+    def close(self) -> None:
+        """Closes what this process has open; the next `read` opens again. Default: every attribute that can be closed."""
+        for attribute in vars(self).values():
+            if hasattr(attribute, "close"):
+                attribute.close()
 
     def location(self, index: int) -> str:
         """Where a sample lies, for people: a path, or a file and a row; never with credentials."""

@@ -1,0 +1,134 @@
+"""What do samples have in common that are rows or parts of arrays, whatever file they lie in?"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.base import BaseDataset, as_tensor
+from headrace.datasets.filling import Like
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
+from headrace.storage.arrays import ArraysSource
+from headrace.storage.concat import ConcatSource
+from headrace.storage.paths import redact
+from headrace.storage.values import as_value, is_plain
+
+Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
+
+
+class ArrayDataset(BaseDataset):
+    """Rows of arrays as tensors; several arrays as dicts of them. The common part of `HDF5Dataset` and `ZarrDataset`."""
+
+    _dtype: np.dtype[Any] | None = None
+    _is_plain = False
+
+    def _describe(self, sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None) -> Any:
+        """Notes what the rows are, before `BaseDataset` is set up; gives the sources as one.
+
+        Raises:
+            ConfigError: `dtype` is none.
+            FormatError: the sources have different rows.
+        """
+        self._dtype = dtype_named(dtype)
+        first = sources[0]
+        for source in sources[1:]:
+            if source.rows_are != first.rows_are:
+                raise FormatError(
+                    f"{source.path} and {first.path} can't be one dataset: rows of {source.rows_are} here, and of {first.rows_are} there"
+                )
+        self._is_plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
+        return first if len(sources) == 1 else ConcatSource(sources)
+
+    def decode(self, record: Any) -> Any:
+        """A row in plain terms, cast where `dtype` says so."""
+        if isinstance(record, dict):
+            return {name: self._decoded_row(row) for name, row in record.items()}
+        return self._decoded_row(record)
+
+    def _decoded_row(self, row: Any) -> Any:
+        value = row if self._is_plain else as_value(row)
+        if self._dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            return value.astype(self._dtype)
+        return value
+
+    @property
+    def stores_values(self) -> bool:
+        return self._is_plain and self._dtype is None
+
+    def present(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self.present(one) for name, one in value.items()}
+        if isinstance(value, np.generic):
+            value = np.asarray(value)
+        return as_tensor(value) if isinstance(value, np.ndarray) else value
+
+    def value_like(self) -> Like | None:
+        found = self._source.rows_like() if self._is_plain else None
+        return None if found is None or found[1].kind not in "biufc" else (found[0], self._dtype or found[1])
+
+    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
+        return shape, dtype
+
+    def held_nbytes(self) -> int | None:
+        if not self._is_plain:
+            return None
+        factor = 1 if self._dtype is None else self._dtype.itemsize / max(1, self._sources[0].dtype.itemsize)
+        return int(sum(int(source.sizes().sum()) for source in self._sources) * factor)
+
+    def sample_nbytes(self) -> int | None:
+        like = self.value_like()
+        if like is None or self._is_random or not len(self._source):
+            return None
+        return int(np.prod(like[0], dtype=np.int64)) * like[1].itemsize
+
+    @property
+    def _sources(self) -> list[Any]:
+        source: Any = self._source
+        return source.sources if isinstance(source, ConcatSource) else [source]
+
+
+def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+    """The dtype that a user asks for.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+
+
+def expanded_paths(data_path: Paths, what: str) -> list[str]:
+    """The paths that a path, a list of paths or a glob names; a glob's in sorted order.
+
+    Raises:
+        ConfigError: there is none.
+        DataNotFoundError: nothing fits a glob.
+    """
+    given = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path)
+    if not given:
+        raise ConfigError(f"data_path is an empty list: name one {what} at least")
+    paths: list[str] = []
+    for one in given:
+        path = os.path.expanduser(os.fspath(one))
+        if not glob.has_magic(path) or os.path.exists(path):
+            paths.append(path)
+            continue
+        found = sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise DataNotFoundError(f"nothing fits {redact(path)} (working folder: {os.getcwd()})")
+        paths.extend(found)
+    return paths
+
+
+def joined_targets(columns: Sequence[npt.NDArray[Any]]) -> Any:
+    """The targets of several files, one after the other; strings and compounds in plain terms."""
+    if any(not is_plain(column.dtype) for column in columns):
+        return [as_value(value) for column in columns for value in column]
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)

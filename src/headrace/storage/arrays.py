@@ -1,0 +1,179 @@
+"""What do the rows of arrays have in common, whatever file they lie in?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError
+from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
+from headrace.storage.source import Source
+
+BLOCK_BYTES = 2 << 20
+"""Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
+stay below 2 GiB."""
+
+
+class LibraryRows(ABC):
+    """Rows whose elements have any size, which only their library can read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    how: str
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The rows as the library gives them."""
+
+
+class ArraysSource(Source):
+    """The rows of one array, or of several of equal length, as records: arrays of a row's shape and dtype (in the file's byte order);
+    for several names dicts of these.
+
+    Subclasses set the attributes.
+
+    Attributes:
+        path: where the arrays lie, in words.
+        name: that of the array; or a tuple of several.
+        grids: name, shape, dtype and chunks of each, as the file has them.
+    """
+
+    path: str
+    name: str | tuple[str, ...]
+    grids: list[list[Any]]
+    _fields: Mapping[str, ArrayReader | LibraryRows]
+    _chunks: ChunkCache
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    def _check_lengths(self) -> None:
+        """Raises a FormatError where the arrays don't fit one another."""
+        lengths = {one: field.shape[0] for one, field in self._fields.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{one!r} {length:,}" for one, length in lengths.items())
+            raise FormatError(f"{self.path}: the arrays have different numbers of rows: {said}")
+
+    # -- what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the (first) dataset, rows included."""
+        return self._first.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the (first) dataset."""
+        return self._first.dtype
+
+    @property
+    def _first(self) -> ArrayReader | LibraryRows:
+        return self._fields[self._names[0]]
+
+    @property
+    def is_direct(self) -> bool:
+        """Are samples read from the file itself, and not through another library?"""
+        return all(isinstance(f, ArrayReader) and isinstance(f.chunks, DirectChunks) for f in self._fields.values())
+
+    @property
+    def holds_objects(self) -> bool:
+        """Are there elements of any size, such as strings?"""
+        return any(isinstance(field, LibraryRows) for field in self._fields.values())
+
+    @property
+    def rows_are(self) -> str:
+        """Dtype and shape of a row of each dataset, in words."""
+        return ", ".join(f"{f.dtype} {list(f.shape[1:])}" for f in self._fields.values())
+
+    def how(self) -> dict[str, str]:
+        return {name: field.how for name, field in self._fields.items()}
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
+        return np.full(len(self), self._row_bytes, np.int64)
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(math.prod(field.shape[1:]) * field.dtype.itemsize for field in self._readers)
+
+    # -- reading
+
+    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        field = self._first
+        if isinstance(self.name, str) and isinstance(field, ArrayReader) and field.dtype.isnative:
+            return field.shape[1:], field.dtype
+        return None
+
+    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+        field = self._first
+        assert isinstance(field, ArrayReader)
+        field.read_rows(indices, rows, self.run)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        columns = [self._read_field(field, indices) for field in self._fields.values()]
+        if isinstance(self.name, str):
+            return columns[0]
+        return [dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)]
+
+    def _read_field(self, field: ArrayReader | LibraryRows, indices: Sequence[int]) -> list[Any]:
+        if not isinstance(field, ArrayReader):
+            return field.read(indices)
+        rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
+        field.read_rows(indices, rows, self.run)
+        return rows
+
+    def take_counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for field in self._readers:
+            counts.update(field.counts)
+            field.counts.clear()
+        return counts
+
+    @property
+    def _readers(self) -> list[ArrayReader]:
+        return [field for field in self._fields.values() if isinstance(field, ArrayReader)]
+
+    # -- blocks
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        ids = np.arange(len(self), dtype=np.int64) // self._rows_a_block()
+        return np.unique(ids, return_counts=True)[1].astype(np.int64)
+
+    def _rows_a_block(self) -> int:
+        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as are a long read."""
+        readers = [field for field in self._readers if field.holds_chunks]
+        if readers:
+            return max(field.chunks.grid.chunks[0] for field in readers)
+        long = max(1, BLOCK_BYTES // max(1, self._row_bytes))
+        tall = [field.chunks.grid.chunks[0] for field in self._readers if field.is_chunked]
+        return min([long, *(rows for rows in tall if rows > 1)])
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of the decoded chunks of a block, which are held while it is in use."""
+        readers = [field for field in self._readers if field.holds_chunks]
+        tallest = self._rows_a_block() if readers else 1
+        return sum(field.chunks.nbytes * field.chunks.grid.inner * -(-tallest // field.chunks.grid.chunks[0]) for field in readers)
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._chunks.resize(nbytes)
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, dtypes and chunk grids."""
+        said = json.dumps(self.grids[0] if isinstance(self.name, str) else self.grids)
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        return f"{self.path}, {' and '.join(self._names)}, row {index}"

@@ -1,0 +1,431 @@
+"""Which chunks of an array does a batch need, and how do they become its samples?
+
+NOTE [ from a batch's indices to its rows ]
+
+1. Where the bytes of a row lie as they are (no codec), they are read to their place by `preadv`; rows that lie one after the other, by
+   one call. Nothing of the rest of their chunks is read.
+2. Else the chunks that the batch needs are found, each once. What the cache holds of them is taken from there. Of the others the
+   stored bytes are read, neighbours by one call, and are decoded, in threads where there are some; the rows are copied straight into
+   the batch.
+3. Decoded chunks of several rows go to the cache, which holds those used last within a number of bytes. One that has given all its
+   rows is dropped: under a block shuffle nobody comes back to it.
+
+Chunks that only another library can read (`LibraryChunks`) go the same way from there on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError
+from headrace.memory.lru import LRUCache
+from headrace.storage.codecs import Pipeline
+from headrace.storage.handles import WorkerFiles
+from headrace.storage.stretches import Stretch, bytes_of, fill, read_stretches, runs
+
+IntArray = npt.NDArray[np.int64]
+Map = Callable[[Callable[[int], Any], int], list[Any]]
+"""Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
+
+_GROUP = 64 << 20  # decoded bytes of the chunks whose stored bytes are held at once
+
+
+class Grid(NamedTuple):
+    """How an array is cut."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
+
+    @property
+    def inner(self) -> int:
+        """Chunks that share the rows of one."""
+        return math.prod(self.counts[1:])
+
+    def place(self, number: int) -> tuple[int, ...]:
+        """The coordinates of a chunk, counted in chunks."""
+        return tuple(int(i) for i in np.unravel_index(number, self.counts))
+
+
+class Chunks(ABC):
+    """The chunks of one array, numbered in C order.
+
+    Args:
+        grid: shape and chunk shape.
+        dtype: as stored, in its own byte order.
+        how: by what path they are read, in words.
+    """
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str) -> None:
+        self.grid, self.dtype, self.how = grid, dtype, how
+        self.nbytes = math.prod(grid.chunks) * dtype.itemsize
+
+    @abstractmethod
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """What `decode` needs of some chunks."""
+
+    @abstractmethod
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        """A whole chunk, an edge chunk too; None: it was never written, and all its values are the fill value. May run in threads."""
+
+    decodes = True
+    """Is decoding a chunk work, so that one that will be needed again had better be held?"""
+
+    def fill_value(self) -> Any:
+        """What stands where nothing was written."""
+        return 0
+
+
+class DirectChunks(Chunks):
+    """Chunks that are read and decoded here.
+
+    Args:
+        stretches: numbers of chunks -> where each lies, None where it was never written.
+        pipeline: the codecs.
+        files: what is open.
+        fill: the value of what was never written.
+        order: "C" or "F": of the elements in a chunk.
+        where: the number of a chunk -> its name for messages.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        dtype: np.dtype[Any],
+        stretches: Callable[[Sequence[int]], list[Stretch | None]],
+        pipeline: Pipeline,
+        files: WorkerFiles[int],
+        *,
+        fill: Any = 0,
+        order: str = "C",
+        where: Callable[[int], str] = str,
+        how: str = "",
+    ) -> None:
+        super().__init__(grid, dtype, how or (f"pread + {pipeline}" if pipeline else "pread"))
+        self.stretches, self.pipeline, self.files = stretches, pipeline, files
+        self.order, self.where, self._fill = order, where, fill
+        self.decodes = bool(pipeline)
+
+    def fill_value(self) -> Any:
+        return self._fill
+
+    @property
+    def is_raw(self) -> bool:
+        """Do rows lie in their chunks as they are?"""
+        return not self.pipeline and self.order == "C"
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        stretches = self.stretches(numbers)
+        return [None if s is None else (s, d) for s, d in zip(stretches, read_stretches(stretches, self.files), strict=True)]
+
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        if data is None:
+            return None
+        stretch, stored = data
+        try:
+            flat = self.pipeline.decode(stored, self.nbytes, stretch.skipped)
+        except FormatError as error:
+            raise FormatError(f"{self.where(number)}: {error}") from error.__cause__
+        return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
+
+    def by_row(self) -> DirectChunks:
+        """The same array with one row a chunk, which can be had where elements lie as they are."""
+        grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
+        return DirectChunks(grid, self.dtype, _ByRow(self), self.pipeline, self.files, fill=self._fill, where=self.where, how=self.how)
+
+    def raw_stretches(self, numbers: Sequence[int]) -> list[Stretch | None]:
+        """Where chunks lie of which parts are read: each must have all its bytes.
+
+        Raises:
+            FormatError: one has not.
+        """
+        found = self.stretches(numbers)
+        for number, stretch in zip(numbers, found, strict=True):
+            if stretch is not None and stretch.nbytes != self.nbytes:
+                raise FormatError(f"{self.where(number)}: it has {stretch.nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
+        return found
+
+
+class _ByRow:
+    """Where the rows of chunks lie whose elements lie as they are."""
+
+    def __init__(self, whole: DirectChunks) -> None:
+        self._whole = whole
+
+    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
+        grid, row_bytes = self._whole.grid, self._whole.nbytes // self._whole.grid.chunks[0]
+        places = [(*divmod(row, grid.chunks[0]), column) for row, column in (divmod(number, grid.inner) for number in numbers)]
+        found = self._whole.raw_stretches([band * grid.inner + column for band, _, column in places])
+        return [
+            None if stretch is None else Stretch(stretch.path, stretch.offset + within * row_bytes, row_bytes)
+            for stretch, (_, within, _) in zip(found, places, strict=True)
+        ]
+
+
+class LibraryChunks(Chunks):
+    """Chunks that another library reads.
+
+    Args:
+        load: slices, one an axis and inside of the array, -> that part of it.
+        how: which library, and why.
+    """
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], load: Callable[[tuple[slice, ...]], npt.NDArray[Any]], how: str) -> None:
+        super().__init__(grid, dtype, how)
+        self._load = load
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return list(numbers)
+
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        corner = [place * extent for place, extent in zip(self.grid.place(number), self.grid.chunks, strict=True)]
+        ends = [min(a + c, s) for a, c, s in zip(corner, self.grid.chunks, self.grid.shape, strict=True)]
+        return self._load(tuple(itertools.starmap(slice, zip(corner, ends, strict=True))))
+
+
+@dataclass(slots=True)
+class _Decoded:
+    chunk: npt.NDArray[Any]
+    left: int
+    """Rows that nobody has asked for yet."""
+
+
+def _nbytes(item: _Decoded) -> int:
+    return item.chunk.nbytes
+
+
+class ChunkCache:
+    """The decoded chunks that this process used last.
+
+    Args:
+        max_bytes: of all of them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._held: LRUCache[tuple[str, int], _Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
+
+    @property
+    def max_bytes(self) -> int:
+        """Of all chunks that are held."""
+        return self._held.max_bytes or 0
+
+    def resize(self, max_bytes: int) -> None:
+        """Holds so many bytes from now on."""
+        self._held.resize(max_bytes)
+
+    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
+        """A chunk, if it is held."""
+        found = self._held.get(key)
+        return None if found is None else found.chunk
+
+    def used(self, key: tuple[str, int], chunk: npt.NDArray[Any], rows: int) -> None:
+        """So many rows of a chunk have been copied: it stays, if others are left."""
+        found = self._held.get(key)
+        if found is None:
+            if len(chunk) > rows and chunk.nbytes <= self.max_bytes:
+                self._held.put(key, _Decoded(chunk, len(chunk) - rows))
+            return
+        found.left -= rows
+        if found.left <= 0:
+            self._held.pop(key)
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._held.clear()
+
+
+class Piece(NamedTuple):
+    """A part of a chunk, and where it goes."""
+
+    out: int
+    """The number of the array that it goes to."""
+    source: tuple[Any, ...]
+    """Slices of the chunk."""
+    target: tuple[Any, ...]
+    """Slices of that array."""
+
+
+class ArrayReader:
+    """Rows and boxes of one array, whatever its chunks.
+
+    Args:
+        chunks: of the array.
+        cache: for decoded chunks; shared by the arrays of a source.
+        key: tells this array's chunks from those of others in the cache.
+    """
+
+    def __init__(self, chunks: Chunks, cache: ChunkCache, key: str = "") -> None:
+        self.chunks, self._cache, self._key = chunks, cache, key
+        is_raw = isinstance(chunks, DirectChunks) and chunks.is_raw
+        self._rows: Chunks = chunks.by_row() if is_raw and chunks.grid.chunks[0] > 1 else chunks  # type: ignore[attr-defined]
+        self.shape, self.dtype = chunks.grid.shape, chunks.dtype
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def how(self) -> str:
+        """By which path it is read, in words."""
+        return self.chunks.how
+
+    @property
+    def is_chunked(self) -> bool:
+        """Is it cut along the rows?"""
+        return 0 < self.chunks.grid.chunks[0] < self.shape[0]
+
+    @property
+    def holds_chunks(self) -> bool:
+        """Are chunks of several rows decoded as a whole, and worth being held?"""
+        return self.chunks.decodes and self.chunks.grid.chunks[0] > 1
+
+    def read_rows(self, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        """Copies rows (indices along the first axis) into arrays of a row's shape and this array's dtype, C-contiguous.
+
+        Raises:
+            FormatError: a chunk is damaged.
+            OSError: the file can't be read.
+        """
+        chunks, grid = self._rows, self._rows.grid
+        if not outs or not outs[0].size:
+            return
+        if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
+            self._read_raw_rows(chunks, rows, outs)
+            return
+        if grid.inner == 1:
+            clip = tuple(slice(0, extent) for extent in grid.shape[1:])
+            pieces: dict[int, list[Piece]] = {}
+            for number, row in enumerate(rows):
+                band, within = divmod(row, grid.chunks[0])
+                pieces.setdefault(band, []).append(Piece(number, (within, *clip), ()))
+        else:
+            corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
+            pieces = {
+                number: [Piece(out, (source[0].start, *source[1:]), target[1:]) for out, source, target in some]
+                for number, some in _pieces(grid, corners, (1, *grid.shape[1:])).items()
+            }
+        self._copy(chunks, pieces, outs, run)
+
+    def read_span(self, first: int, out: npt.NDArray[Any], run: Map) -> None:
+        """Copies as many rows as `out` has, from one on.
+
+        Raises:
+            FormatError: a chunk is damaged.
+            OSError: the file can't be read.
+        """
+        chunks, grid = self.chunks, self.chunks.grid
+        if not out.size:
+            return
+        if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
+            row_bytes = chunks.nbytes // grid.chunks[0]
+            parts = list(_cuts(first, len(out), grid.chunks[0]))
+            for (_, source, target), stretch in zip(parts, chunks.raw_stretches([place for place, _, _ in parts]), strict=True):
+                if stretch is None:
+                    out[target] = chunks.fill_value()
+                    continue
+                with chunks.files.reading(stretch.path) as fd:
+                    fill(fd, [bytes_of(out[target])], stretch.offset + source.start * row_bytes, stretch.path)
+            return
+        self._copy(chunks, _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape), [out], run)
+
+    def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`.
+
+        Raises:
+            FormatError: a chunk is damaged.
+            OSError: the file can't be read.
+        """
+        if outs:
+            self._copy(self.chunks, _pieces(self.chunks.grid, corners, outs[0].shape), outs, run)
+
+    # -- rows that lie as they are
+
+    def _read_raw_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]]) -> None:
+        wanted: list[tuple[str, int, int]] = []
+        for number, stretch in enumerate(chunks.raw_stretches(rows)):
+            if stretch is None:
+                outs[number][...] = chunks.fill_value()
+            else:
+                wanted.append((stretch.path, stretch.offset, number))
+        wanted.sort()
+        for path, same in itertools.groupby(wanted, lambda item: item[0]):
+            with chunks.files.reading(path) as fd:
+                for offset, numbers in runs(same, chunks.nbytes):
+                    fill(fd, [bytes_of(outs[number]) for number in numbers], offset, path)
+
+    # -- pieces of chunks
+
+    def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        missing = []
+        for number, some in pieces.items():
+            chunk = self._cache.get((self._key, number)) if chunks.decodes else None
+            if chunk is None:
+                missing.append(number)
+            else:
+                self._hand_out(chunks, number, chunk, some, outs)
+        self.counts["chunk_hits"] += len(pieces) - len(missing)
+        step = max(1, _GROUP // max(1, chunks.nbytes))
+        for start in range(0, len(missing), step):
+            self._decode(chunks, missing[start : start + step], pieces, outs, run)
+        self.counts["chunks_decoded"] += len(missing)
+
+    def _decode(
+        self, chunks: Chunks, numbers: list[int], pieces: dict[int, list[Piece]], outs: Sequence[npt.NDArray[Any]], run: Map
+    ) -> None:
+        data = chunks.read(numbers)
+
+        def work(at: int) -> None:
+            stored, data[at] = data[at], None
+            self._hand_out(chunks, numbers[at], chunks.decode(numbers[at], stored), pieces[numbers[at]], outs)
+
+        run(work, len(numbers))
+
+    def _hand_out(
+        self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Sequence[npt.NDArray[Any]]
+    ) -> None:
+        if chunk is None:
+            for piece in pieces:
+                outs[piece.out][piece.target or ...] = chunks.fill_value()
+            return
+        for piece in pieces:
+            np.copyto(outs[piece.out][piece.target or ...], chunk[piece.source])
+        if not chunks.decodes:
+            return
+        rows = {piece.source[0] for piece in pieces if isinstance(piece.source[0], int)}
+        spans = [piece.source for piece in pieces if not isinstance(piece.source[0], int)]
+        if rows and len(chunk) > 1:
+            self._cache.used((self._key, number), chunk, len(rows))
+        elif spans and all(chunk[span].size < chunk.size for span in spans):
+            self._cache.used((self._key, number), chunk, 0)
+
+
+def _pieces(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:
+    """By chunk, the parts that boxes of one shape are made of."""
+    strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(grid.shape))]
+    pieces: dict[int, list[Piece]] = {}
+    for out, corner in enumerate(corners):
+        axes = [
+            [(place * stride, source, target) for place, source, target in _cuts(start, extent, chunk)]
+            for start, extent, chunk, stride in zip(corner, box, grid.chunks, strides, strict=True)
+        ]
+        for parts in itertools.product(*axes):
+            number = sum(part[0] for part in parts)
+            pieces.setdefault(number, []).append(Piece(out, tuple(part[1] for part in parts), tuple(part[2] for part in parts)))
+    return pieces
+
+
+def _cuts(start: int, extent: int, chunk: int) -> Iterator[tuple[int, slice, slice]]:
+    """Along one axis: the chunks that a range crosses, and which parts of them go where."""
+    for place in range(start // chunk, -(-(start + extent) // chunk)):
+        first, last = max(start, place * chunk), min(start + extent, (place + 1) * chunk)
+        yield place, slice(first - place * chunk, last - place * chunk), slice(first - start, last - start)

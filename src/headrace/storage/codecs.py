@@ -1,0 +1,218 @@
+"""How do the stored bytes of a chunk become the bytes of its array?
+
+By the codecs that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is told how many bytes must come of it, and
+makes room for no more, whatever the data claim; anything else than exactly so many is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from headrace.errors import FormatError
+
+Bytes = Any
+"""bytes, a memoryview of them, or a uint8 array."""
+
+ZLIB, GZIP = 15, 31
+"""Window sizes by which zlib knows its own frames and gzip's."""
+
+
+class Codec:
+    """One step of a pipeline. Codecs travel to workers: what can't be pickled is made at first use."""
+
+    name = ""
+    """For people."""
+    adds: int | None = 0
+    """Bytes by which encoding lengthens what it is given; None for a compressor, where that depends."""
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        """Data -> the `size` bytes that they become (None: nobody knows how many)."""
+        raise NotImplementedError
+
+
+class Pipeline:
+    """Codecs one after the other.
+
+    Args:
+        codecs: in the order in which they encoded.
+
+    Raises:
+        ValueError: sizes in between would not be known: there are two compressors, or one that is followed by a reordering.
+    """
+
+    def __init__(self, codecs: Sequence[Codec] = ()) -> None:
+        self.codecs = tuple(codecs)
+        packed = False
+        for codec in self.codecs:
+            if packed and codec.adds in (0, None):
+                raise ValueError(f"{codec.name} works on what is compressed already")
+            packed = packed or codec.adds is None
+
+    def __bool__(self) -> bool:
+        return bool(self.codecs)
+
+    def __str__(self) -> str:
+        return " + ".join(codec.name for codec in reversed(self.codecs))
+
+    def decode(self, data: Bytes, nbytes: int, skipped: int = 0) -> npt.NDArray[np.uint8]:
+        """The `nbytes` bytes that were encoded, perhaps over the memory of `data` or read-only.
+
+        Args:
+            skipped: bit i says that codec i was not used for these data.
+
+        Raises:
+            FormatError: the data are damaged; the message says how, and not where they lie.
+        """
+        sizes: list[tuple[Codec, int | None]] = []
+        size: int | None = nbytes
+        for number, codec in enumerate(self.codecs):
+            if not skipped >> number & 1:
+                sizes.append((codec, size))
+                size = None if size is None or codec.adds is None else size + codec.adds
+        for codec, size in reversed(sizes):
+            try:
+                data = codec.decode(data, size)
+            except FormatError:
+                raise
+            except Exception as error:  # whatever a library makes of bytes that are none of its own
+                raise FormatError(f"{codec.name} can't decode it: {' '.join(str(error).split()) or type(error).__name__}") from error
+        found = np.frombuffer(data, np.uint8)
+        if len(found) != nbytes:
+            raise FormatError(f"{len(found):,} bytes come of it, not {nbytes:,}")
+        return found
+
+
+@dataclass(frozen=True)
+class Inflate(Codec):
+    """Deflate, in zlib's or gzip's frame; what comes after the end of the stream is ignored, as zlib does.
+
+    Args:
+        wbits: ZLIB or GZIP.
+        plain: by zlib instead of igzip, which takes two thirds of its time.
+    """
+
+    wbits: int = ZLIB
+    plain: bool = False
+    name = "inflate"
+    adds = None
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        assert size is not None
+        stream = (zlib if self.plain else isal_zlib).decompressobj(self.wbits)
+        out = stream.decompress(data, size + 1)
+        if len(out) > size:
+            raise FormatError(f"more than {size:,} bytes come of it")
+        if len(out) < size or not stream.eof:
+            raise FormatError("a deflate stream that is cut short")
+        return out
+
+
+@dataclass(frozen=True)
+class Unshuffle(Codec):
+    """Puts bytes that are sorted by their place in an element back into elements; what is left over at the end stays as it is."""
+
+    itemsize: int
+    name = "unshuffle"
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        flat, itemsize = np.frombuffer(_sized(data, size), np.uint8), self.itemsize
+        count = len(flat) // itemsize
+        if itemsize < 2 or count < 2:
+            return flat
+        out, whole = np.empty_like(flat), count * itemsize
+        np.copyto(out[:whole].reshape(count, itemsize), flat[:whole].reshape(itemsize, count).T)
+        out[whole:] = flat[whole:]
+        return out
+
+
+@dataclass(frozen=True)
+class Fletcher32(Codec):
+    """Checks and removes HDF5's checksum."""
+
+    name = "fletcher32"
+    adds = 4
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        import numcodecs
+
+        if len(data) < 4:
+            raise FormatError("it is too short for its checksum")
+        try:
+            return _sized(np.frombuffer(numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8)), np.uint8), size)
+        except RuntimeError as error:
+            raise FormatError("wrong checksum (fletcher32), the file is damaged") from error
+
+
+@dataclass(frozen=True)
+class Crc32c(Codec):
+    """Checks and removes Zarr's checksum."""
+
+    name = "crc32c"
+    adds = 4
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        import google_crc32c
+
+        whole = bytes(data)
+        if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
+            raise FormatError("wrong checksum (crc32c), the file is damaged")
+        return _sized(memoryview(whole)[:-4], size)
+
+
+_local = threading.local()  # decompressors of zstandard are used by one thread at a time
+
+
+@dataclass(frozen=True)
+class Zstd(Codec):
+    """Zstandard, one frame, whose content size may be unknown."""
+
+    name = "zstd"
+    adds = None
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        import zstandard
+
+        assert size is not None
+        said = zstandard.frame_content_size(data)
+        if said not in (-1, size):
+            raise FormatError(f"{said:,} bytes would come of it, not {size:,}")
+        if not hasattr(_local, "zstd"):
+            _local.zstd = zstandard.ZstdDecompressor()
+        return _local.zstd.decompress(data, max_output_size=max(1, size)) if said else b""
+
+
+@dataclass(frozen=True)
+class Blosc(Codec):
+    """Blosc 1 with any of its compressors."""
+
+    name = "blosc"
+    adds = None
+
+    def decode(self, data: Bytes, size: int | None) -> Bytes:
+        from numcodecs import blosc
+
+        assert size is not None
+        if parent_process() is not None:
+            blosc.use_threads = False  # a worker has its own; and the library's don't outlive a fork
+        head = bytes(data[:16])
+        said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
+        if len(head) < 16 or said != size or packed != len(data):
+            raise FormatError(f"blosc's header says {packed:,} bytes that become {said:,}, and there are {len(data):,} for {size:,}")
+        out = np.empty(size, np.uint8)
+        blosc.decompress(np.frombuffer(data, np.uint8), out)
+        return out
+
+
+def _sized(data: Bytes, size: int | None) -> Bytes:
+    if size is not None and len(data) != size:
+        raise FormatError(f"{len(data):,} bytes come of it, not {size:,}")
+    return data

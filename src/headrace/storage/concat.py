@@ -1,0 +1,103 @@
+"""How do several sources become one?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.storage.source import Source
+
+S = TypeVar("S", bound=Source)
+
+
+class ConcatSource(Source, Generic[S]):
+    """The samples of some sources, one source after the other.
+
+    Args:
+        sources: one at least, with records of one kind.
+    """
+
+    def __init__(self, sources: Sequence[S]) -> None:
+        self.sources = list(sources)
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+        self.thread_safe = all(source.thread_safe for source in self.sources)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a sample is in, and its index there."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, index - int(self._starts[number])
+
+    def _parts(self, indices: Sequence[int]) -> list[tuple[S, list[int], list[int]]]:
+        """For each source that is needed the indices in it, and the places of these samples among `indices`."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        parts = []
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            parts.append((self.sources[number], (wanted[places] - self._starts[number]).tolist(), places.tolist()))
+        return parts
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        records: list[Any] = [None] * len(indices)
+        for source, some, places in self._parts(indices):
+            for place, record in zip(places, source.read(some), strict=True):
+                records[place] = record
+        return records
+
+    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        found = self.sources[0].rows_like()
+        return found if all(source.rows_like() == found for source in self.sources) else None
+
+    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+        for source, some, places in self._parts(indices):
+            source.read_into(some, [rows[place] for place in places])
+
+    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+        for source in self.sources:
+            source.use_threads(run)
+
+    @property
+    def block_nbytes(self) -> int:
+        return max(source.block_nbytes for source in self.sources)
+
+    def hold_chunks(self, nbytes: int) -> None:
+        for source in self.sources:
+            source.hold_chunks(nbytes)
+
+    def take_counts(self) -> Counter[str]:
+        return sum((source.take_counts() for source in self.sources), Counter())
+
+    def how(self) -> dict[str, str]:
+        """By which path each array is read, and why; where sources differ, each way that there is."""
+        ways: dict[str, dict[str, None]] = {}
+        for source in self.sources:
+            for name, way in source.how().items():
+                ways.setdefault(name, {})[way] = None
+        return {name: "; or ".join(some) for name, some in ways.items()}
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        found = [source.blocks() for source in self.sources]
+        if any(sizes is None for sizes in found):
+            return None
+        return np.concatenate([sizes for sizes in found if sizes is not None]).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        said = "\0".join(source.fingerprint() for source in self.sources)
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        number, inner = self.place(index)
+        return self.sources[number].location(inner)
+
+    def close(self) -> None:
+        """Closes what this process has open."""
+        for source in self.sources:
+            source.close()

@@ -1,0 +1,283 @@
+"""By which path is a dataset of an HDF5 file read?
+
+Straight from the file, by a table of offsets and with our own codecs, where that is known to give what HDF5 would; else through h5py.
+Which one a dataset takes, and why, stands in `Chunks.how`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError, HeadraceError
+from headrace.memory.anonymous import SharedArray
+from headrace.memory.machine import cache_folder
+from headrace.storage.chunks import Chunks, DirectChunks, Grid, LibraryChunks
+from headrace.storage.codecs import Blosc, Codec, Fletcher32, Inflate, Pipeline, Unshuffle, Zstd
+from headrace.storage.handles import WorkerFiles
+from headrace.storage.kept import KeptArrays, UntrustedError
+from headrace.storage.paths import redact
+from headrace.storage.stamps import Stamp
+from headrace.storage.stretches import Stretch
+
+_log = logging.getLogger(__name__)
+
+TABLE_VERSION = 1
+KEPT_FROM = 20_000
+"""Chunks from which on a table is kept in the cache folder: fewer are counted in some 40 ms."""
+_PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both ways when the file is opened
+
+_FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc"}
+_FILTERS |= {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz", 32026: "blosc2"}
+_PLUGINS = 256  # numbers of filters from here on are not HDF5's own
+
+
+class _Library:
+    """Reads parts of a dataset through h5py."""
+
+    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str) -> None:
+        self._opened, self._path, self._name = opened, path, name
+
+    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+        with self._opened.reading(self._path) as file:
+            return np.asarray(file[self._name][part])
+
+
+class _Whole:
+    """Where a contiguous dataset lies, as if it were one chunk."""
+
+    def __init__(self, stamp: Stamp, files: WorkerFiles[int], begin: int, nbytes: int) -> None:
+        self._stamp, self._files, self._stretch = stamp, files, Stretch(stamp.path, begin, nbytes)
+
+    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
+        with self._files.reading(self._stamp.path) as fd:
+            self._stamp.check(fd)
+        return [self._stretch] * len(numbers)
+
+
+class _Table:
+    """Where the chunks of a dataset lie: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters."""
+
+    def __init__(self, stamp: Stamp, files: WorkerFiles[int], rows: npt.NDArray[np.int64]) -> None:
+        self._stamp, self._files, self.rows = stamp, files, SharedArray(rows)
+
+    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
+        with self._files.reading(self._stamp.path) as fd:
+            self._stamp.check(fd)
+        path, found = self._stamp.path, self.rows.array[:, numbers].T.tolist()
+        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found]
+
+
+class _Where:
+    """Names a chunk for messages."""
+
+    def __init__(self, path: str, name: str, grid: Grid) -> None:
+        self._path, self._name, self._grid = path, name, grid
+
+    def __call__(self, number: int) -> str:
+        return f"{redact(self._path)}, chunk {self._grid.place(number)} of {self._name!r}"
+
+
+def chunks_of(
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    files: WorkerFiles[int],
+    opened: WorkerFiles[h5py.File],
+    *,
+    direct: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Chunks:
+    """The chunks of a dataset of numbers with at least one axis.
+
+    Args:
+        dataset: open.
+        path, name: of the file, and in it.
+        files, opened: what each process opens to read from it, itself and through h5py.
+        direct: False: through h5py in any case.
+        cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache folder.
+
+    Raises:
+        FormatError: the file is shorter than its own table says; a source of a virtual dataset is missing.
+    """
+    shape = tuple(dataset.shape)
+    rows = (1, *shape[1:])
+    why = _obstacle(dataset) if direct else "direct=False"
+    library = LibraryChunks(Grid(shape, dataset.chunks or rows), dataset.dtype, _Library(opened, path, name), f"h5py: {why}")
+    if why is not None or not dataset.size:
+        return library
+    stamp = Stamp(path)
+    if dataset.chunks is None:
+        begin = dataset.id.get_offset()
+        if begin is None:
+            library.how = "h5py: nothing has been written"
+            return library
+        whole = _Whole(stamp, files, begin, math.prod(shape) * dataset.dtype.itemsize)
+        if begin + math.prod(shape) * dataset.dtype.itemsize > stamp.size:
+            raise FormatError(f"{redact(path)} is cut short: {stamp.size:,} bytes are not enough for {name!r}")
+        return DirectChunks(Grid(shape, shape), dataset.dtype, whole, Pipeline(), files, where=_Where(path, name, Grid(shape, shape)))
+    grid = Grid(shape, dataset.chunks)
+    table = _table(dataset, stamp, name, grid, cache_dir)
+    pipeline, where = Pipeline(_codecs(dataset)), _Where(path, name, grid)
+    found = DirectChunks(grid, dataset.dtype, _Table(stamp, files, table), pipeline, files, fill=dataset.fillvalue, where=where)
+    doubt = _doubt(dataset, found, table)
+    if doubt is not None:
+        library.how = f"h5py: {doubt}"
+        return library
+    return found
+
+
+def _obstacle(dataset: h5py.Dataset) -> str | None:
+    """Why a dataset can't be read directly, if it can't."""
+    plist = dataset.id.get_create_plist()
+    if not hasattr(os, "preadv"):
+        return "this system has no preadv"
+    if dataset.file.swmr_mode:
+        return "another process is writing to the file"
+    if dataset.is_virtual:
+        return "a virtual dataset"
+    if dataset.external:
+        return "its bytes lie in external files"
+    if plist.get_layout() == h5py.h5d.COMPACT:
+        return "a compact dataset lies in the file's head"
+    # The very type that h5py would give: not so for integers of 12 bits in two bytes, say.
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
+        return f"its elements are converted to {dataset.dtype}"
+    if dataset.chunks is None:
+        return None
+    if not hasattr(dataset.id, "chunk_iter"):
+        return "this HDF5 has no chunk_iter"
+    try:
+        Pipeline(_codecs(dataset))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _codecs(dataset: h5py.Dataset) -> list[Codec]:
+    """The filters, in the order in which they encode.
+
+    Raises:
+        ValueError: there is one that we have not.
+    """
+    plist, codecs = dataset.id.get_create_plist(), list[Codec]()
+    for number in range(plist.get_nfilters()):
+        code, _, values, _ = plist.get_filter(number)
+        if code == 1:
+            codecs.append(Inflate())
+        elif code == 2:
+            codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
+        elif code == 3:
+            codecs.append(Fletcher32())
+        elif code == 32001:
+            codecs.append(Blosc())
+        elif code == 32015:
+            codecs.append(Zstd())
+        else:
+            raise ValueError(f"filter {_FILTERS.get(code, code)}")
+    return codecs
+
+
+def missing_plugins(dataset: h5py.Dataset) -> list[str]:
+    """The filters of a dataset that h5py can't undo as it is."""
+    plist = dataset.id.get_create_plist()
+    codes = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
+    return [_FILTERS.get(code, f"filter {code}") for code in codes if not h5py.h5z.filter_avail(code)]
+
+
+def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, table: npt.NDArray[np.int64]) -> str | None:
+    """What speaks against the direct path when one chunk, and one at an edge, are read in both ways.
+
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know.
+    """
+    grid, written = chunks.grid, np.flatnonzero(table[1])
+    if not chunks.pipeline or not len(written) or chunks.nbytes > _PROBE:
+        return None
+    some = {int(written[0])}
+    for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
+        if extent % chunk:
+            at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
+            some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
+    for number in sorted(some):
+        corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
+        ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
+        part = tuple(slice(a, b) for a, b in zip(corner, ends, strict=True))
+        try:
+            whole = chunks.decode(number, chunks.read([number])[0])
+        except (HeadraceError, OSError) as error:
+            return f"chunk {grid.place(number)} can't be read directly ({error})"
+        try:
+            expected = dataset[part]
+        except OSError as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
+            _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
+            continue
+        assert whole is not None
+        ours = np.ascontiguousarray(whole[tuple(slice(0, b - a) for a, b in zip(corner, ends, strict=True))])
+        if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
+            return f"chunk {grid.place(number)} is another one when it is read directly"
+    return None
+
+
+def _table(dataset: h5py.Dataset, stamp: Stamp, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
+    """Offsets, bytes and skipped filters of all chunks, [3, chunks]."""
+    number = math.prod(grid.counts)
+    about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime, "name": name, "grid": [grid.shape, grid.chunks]}
+    folder = cache_folder(cache_dir)
+    kept = KeptArrays(os.fspath(folder), "chunks", TABLE_VERSION, about, ["<i8"]) if number >= KEPT_FROM else None
+    table = None if kept is None else _kept(kept, number)
+    if table is None:
+        table = _counted(dataset, number, grid)
+        if kept is not None:
+            _keep(kept, table, folder, is_default=cache_dir is None)
+    outside = (table[0] < 0) | (table[1] < 0) | (table[0] + table[1] > stamp.size)
+    if outside.any():
+        place = grid.place(int(np.flatnonzero(outside)[0]))
+        raise FormatError(f"{redact(stamp.path)} is cut short: chunk {place} of {name!r} lies beyond its {stamp.size:,} bytes")
+    return table
+
+
+def _counted(dataset: h5py.Dataset, number: int, grid: Grid) -> npt.NDArray[np.int64]:
+    found: list[Any] = []
+    dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
+    table = np.zeros((3, number), np.int64)
+    if not found:
+        return table
+    corners = np.fromiter(itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64)
+    places = corners.reshape(len(found), -1) // np.array(grid.chunks)
+    inside = (places < np.array(grid.counts)).all(axis=1)  # a dataset that has shrunk may keep others
+    numbers = np.ravel_multi_index(tuple(places[inside].T), grid.counts)
+    for row, name in enumerate(("byte_offset", "size", "filter_mask")):
+        table[row, numbers] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))[inside]
+    return table
+
+
+def _kept(kept: KeptArrays, number: int) -> npt.NDArray[np.int64] | None:
+    try:
+        flat = kept.read()[0]
+    except FileNotFoundError:
+        return None
+    except (UntrustedError, OSError) as error:
+        _log.info("%s is not used: %s", redact(kept.path), error)
+        return None
+    return flat.reshape(3, number) if flat.size == 3 * number else None
+
+
+def _keep(kept: KeptArrays, table: npt.NDArray[np.int64], folder: Path, is_default: bool) -> None:
+    try:
+        if is_default:
+            os.makedirs(folder.parent, exist_ok=True)
+        kept.write([table.reshape(-1)])
+    except OSError as error:
+        _log.info(
+            "cache_dir=%r: the table of chunks is not kept (%s), so every start counts them anew", str(folder), error.strerror or error
+        )

@@ -1,0 +1,62 @@
+"""Does a dataset that lies in other files or datasets have all of them?
+
+HDF5 gives the fill value for a part of a virtual dataset whose source is missing, and follows sources that lead back to where they came
+from until its stack ends. Both are errors here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import h5py
+
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.storage.paths import redact
+
+_DEPTH = 32
+
+
+def check_links(dataset: h5py.Dataset, path: str) -> None:
+    """Looks for all that a virtual or external dataset is made of.
+
+    Raises:
+        DataNotFoundError: a file is missing; the message names it.
+        FormatError: a source is missing in its file, or a virtual dataset leads back to itself.
+    """
+    if dataset.external:
+        for name, _, _ in dataset.external:
+            # HDF5 looks in the working folder unless a prefix is set
+            if not os.path.exists(name) and not os.environ.get("HDF5_EXTFILE_PREFIX"):
+                where = f"{redact(path)}: {dataset.name!r} lies in the external file {redact(name)!r}"
+                raise DataNotFoundError(f"{where}, which does not exist (working folder: {os.getcwd()})")
+    if dataset.is_virtual:
+        _follow(dataset, path, [], {})
+
+
+def _follow(dataset: h5py.Dataset, path: str, way: list[tuple[str, str]], found: dict[tuple[str, str], bool]) -> None:
+    here = os.path.realpath(path), str(dataset.name)
+    what = f"{redact(path)}: the virtual dataset {dataset.name!r}"
+    if here in way or len(way) > _DEPTH:
+        raise FormatError(f"{what} leads back to itself, or through more than {_DEPTH} others")
+    if here in found:
+        return
+    found[here] = True
+    if not dataset.is_virtual:
+        return
+    for source in dataset.virtual_sources():
+        if "%" in source.file_name or "%" in source.dset_name:
+            continue  # a pattern: as many sources as there are
+        file_name = path if source.file_name == "." else _file_of(source.file_name, path)
+        if file_name is None:
+            raise DataNotFoundError(f"{what} needs {redact(source.file_name)!r}, which is missing")
+        with h5py.File(file_name, "r", locking=False) as file:
+            target = file.get(source.dset_name)
+            if not isinstance(target, h5py.Dataset):
+                raise FormatError(f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is missing")
+            _follow(target, file_name, [*way, here], found)
+
+
+def _file_of(name: str, path: str) -> str | None:
+    """Where HDF5 finds a source file: beside the file that names it, or as the name says."""
+    beside = os.path.join(os.path.dirname(path), name)
+    return next((place for place in (beside, name) if os.path.exists(place)), None)

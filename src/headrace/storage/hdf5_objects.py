@@ -1,0 +1,46 @@
+"""How are rows read that are no plain numbers: strings, arrays of any length, and compounds with such?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from headrace.errors import FormatError
+from headrace.storage.arrays import LibraryRows
+from headrace.storage.handles import WorkerFiles
+
+
+def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
+    """Do elements of that dtype lie elsewhere in the file, each of its own size?
+
+    Raises:
+        FormatError: they are references, which mean nothing outside of their file.
+    """
+    if h5py.check_ref_dtype(dtype) is not None:
+        raise FormatError(f"{where} holds references to other objects of its file, and no values: name the dataset that they lead to")
+    if dtype.names is not None:
+        return any([holds_objects(dtype[name], f"{where}, field {name!r},") for name in dtype.names])
+    return bool(dtype.hasobject) or (dtype.subdtype is not None and holds_objects(dtype.subdtype[0], where))
+
+
+class ObjectRows(LibraryRows):
+    """Rows through h5py, one by one.
+
+    Args:
+        opened: what each process has open.
+        path, name: of the file, and of the dataset in it.
+        shape, dtype: of the dataset.
+    """
+
+    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._opened, self._path, self._name, self.shape, self.dtype = opened, path, name, shape, dtype
+        self.how = "h5py: elements of any size"
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The rows as h5py gives them."""
+        with self._opened.reading(self._path) as file:
+            dataset = file[self._name]
+            return [dataset[row] for row in rows]
