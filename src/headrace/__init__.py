@@ -8,6 +8,7 @@ from headrace.datasets import (
     MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    ZarrDataset,
     open_dataset,
 )
 from headrace.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
     "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
     "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "RandomHorizontalFlip", "RandomResizedCrop",
-    "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "collators",
+    "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "ZarrDataset",
+    "collators",
     "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
 ]  # fmt: skip

@@ -1,0 +1,226 @@
+"""What does a user of ZarrDataset see: rows, patches of a volume, labels, and stores that are not as they should be?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import (
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    MissingNameError,
+    SampleError,
+    ZarrDataset,
+    create_dataloader,
+    open_dataset,
+)
+from headrace.storage.patches import Box, PatchGrid
+
+SHAPE = (9, 11, 13)
+VOLUME = np.random.default_rng(1).integers(-500, 500, (2, *SHAPE)).astype("i2")
+LABELS = np.random.default_rng(2).integers(0, 5, SHAPE).astype("u1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("volume", shape=VOLUME.shape, dtype="i2", chunks=(1, 4, 5, 6), shards=(2, 8, 10, 12))[...] = VOLUME
+    root.create_array("labels", shape=SHAPE, dtype="u1", chunks=(4, 4, 4))[...] = LABELS
+    return tmp_path / "a.zarr"
+
+
+# -- the arithmetic of patches
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_index_and_corner_follow_from_one_another(data: Any) -> None:
+    axes = data.draw(st.integers(1, 3))
+    extents = st.lists(st.integers(1, 12), min_size=axes, max_size=axes)
+    shape, patch, stride = (data.draw(extents) for _ in range(3))
+    edges = data.draw(st.sampled_from(["drop", "pad", "shift"]))
+    grid = PatchGrid(shape, patch, stride, edges)
+    corners = [grid.corner(index) for index in range(len(grid))]
+    assert len(set(corners)) == len(corners) and sorted(corners) == corners
+    assert [grid.index(corner) for corner in corners] == list(range(len(grid)))
+    along = []
+    for size, extent, step in zip(shape, patch, stride, strict=True):
+        starts = [a for a in range(0, size, step) if a + extent <= size]
+        if edges == "pad":
+            starts = [0]
+            while starts[-1] + extent < size:
+                starts.append(starts[-1] + step)
+        elif edges == "shift" and starts and starts[-1] + extent < size:
+            starts.append(size - extent)
+        along.append(starts)
+    if edges != "pad" or all(start < size for starts, size in zip(along, shape, strict=True) for start in starts):
+        assert corners == list(itertools.product(*along))
+
+
+def test_boxes() -> None:
+    boxes = [Box((0, 0), (4, 6)), Box((5, 5), (9, 10))]
+    grid = PatchGrid((10, 10), (2, 3), (2, 3), "drop", boxes)
+    corners = [grid.corner(index) for index in range(len(grid))]
+    assert corners == [(0, 0), (0, 3), (2, 0), (2, 3), (5, 5), (7, 5)]
+    assert [grid.index(corner) for corner in corners] == list(range(6))
+    with pytest.raises(ValueError, match=r"no patch begins at \[1, 1\]"):
+        grid.index((1, 1))
+    with pytest.raises(ConfigError, match=r"the box from \[5, 5\] to \[11, 9\] does not lie inside"):
+        PatchGrid((10, 10), (2, 3), (2, 3), boxes=[Box((5, 5), (11, 9))])
+
+
+# -- patches
+
+
+@pytest.mark.parametrize("edges", ["drop", "pad", "shift"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_patches_are_the_parts_of_the_volume(store: Path, edges: str, direct: bool) -> None:
+    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(4, 4, 5), stride=3, edges=edges, direct=direct)
+    reach = [(0, 12)] + [(0, 12)] * 2
+    padded = np.pad(VOLUME, [(0, 0), *reach], mode="reflect"), np.pad(LABELS, reach, mode="reflect")
+    assert len(dataset) == {"drop": 2 * 3 * 3, "pad": 3 * 4 * 4, "shift": 3 * 4 * 4}[edges]
+    for index in range(len(dataset)):
+        z, y, x = dataset.corner_of(index)
+        patch, labels = dataset[index]
+        assert torch.equal(patch, torch.from_numpy(padded[0][:, z : z + 4, y : y + 4, x : x + 5]))
+        assert torch.equal(labels, torch.from_numpy(padded[1][z : z + 4, y : y + 4, x : x + 5]))
+    dataset.close()
+
+
+@pytest.mark.parametrize("pad", ["reflect", "edge", "constant"])
+def test_patches_larger_than_the_volume(store: Path, pad: Any) -> None:
+    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(40, 12, 5), edges="pad", pad=pad)
+    reach = [(0, 31), (0, 1), (0, 12)]
+    assert len(dataset) == 3
+    for index in range(3):
+        _, _, x = dataset.corner_of(index)
+        patch, labels = dataset[index]
+        assert np.array_equal(patch, np.pad(VOLUME, [(0, 0), *reach], mode=pad)[:, :, :, x : x + 5])
+        assert np.array_equal(labels, np.pad(LABELS, reach, mode=pad)[:, :, x : x + 5])
+
+
+def test_patches_in_a_loader(store: Path) -> None:
+    options: dict[str, Any] = {"patch_shape": (4, 4, 5), "stride": 3, "edges": "shift", "dtype": "float32"}
+    plain = ZarrDataset(store, "volume", "labels", direct=False, **options)
+    for shuffle, workers in itertools.product((False, True, "block"), (0, 2)):
+        dataset = ZarrDataset(store, "volume", "labels", **options)
+        loader = create_dataloader(dataset, batch_size=5, shuffle=shuffle, num_workers=workers, seed=4)
+        found = list(loader)
+        expected = list(create_dataloader(plain, batch_size=5, shuffle=shuffle, num_workers=0, seed=4))
+        assert len(found) == 10 and found[0][0].dtype == torch.float32 and found[0][1].dtype == torch.uint8
+        assert all(torch.equal(a, b) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+        loader.close()
+
+
+def test_joint_transforms_get_both(store: Path) -> None:
+    def flip(patch: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (patch.flip(-1), labels.flip(-1)) if torch.rand(()) < 0.5 else (patch, labels)
+
+    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(4, 4, 5), transforms=flip)
+    flipped = 0
+    for index in range(len(dataset)):
+        z, y, x = dataset.corner_of(index)
+        patch, labels = dataset[index]
+        plain = torch.from_numpy(VOLUME[:, z : z + 4, y : y + 4, x : x + 5].copy())
+        is_flipped = not torch.equal(patch, plain)
+        flipped += is_flipped
+        told = torch.from_numpy(LABELS[z : z + 4, y : y + 4, x : x + 5].copy())
+        assert torch.equal(patch, plain.flip(-1) if is_flipped else plain) and torch.equal(labels, told.flip(-1) if is_flipped else told)
+    assert 0 < flipped < len(dataset)
+
+
+def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
+    dataset = ZarrDataset(store, "volume", patch_shape=(1, -1, -1))
+    assert len(dataset) == 9 and torch.equal(dataset[4], torch.from_numpy(VOLUME[:, 4:5]))
+    dataset = ZarrDataset(store, "volume", patch_shape=(2, 2, 2), boxes=[((1, 1, 1), (3, 5, 3))])
+    assert [dataset.corner_of(i) for i in range(len(dataset))] == [(1, 1, 1), (1, 3, 1)]
+    assert torch.equal(dataset[1], torch.from_numpy(VOLUME[:, 1:3, 3:5, 1:3]))
+    assert "patch 1 at [1, 3, 1]" in dataset.source_of(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"patch_shape": (4, 4, 5, 2, 2)}, r"has 5 extents, and 'volume' has shape \[2, 9, 11, 13\]"),
+        ({"patch_shape": (4, 0, 5)}, r"patch_shape=\[4, 0, 5\] needs 3 extents of at least 1"),
+        ({"patch_shape": (4, 4, 5), "stride": (1, 1)}, r"stride=\[1, 1\] needs 3 extents"),
+        ({"patch_shape": (4, 4, 5), "edges": "wrap"}, "edges must be one of 'drop', 'pad', 'shift', not 'wrap'"),
+        ({"patch_shape": (4, 4, 5), "pad": "wrap"}, "pad must be one of"),
+        ({"stride": 3}, "stride goes with patches: give patch_shape too"),
+        ({"missing": "zero"}, "missing must be 'fill' or 'error'"),
+        ({"patch_shape": (2, 4, 4, 5), "target_name": "labels"}, r"'labels' has shape \[9, 11, 13\], which does not end in"),
+    ],
+)
+def test_options_that_make_no_sense(store: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ZarrDataset(store, "volume", **options)
+
+
+# -- rows, and stores
+
+
+def test_rows_of_several_stores(tmp_path: Path) -> None:
+    data = [np.random.default_rng(n).integers(0, 99, (n, 4)).astype("i4") for n in (5, 9)]
+    for number, some in enumerate(data):
+        root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number)
+        root.create_array("x", shape=some.shape, dtype="i4", chunks=(2, 4))[...] = some
+        root.create_array("y", shape=(len(some),), dtype="i8", chunks=(4,))[...] = np.arange(len(some))
+    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "x", "y")
+    assert len(dataset) == 14 and dataset.targets.tolist() == [*range(5), *range(9)]
+    assert all(np.array_equal(dataset[i][0], np.concatenate(data)[i]) for i in range(14))
+    assert isinstance(open_dataset(tmp_path / "1.zarr", dataset_name="x"), ZarrDataset)
+    both = ZarrDataset(tmp_path / "1.zarr", ["x", "y"])
+    assert both[3]["y"] == 3 and both[3]["x"].tolist() == data[1][3].tolist()
+
+
+def test_a_store_that_is_damaged_or_is_none(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="does not exist"):
+        ZarrDataset(tmp_path / "none.zarr")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FormatError, match="is no Zarr store: it has neither of"):
+        ZarrDataset(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="local disks only by now"):
+        ZarrDataset("s3://bucket/a.zarr")
+    with pytest.raises(MissingNameError, match="has no array 'x'; it has: 'labels', 'volume'"):
+        ZarrDataset(store, "x")
+    shard = store / "volume" / "c" / "0" / "0" / "0" / "0"
+    whole = shard.read_bytes()
+    dataset = ZarrDataset(store, "volume", patch_shape=(4, 4, 5))
+    for damage, said in ((whole[:10], "no room for the index"), (whole[:-1] + b"\0", "index of the shard: wrong checksum")):
+        shard.write_bytes(damage)
+        dataset.close()
+        with pytest.raises(SampleError, match=rf"sample 0 can't be read: .*patch 0 at \[0, 0, 0\].*{said}"):
+            dataset[0]
+    place = store / "volume" / "zarr.json"
+    place.write_text(place.read_text()[:40])
+    with pytest.raises(FormatError, match=r"volume/zarr\.json is damaged"):
+        ZarrDataset(store, "volume")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bytes_that_are_flipped_are_found_where_there_is_a_checksum(tmp_path: Path, sharded: bool) -> None:
+    data = np.random.default_rng(1).integers(0, 9, (12, 5)).astype("u1")
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    codecs = [zarr.codecs.ZstdCodec(checksum=True), zarr.codecs.Crc32cCodec()]
+    shards = {"shards": (12, 5)} if sharded else {}
+    root.create_array("x", shape=data.shape, dtype="u1", chunks=(4, 5), compressors=codecs, **shards)[...] = data
+    files = [Path(folder) / file for folder, _, files in os.walk(tmp_path / "a.zarr" / "x") for file in files if file != "zarr.json"]
+    assert len(files) == (1 if sharded else 3)
+    for file in files:
+        whole = file.read_bytes()
+        for place in range(len(whole)):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
+            with pytest.raises(SampleError), ZarrDataset(tmp_path / "a.zarr", "x") as dataset:
+                for index in range(12):
+                    dataset[index]
+        file.write_bytes(whole)
