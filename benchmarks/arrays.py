@@ -2,9 +2,10 @@
 
     python benchmarks/arrays.py [--samples 3000] [--side 96 224] [--workers N] [--rounds 5] [--only NAME ...] [--layouts NAME ...] [--json]
 
-Photograph-like images, uint8 [side, side, 3], in HDF5 files of several layouts, read in batches of 64 in random order, and in a block
-shuffle. Beside headrace stand a plain DataLoader over h5py (`ds[i]`, and one sorted fancy index a batch), and the limit: `pread` and
-decode in a bare loop in as many processes, into buffers that are used again. All files are in the page cache.
+Photograph-like images, uint8 [side, side, 3], in HDF5 files and Zarr stores of several layouts, read in batches of 64 in random order,
+and in a block shuffle. Beside headrace stand a plain DataLoader over h5py (`ds[i]`, and one sorted fancy index a batch) or zarr-python,
+tensorstore's own threads, and the limit for HDF5: `pread` and decode in a bare loop in as many processes, into buffers that are used
+again. All files are in the page cache.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Layout:
     rows: int | None
     """Samples a chunk; None: contiguous."""
     codec: str | None = None
+    zarr: int | None = None
+    """Version of the Zarr format; None: HDF5."""
+    shard: int | None = None
+    """Samples a shard."""
 
 
 LAYOUTS = [
@@ -48,6 +53,11 @@ LAYOUTS = [
     Layout("1 a chunk, gzip", 1, "gzip"),
     Layout("16 a chunk, gzip", 16, "gzip"),
     Layout("128 a chunk, gzip", 128, "gzip"),
+    Layout("Zarr 2, 1 a chunk, raw", 1, zarr=2),
+    Layout("Zarr 3, 1 a chunk, zstd", 1, "zstd", zarr=3),
+    Layout("Zarr 3, shards of 256, 1 a chunk, raw", 1, zarr=3, shard=256),
+    Layout("Zarr 3, shards of 256, 1 a chunk, zstd", 1, "zstd", zarr=3, shard=256),
+    Layout("Zarr 3, shards of 256, 16 a chunk, zstd", 16, "zstd", zarr=3, shard=256),
 ]
 
 
@@ -66,17 +76,36 @@ class Job:
         return self.side, self.side, 3
 
 
-def write_file(folder: Path, samples: int, side: int, layout: Layout) -> None:
+def images(samples: int, side: int, step: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     random = np.random.default_rng(0)
+    for start in range(0, samples, step):
+        count = min(step, samples - start)
+        coarse = random.integers(0, 256, (count, side // 8 + 1, side // 8 + 1, 3)).repeat(8, 1).repeat(8, 2)[:, :side, :side]
+        yield start, (coarse + random.integers(-6, 7, coarse.shape)).clip(0, 255).astype(np.uint8)
+
+
+def write_file(folder: Path, samples: int, side: int, layout: Layout) -> None:
+    if layout.zarr is not None:
+        write_store(folder / "data.zarr", samples, side, layout)
+        return
     with h5py.File(folder / "data.h5", "w", libver="latest") as file:
         chunks = None if layout.rows is None else (min(layout.rows, samples), side, side, 3)
         options = {} if layout.codec is None else {"compression": layout.codec, "compression_opts": 4}
         rows = file.create_dataset("data", (samples, side, side, 3), np.uint8, chunks=chunks, **options)
-        step = layout.rows or 64
-        for start in range(0, samples, step):
-            count = min(step, samples - start)
-            coarse = random.integers(0, 256, (count, side // 8 + 1, side // 8 + 1, 3)).repeat(8, 1).repeat(8, 2)[:, :side, :side]
-            rows[start : start + count] = (coarse + random.integers(-6, 7, coarse.shape)).clip(0, 255).astype(np.uint8)
+        for start, some in images(samples, side, layout.rows or 64):
+            rows[start : start + len(some)] = some
+
+
+def write_store(path: Path, samples: int, side: int, layout: Layout) -> None:
+    import zarr
+
+    compressors = None if layout.codec is None else [zarr.codecs.ZstdCodec(level=3)]
+    shards = None if layout.shard is None else (layout.shard, side, side, 3)
+    root = zarr.open_group(path, mode="w", zarr_format=layout.zarr)
+    shape, chunks = (samples, side, side, 3), (layout.rows, side, side, 3)
+    rows = root.create_array("data", shape=shape, dtype="u1", chunks=chunks, shards=shards, compressors=compressors)
+    for start, some in images(samples, side, layout.shard or layout.rows or 64):
+        rows[start : start + len(some)] = some
 
 
 def look(batches: Any) -> int:
@@ -89,7 +118,7 @@ def look(batches: Any) -> int:
 
 
 def ours(job: Job, shuffle: bool | str) -> Runs:
-    dataset = headrace.HDF5Dataset(job.path)
+    dataset: Any = headrace.HDF5Dataset(job.path) if job.layout.zarr is None else headrace.ZarrDataset(job.path, "data")
     loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, num_workers=job.workers)
     try:
         while True:
@@ -130,8 +159,48 @@ class SortedRows(Rows):
         return torch.from_numpy(batch)
 
 
+class ZarrRows(Dataset[torch.Tensor]):
+    """The same over zarr-python."""
+
+    def __init__(self, path: str) -> None:
+        import zarr
+
+        self._path, self._rows = path, None
+        self._count = zarr.open_group(path, mode="r")["data"].shape[0]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        import zarr
+
+        if self._rows is None:
+            self._rows = zarr.open_group(self._path, mode="r")["data"]
+        return torch.from_numpy(self._rows[index])
+
+
+def tensorstore_gather(job: Job) -> Runs:
+    """A batch by one index array, in tensorstore's own threads; no worker processes."""
+    import tensorstore
+
+    driver = "zarr" if job.layout.zarr == 2 else "zarr3"
+    rows = tensorstore.open({"driver": driver, "kvstore": {"driver": "file", "path": f"{job.path}/data"}}).result()
+
+    def epoch() -> int:
+        count = 0
+        for indices in np.array_split(np.random.permutation(job.samples), max(1, job.samples // BATCH)):
+            batch = torch.from_numpy(rows[indices].read().result())
+            batch[:, ::32, ::32].sum()
+            count += len(batch)
+        return count
+
+    while True:
+        yield epoch
+
+
 def plain(job: Job) -> Runs:
-    loader = DataLoader(Rows(job.path), BATCH, shuffle=True, num_workers=job.workers, persistent_workers=job.workers > 0)
+    rows: Any = Rows(job.path) if job.layout.zarr is None else ZarrRows(job.path)
+    loader = DataLoader(rows, BATCH, shuffle=True, num_workers=job.workers, persistent_workers=job.workers > 0)
     while True:
         yield lambda: look(loader)
 
@@ -202,7 +271,24 @@ def bare_loop(job: Job) -> Runs:
             connection.send(False)
 
 
+def zarr_section(job: Job) -> Section:
+    own, block, plainly, store = "headrace", "headrace, block shuffle", "zarr-python, DataLoader", "tensorstore"
+    title = f"{job.layout.name}, {int(np.prod(job.row)) / 1000:.0f} kB"
+    contestants = [
+        Contestant(own, ours, (job, True)),
+        Contestant(block, ours, (job, "block")),
+        Contestant(plainly, plain, (job,), ("zarr",)),
+        Contestant(store, tensorstore_gather, (job,), ("tensorstore",)),
+    ]
+    ratios = [Ratio(f"{title}: headrace / zarr-python", own, (plainly,)), Ratio(f"{title}: headrace / tensorstore", own, (store,))]
+    if job.layout.rows != 1:
+        ratios.append(Ratio(f"{title}: block shuffle / zarr-python", block, (plainly,)))
+    return Section(title, "samples/s", plainly, contestants, ratios)
+
+
 def section(job: Job) -> Section:
+    if job.layout.zarr is not None:
+        return zarr_section(job)
     size = int(np.prod(job.row)) / 1000
     own, block, index, fancy, limit = "headrace", "headrace, block shuffle", "h5py ds[i]", "h5py sorted fancy", "limit: a bare loop"
     title = f"{job.layout.name}, {size:.0f} kB"
@@ -237,7 +323,8 @@ def main() -> None:
                     continue
                 name = f"{layout.name.replace(' ', '-').replace(',', '')}-{side}-{given.samples}"
                 folder = prepared(work, name, lambda folder, side=side, layout=layout: write_file(folder, given.samples, side, layout))
-                jobs.append(Job(str(folder / "data.h5"), given.samples, side, layout, given.workers))
+                file = folder / ("data.h5" if layout.zarr is None else "data.zarr")
+                jobs.append(Job(str(file), given.samples, side, layout, given.workers))
         task = f"{given.samples:,} samples, {given.workers} workers, batches of {BATCH}"
         run_sections([section(job) for job in jobs], given, task)
 

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 from PIL import Image
 
 from tests.data.make import make_photos
@@ -138,9 +140,23 @@ def test_photographs_are_the_same_each_time(example: Any, tmp_path: Path) -> Non
 # --- README.md --------------------------------------------------------------------------------------------------------
 
 
+def make_arrays(folder: Path) -> None:
+    """The HDF5 files and the Zarr store that the README reads."""
+    (folder / "runs").mkdir()
+    for path in (folder / "runs" / "a.h5", folder / "runs" / "b.h5", folder / "run.h5"):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("images", data=np.zeros((20, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), compression="gzip")
+            file["image"], file["labels"], file["label"] = file["images"], np.arange(20), np.arange(20)
+            file["caption"] = [f"caption {number}" for number in range(20)]
+    root = zarr.open_group(folder / "volume.zarr", mode="w")
+    for name, dtype in (("raw", "u2"), ("labels", "u1")):
+        root.create_array(name, shape=(80, 100, 120), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))[...] = 1
+
+
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_photos(tmp_path / "photos" / "train", per_class=50)
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
+    make_arrays(tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "readme"}
     loaders: list[Any] = []

@@ -842,9 +842,9 @@ class TestLife:
             options = {"dataset_name": "x"} if data is rows else {}
             with MemoryEfficientDataset(data, **options) as dataset:
                 dataset[0]
-                handle = _handle_of(dataset._inner._source)
-                assert handle._handle is not None
-            assert (handle._handle is not None) is stays_open
+                files = dataset._inner._source._opened.files
+                assert len(files._open) == 1
+            assert (len(files._open) == 1) is stays_open
         given.close()
 
     def test_views(self, make: Any) -> None:
@@ -899,7 +899,3 @@ class TestLife:
             assert loader.get_stats()["cache_misses"] == 40
             list(loader)
             assert loader.get_stats()["cache_hits"] == 40
-
-
-def _handle_of(source: Any) -> Any:
-    return next(value for value in vars(source).values() if hasattr(value, "_handle"))

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.memory.lru import LRUCache
+from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.stretches import Stretch, bytes_of, fill, read_stretches, runs
@@ -236,6 +236,8 @@ class ChunkCache:
         found = self._held.get(key)
         if found is None:
             if len(chunk) > rows and chunk.nbytes <= self.max_bytes:
+                if held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
+                    chunk = chunk.copy()
                 self._held.put(key, _Decoded(chunk, len(chunk) - rows))
             return
         found.left -= rows
@@ -373,11 +375,12 @@ class ArrayReader:
                 missing.append(number)
             else:
                 self._hand_out(chunks, number, chunk, some, outs)
-        self.counts["chunk_hits"] += len(pieces) - len(missing)
         step = max(1, _GROUP // max(1, chunks.nbytes))
         for start in range(0, len(missing), step):
             self._decode(chunks, missing[start : start + step], pieces, outs, run)
-        self.counts["chunks_decoded"] += len(missing)
+        if chunks.decodes:
+            self.counts["chunk_hits"] += len(pieces) - len(missing)
+            self.counts["chunks_decoded"] += len(missing)
 
     def _decode(
         self, chunks: Chunks, numbers: list[int], pieces: dict[int, list[Piece]], outs: Sequence[npt.NDArray[Any]], run: Map
