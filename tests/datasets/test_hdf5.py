@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 import torch
@@ -294,6 +295,37 @@ def test_sources_of_virtual_and_external_datasets_that_are_missing(tmp_path: Pat
         HDF5Dataset(tmp_path / "a.h5", "external")
 
 
+FILTERS = """
+import sys
+import numpy as np
+from headrace import FormatError, HDF5Dataset
+assert "hdf5plugin" not in sys.modules
+for name in ("zstd", "blosc"):
+    dataset = HDF5Dataset(sys.argv[1], name)
+    assert [int(dataset[i][0]) for i in range(20)] == list(range(0, 80, 4)), name
+for name in ("lz4", "blosc2"):
+    try:
+        HDF5Dataset(sys.argv[1], name)
+    except FormatError as error:
+        print(error)
+"""
+
+
+def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
+    """Ours need no plugin; for others the error says what to do."""
+    filters = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(), "lz4": hdf5plugin.LZ4(), "blosc2": hdf5plugin.Blosc2()}
+    data = np.arange(80).reshape(20, 4)
+    path = write(tmp_path / "a.h5", **{name: (data, {"chunks": (4, 4), **how}) for name, how in filters.items()})
+    environment = {name: value for name, value in os.environ.items() if name != "HDF5_PLUGIN_PATH"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    run = subprocess.run([sys.executable, "-c", FILTERS, path], capture_output=True, text=True, env=environment, timeout=60)
+    assert run.returncode == 0, run.stderr
+    said = run.stdout.splitlines()
+    assert len(said) == 2 and all(
+        f"is packed with {name}, which h5py lacks: pip install" in line for name, line in zip(("lz4", "blosc2"), said, strict=True)
+    )
+
+
 def test_what_can_not_be_opened(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), {}))
     with pytest.raises(ConfigError, match="is a folder: name the HDF5 files in it"):
@@ -302,6 +334,8 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         HDF5Dataset(str(tmp_path / "*.hdf"))
     with pytest.raises(ConfigError, match="empty list"):
         HDF5Dataset([])
+    with pytest.raises(ConfigError, match=r"https://host/a\.h5: HDF5 files are read from local disks only"):
+        HDF5Dataset("https://host/a.h5?key=secret")
     with pytest.raises(ConfigError, match="dataset_name must be"):
         HDF5Dataset(path, [])
     with pytest.raises(MissingNameError, match="it has: data"):

@@ -15,7 +15,7 @@ from headrace.datasets.filling import Like
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.storage.arrays import ArraysSource
 from headrace.storage.concat import ConcatSource
-from headrace.storage.paths import redact
+from headrace.storage.paths import is_url, redact
 from headrace.storage.values import as_value, is_plain
 
 Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
@@ -116,7 +116,11 @@ def expanded_paths(data_path: Paths, what: str) -> list[str]:
         raise ConfigError(f"data_path is an empty list: name one {what} at least")
     paths: list[str] = []
     for one in given:
-        path = os.path.expanduser(os.fspath(one))
+        path = os.fspath(one)
+        if is_url(path):
+            paths.append(path)
+            continue
+        path = os.path.expanduser(path)
         if not glob.has_magic(path) or os.path.exists(path):
             paths.append(path)
             continue

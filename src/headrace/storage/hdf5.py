@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.errors import FormatError
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays import BLOCK_BYTES, ArraysSource
-from headrace.storage.chunks import ArrayReader, ChunkCache
+from headrace.storage.chunks import ArrayReader, ChunkCache, LibraryChunks
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_chunks import chunks_of, missing_plugins
 from headrace.storage.hdf5_files import dataset_named, open_hdf5, reading_hdf5
@@ -90,12 +90,13 @@ class HDF5Source(ArraysSource):
         dataset, where = dataset_named(file, name, self.path), f"{redact(self.path)}: {name!r}"
         if not dataset.shape:
             raise FormatError(f"{where} is a single value, it has no axis of samples")
-        if missing := missing_plugins(dataset):
-            raise FormatError(f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip install hdf5plugin, and import it")
         check_links(dataset, self.path)
         if holds_objects(dataset.dtype, where):
+            _check_filters(dataset, where)
             return ObjectRows(self._opened.library, self.path, name, tuple(dataset.shape), dataset.dtype)
         chunks = chunks_of(dataset, self.path, name, self._opened.files, self._opened.library, **options)
+        if isinstance(chunks, LibraryChunks):
+            _check_filters(dataset, where)
         return ArrayReader(chunks, self._opened.chunks, f"{self.path}\0{name}")
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
@@ -207,3 +208,10 @@ class HDF5Source(ArraysSource):
         if column.ndim == 0 or len(column) != len(self):
             raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
         return column
+
+
+def _check_filters(dataset: h5py.Dataset, where: str) -> None:
+    """Raises a FormatError where only h5py could read a dataset, and lacks a filter."""
+    missing = missing_plugins(dataset)
+    if missing:
+        raise FormatError(f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip install hdf5plugin, and import it")
