@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -13,26 +12,33 @@ from headrace.datasets.base import CommonOptions
 from headrace.datasets.filling import Like
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
-from headrace.storage.patches import Box, PatchGrid
-from headrace.storage.volumes import PADS, PatchSource, Volume
-from headrace.storage.zarr import OpenZarr, ZarrSource, zarr_reader
-from headrace.storage.zarr_files import array_named, open_store
+from headrace.storage.ome import Scale
+from headrace.storage.volumes import PADS, PatchSource
+from headrace.storage.zarr import OpenZarr, ZarrSource
+from headrace.storage.zarr_files import open_store
+from headrace.storage.zarr_volumes import Extents, Found, Patches, array_or_level, patch_source, position
 
 
 class ZarrDataset(ArrayDataset):
     """Samples are the rows of a Zarr array, or patches of a volume, as tensors of its dtype.
 
     Rows: the first axis counts the samples; with `target_name` ``(row, target)``; with several names dicts of a row of each. Patches:
-    with `patch_shape`; with `target_name` ``(patch, patch of the labels)``, where the labels have the volume's last axes.
+    with `patch_shape`; with `target_name` ``(patch, patch of the labels)``, where the labels have the volume's last axes, or are labels
+    of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label of the nearest one.
 
     Args:
         data_path: a local Zarr store, version 2 or 3, a folder or a zip file; for rows several, as a list or a glob.
-        dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is.
-        target_name: path of the targets: for rows an array with one row a sample, for patches one of labels.
+        dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
+            OME-NGFF 0.4 or 0.5; None: the store itself.
+        target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
+            the name of one of its labels.
         transform: called with the row or patch as a tensor; for patches with labels, `transforms` is called with both.
         loading_mode: see `LoadingMode`.
-        patch_shape: extents of a patch along the last axes, all earlier axes being whole; -1: the whole axis. None: rows.
+        patch_shape: extents of a patch along the last axes, all earlier axes being whole; -1: the whole axis. Or a dict of extents by the
+            names of axes, where the store names them. None: rows.
         stride: from one patch to the next, along the same axes; None: `patch_shape`, so that patches don't overlap.
+        scale: which level of an image of OME-NGFF: that whose voxels are nearest in size, in the image's unit. A number: the least of a
+            voxel's extents; several: those along the axes of space; a dict: along the axes that it names. None: the finest level.
         edges: what becomes of the rest at the end of an axis: "drop" it; "pad" the last patch; or "shift" it back, so that it overlaps.
         pad: for edges="pad": "reflect", "edge" or "constant" (the array's fill value; labels: 0).
         boxes: sample patches from these parts of the volume only: pairs of corners (first, and one past the last) along the same axes.
@@ -43,7 +49,8 @@ class ZarrDataset(ArrayDataset):
         **options: see `BaseDataset`.
 
     Raises:
-        ConfigError: a URL, an empty list, extents that make no sense, an option that goes with patches and there are none.
+        ConfigError: a URL, an empty list, extents that make no sense, an option that goes with patches and there are none; no level of
+            about that scale; labels whose axes or units are others than the image's.
         DataNotFoundError, FormatError: no such store; no Zarr store, damaged metadata.
         MissingNameError: no such array, or several and no name; the message lists them.
         BudgetError: a chunk does not fit the memory budget when it is decoded.
@@ -56,8 +63,9 @@ class ZarrDataset(ArrayDataset):
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
-        patch_shape: Sequence[int] | None = None,
-        stride: Sequence[int] | int | None = None,
+        patch_shape: Extents | None = None,
+        stride: Extents | int | None = None,
+        scale: Scale | None = None,
         edges: str = "drop",
         pad: str = "reflect",
         boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
@@ -70,22 +78,26 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
-        paths, opened = expanded_paths(data_path, "Zarr store"), OpenZarr()
+        paths = expanded_paths(data_path, "Zarr store")
         self._has_labels = False
+        self._found: Found | None = None
         targets = None
         if patch_shape is None:
-            for name, value in (("stride", stride), ("boxes", boxes)):
+            for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
-                    raise ConfigError(f"{name} goes with patches: give patch_shape too")
-            sources = [ZarrSource(path, dataset_name, direct=direct, missing=missing, opened=opened) for path in paths]
+                    raise ConfigError(f"{option} goes with patches: give patch_shape too")
+            opened = OpenZarr()
+            sources = [
+                ZarrSource(path, _rows_of(path, dataset_name, scale), direct=direct, missing=missing, opened=opened) for path in paths
+            ]
             source = self._describe(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
             if len(paths) != 1 or not (dataset_name is None or isinstance(dataset_name, str)):
                 raise ConfigError("patches come from one array of one store: give one data_path and one dataset_name")
             self._dtype, self._is_plain, self._has_labels = dtype_named(dtype), target_name is None, target_name is not None
-            reading = {"direct": direct, "missing": missing}
-            source = _patches(paths[0], dataset_name, target_name, patch_shape, stride, edges, pad, boxes, opened, reading)
+            patches = Patches(patch_shape, stride, edges, pad, boxes)
+            source, self._found = patch_source(paths[0], dataset_name, target_name, scale, patches, direct=direct, missing=missing)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
     def decode(self, record: Any) -> Any:
@@ -117,6 +129,36 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError("samples are rows, which have no corner: give patch_shape")
         return source.grid.corner(int(self._whole_indices([range(len(self))[index]])[0]))
 
+    def position_of(self, index: int) -> tuple[float, ...]:
+        """Where the centre of a patch's lowest voxel lies, in the image's units, along the axes of `patch_shape`.
+
+        Raises:
+            ConfigError: samples are rows, or the volume is no image of OME-NGFF.
+        """
+        corner = self.corner_of(index)
+        assert self._found is not None
+        return position(self._found, corner)
+
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        """The names of the axes of a patch, such as ("c", "z", "y", "x"); None: the volume is no image of OME-NGFF."""
+        image = None if self._found is None else self._found.image
+        return None if image is None else image.names
+
+    @property
+    def voxel_size(self) -> tuple[float, ...] | None:
+        """From one voxel to the next along each of `axes`, in the image's units; None: the volume is no image of OME-NGFF."""
+        level = None if self._found is None else self._found.level
+        return None if level is None else level.scale
+
+    def explain(self) -> str:
+        lines = super().explain().splitlines()
+        if self._found is not None and self._found.image is not None:
+            sizes = zip(self._found.image.axes, self.voxel_size or (), strict=True)
+            size = ", ".join(f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes)
+            lines.insert(2, f"level {self._found.name!r} of {len(self._found.image.levels)}: voxels of {size}")
+        return "\n".join(lines)
+
     def held_nbytes(self) -> int | None:
         source: Any = self._source
         if not isinstance(source, PatchSource):
@@ -128,34 +170,10 @@ class ZarrDataset(ArrayDataset):
         return [self._source] if isinstance(self._source, PatchSource) else super()._sources
 
 
-def _patches(
-    path: str,
-    name: str | None,
-    target_name: str | None,
-    patch_shape: Sequence[int],
-    stride: Sequence[int] | int | None,
-    edges: str,
-    pad: str,
-    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None,
-    opened: OpenZarr,
-    reading: dict[str, Any],
-) -> PatchSource:
-    store = open_store(path)
-    one, said = array_named(store, name)
-    reader = zarr_reader(store, one, said, opened, **reading)
-    axes = len(patch_shape)
-    if not 1 <= axes <= len(reader.shape):
-        raise ConfigError(f"patch_shape={list(patch_shape)} has {axes} extents, and {one!r} has shape {list(reader.shape)}")
-    shape = reader.shape[len(reader.shape) - axes :]
-    patch = [extent if wanted == -1 else wanted for wanted, extent in zip(patch_shape, shape, strict=True)]
-    steps = patch if stride is None else [stride] * axes if isinstance(stride, int) else list(stride)
-    parts = None if boxes is None else [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in boxes]
-    grid = PatchGrid(shape, patch, steps, edges, parts)
-    volumes = [Volume(one, reader, pad, reader.chunks.fill_value())]
-    if target_name is not None:
-        label, told = array_named(store, target_name)
-        labels = zarr_reader(store, label, told, opened, **reading)
-        if labels.shape[max(0, len(labels.shape) - axes) :] != shape:
-            raise ConfigError(f"{label!r} has shape {list(labels.shape)}, which does not end in {list(shape)} as {one!r} does")
-        volumes.append(Volume(label, labels, pad, 0))
-    return PatchSource(os.path.abspath(path), volumes, grid, opened)
+def _rows_of(path: str, name: str | Sequence[str] | None, scale: Scale | None) -> str | Sequence[str] | None:
+    """The array, or arrays, whose rows are samples."""
+    if name is not None and not isinstance(name, str):
+        if scale is not None:
+            raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
+        return name
+    return array_or_level(open_store(path), name, scale).name

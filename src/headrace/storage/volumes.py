@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,19 +33,53 @@ class Opened(Protocol):
 
 @dataclass(frozen=True)
 class Volume:
-    """An array that patches are taken from, along its last axes.
+    """An array that patches are taken from.
 
     Attributes:
         name: for messages.
         reader: reads it.
         pad: what patches have beyond its end: "reflect", "edge" or "constant".
-        value: the constant.
+        value: the constant, and what lies where a table has nothing.
+        axes: for each axis of the array the axis of patches that goes along it; None: it is whole in every patch.
+        tables: of an array with other voxels than those that patches are counted in: by axis of patches, the array's nearest voxel for
+            each of these, or -1.
     """
 
     name: str
     reader: ArrayReader
     pad: str
     value: Any
+    axes: tuple[int | None, ...]
+    tables: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    def shape(self, patch: Sequence[int]) -> tuple[int, ...]:
+        """That of this array's part in a patch."""
+        return tuple(extent if axis is None else patch[axis] for axis, extent in zip(self.axes, self.reader.shape, strict=True))
+
+    def corner(self, corner: Sequence[int]) -> tuple[int, ...]:
+        """Where in this array a patch begins that lies inside of it; for an array without tables."""
+        return tuple(0 if axis is None else corner[axis] for axis in self.axes)
+
+    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
+        """Along each axis of this array, which of its elements are in a patch; -1: none is."""
+        found = []
+        for axis, extent in zip(self.axes, self.reader.shape, strict=True):
+            if axis is None:
+                found.append(np.arange(extent))
+                continue
+            places = padded_places(corner[axis], grid.patch[axis], grid.shape[axis], self.pad)
+            table = self.tables.get(axis)
+            found.append(places if table is None else np.where(places < 0, -1, table[places]))
+        return found
+
+    def reach(self, axis: int, patch: int) -> int:
+        """How many elements along an axis of patches one of them needs at most, padding aside."""
+        if axis not in self.tables:
+            return patch
+        covered = self.tables[axis][self.tables[axis] >= 0]
+        if len(covered) <= patch:
+            return int(covered[-1] - covered[0]) + 1 if len(covered) else 1
+        return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
 
 
 class PatchSource(Source):
@@ -53,7 +88,7 @@ class PatchSource(Source):
     Args:
         path: of the store.
         volumes: the array, and its labels if there are any.
-        grid: where patches begin, along the last axes.
+        grid: where patches begin, in voxels of the array.
         opened: what the volumes' readers have open.
     """
 
@@ -63,13 +98,10 @@ class PatchSource(Source):
     def __len__(self) -> int:
         return len(self.grid)
 
-    def _shape(self, volume: Volume) -> tuple[int, ...]:
-        return (*volume.reader.shape[: len(volume.reader.shape) - len(self.grid.shape)], *self.grid.patch)
-
     def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
         """Bytes of a sample, the first volume's patch being cast to a dtype."""
         kinds = [volume.reader.dtype if number or dtype is None else dtype for number, volume in enumerate(self.volumes)]
-        return sum(math.prod(self._shape(volume)) * kind.itemsize for volume, kind in zip(self.volumes, kinds, strict=True))
+        return sum(math.prod(volume.shape(self.grid.patch)) * kind.itemsize for volume, kind in zip(self.volumes, kinds, strict=True))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -77,7 +109,7 @@ class PatchSource(Source):
         return self.volumes[0].reader.dtype
 
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        return (self._shape(self.volumes[0]), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
+        return (self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
 
     def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
@@ -85,33 +117,31 @@ class PatchSource(Source):
     def read(self, indices: Sequence[int]) -> list[Any]:
         corners, columns = [self.grid.corner(index) for index in indices], []
         for volume in self.volumes:
-            patches = [np.empty(self._shape(volume), volume.reader.dtype) for _ in indices]
+            patches = [np.empty(volume.shape(self.grid.patch), volume.reader.dtype) for _ in indices]
             self._read_volume(volume, corners, patches)
             columns.append(patches)
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Sequence[npt.NDArray[Any]]) -> None:
-        before = len(volume.reader.shape) - len(self.grid.shape)
-        beyond = [self.grid.reaches_beyond(corner) for corner in corners]
-        whole = [number for number, is_beyond in enumerate(beyond) if not is_beyond]
-        places = [(*[0] * before, *corners[number]) for number in whole]
-        volume.reader.read_boxes(places, [outs[number] for number in whole], self.run)
-        for number, is_beyond in enumerate(beyond):
-            if is_beyond:
-                self._read_padded(volume, corners[number], before, outs[number])
+        plainly = [not volume.tables and not self.grid.reaches_beyond(corner) for corner in corners]
+        whole = [number for number, is_plain in enumerate(plainly) if is_plain]
+        volume.reader.read_boxes([volume.corner(corners[number]) for number in whole], [outs[number] for number in whole], self.run)
+        for number, is_plain in enumerate(plainly):
+            if not is_plain:
+                self._read_places(volume, volume.places(corners[number], self.grid), outs[number])
 
-    def _read_padded(self, volume: Volume, corner: tuple[int, ...], before: int, out: npt.NDArray[Any]) -> None:
-        """A patch that reaches beyond the end of the volume, made of a part of it that has all that is needed."""
-        shape = volume.reader.shape
-        starts = (*[0] * before, *corner)
-        axes = [padded_places(*sizes, volume.pad) for sizes in zip(starts, out.shape, shape, strict=True)]
-        first = [int(places[places >= 0].min()) for places in axes]
-        part = np.empty([int(places.max()) - start + 1 for places, start in zip(axes, first, strict=True)], out.dtype)
-        volume.reader.read_boxes([first], [part], self.run)
+    def _read_places(self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]) -> None:
+        """A patch whose elements don't lie side by side, taken out of a box that has all of them."""
         inside = [places >= 0 for places in axes]
         if not all(some.all() for some in inside):
             out[...] = volume.value
-        out[np.ix_(*inside)] = part[np.ix_(*(places[places >= 0] - start for places, start in zip(axes, first, strict=True)))]
+        found = [places[some] for places, some in zip(axes, inside, strict=True)]
+        if not all(len(places) for places in found):
+            return
+        first = [int(places.min()) for places in found]
+        part = np.empty([int(places.max()) - start + 1 for places, start in zip(found, first, strict=True)], out.dtype)
+        volume.reader.read_boxes([first], [part], self.run)
+        out[np.ix_(*inside)] = part[np.ix_(*(places - start for places, start in zip(found, first, strict=True)))]
 
     # -- the rest
 
@@ -124,12 +154,15 @@ class PatchSource(Source):
     def block_nbytes(self) -> int:
         total = 0
         for volume in self.volumes:
-            grid, before = volume.reader.chunks.grid, len(volume.reader.shape) - len(self.grid.shape)
-            crossed = [*grid.counts[:before]]
-            crossed += [-(-patch // chunk) + 1 for patch, chunk in zip(self.grid.patch[:-1], grid.chunks[before:-1], strict=True)]
-            crossed.append(grid.counts[-1])
-            chunks = math.prod(min(some, all_) for some, all_ in zip(crossed, grid.counts, strict=True))
-            total += chunks * volume.reader.chunks.nbytes if volume.reader.chunks.decodes else 0
+            if not volume.reader.chunks.decodes:
+                continue
+            grid, chunks = volume.reader.chunks.grid, 1
+            for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
+                if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
+                    chunks *= count
+                else:
+                    chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
+            total += chunks * volume.reader.chunks.nbytes
         return total
 
     def hold_chunks(self, nbytes: int) -> None:
@@ -143,13 +176,15 @@ class PatchSource(Source):
         return counts
 
     def how(self) -> dict[str, str]:
-        return {volume.name or "the array": volume.reader.how for volume in self.volumes}
+        near = "; each voxel of a patch has the nearest one"
+        return {volume.name or "the array": volume.reader.how + (near if volume.tables else "") for volume in self.volumes}
 
     def fingerprint(self) -> str:
-        """A hash of names, shapes, dtypes, chunks and of where patches begin."""
-        arrays = [[v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad] for v in self.volumes]
+        """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie to them."""
+        arrays = [[v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes] for v in self.volumes]
+        tables = [[axis, zlib.crc32(table.tobytes())] for volume in self.volumes for axis, table in sorted(volume.tables.items())]
         boxes = [[box.start, box.stop] for box in self.grid.boxes]
-        said = json.dumps([arrays, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
+        said = json.dumps([arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
