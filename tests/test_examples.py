@@ -178,3 +178,26 @@ def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert "://" in link or os.path.exists((ROOT / page).parent / link), f"{page}: {link}"
+
+
+# --- examples/train_volume.py -----------------------------------------------------------------------------------------
+
+
+def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    volume = importlib.import_module("make_volume").make_volume(tmp_path / "cells.zarr", (24, 64, 96))
+    sys.modules.pop("make_volume")
+    command = [sys.executable, EXAMPLES / "train_volume.py", volume, "--patch", "8", "16", "16", "--epochs", "2", "--workers", "0"]
+    losses = set()
+    for mode in ("lazy", "cached"):
+        done = subprocess.run([*command, "--mode", mode], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        first, second = (float(loss) for loss in re.findall(r" loss ([\d.]+) ", done.stdout))
+        assert second < first
+        losses.add((first, second))
+    assert len(losses) == 1
+    wrong = subprocess.run([*command, "--labels", "nuclei"], capture_output=True, text=True, timeout=100)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        f"error: {volume} has no labels 'nuclei'; its image '/' lists: 'cells'\n",
+    )
