@@ -344,3 +344,29 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         file["data"] = h5py.Empty("f4")
     with pytest.raises(FormatError, match="single value"):
         HDF5Dataset(tmp_path / "null.h5")
+
+
+@pytest.mark.parametrize("locking", [None, False, True, "best-effort"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_that_the_user_has_open_too(tmp_path: Path, locking: Any, direct: bool) -> None:
+    """HDF5 lets a process open a file in one way of locking only: whoever comes first decides."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(20).reshape(5, 4)
+    with h5py.File(tmp_path / "a.h5", locking=locking) as file:
+        dataset = HDF5Dataset(tmp_path / "a.h5", "x", direct=direct)
+        assert dataset[3].tolist() == file["x"][3].tolist()
+        dataset.close()
+    dataset = HDF5Dataset(tmp_path / "a.h5", "x", direct=direct)
+    assert dataset[3].tolist() == [12, 13, 14, 15]
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert dataset[4].tolist() == file["x"][4].tolist()
+    dataset.close()
+
+
+def test_a_file_that_this_process_has_open_for_writing(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(20).reshape(5, 4)
+        with pytest.raises(AccessError, match="is open for writing in this process: close it first"):
+            HDF5Dataset(tmp_path / "a.h5", "x")
+        file["x"][0] = 7  # it is still open
+    assert HDF5Dataset(tmp_path / "a.h5", "x")[0].tolist() == [7] * 4

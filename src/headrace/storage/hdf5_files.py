@@ -9,7 +9,8 @@ from typing import Any
 
 import h5py
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, MissingNameError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, MissingNameError
+from headrace.storage.foreign import OF_THE_MACHINE, asking
 from headrace.storage.paths import is_url, redact
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -31,29 +32,44 @@ def refuse_remote_hdf5(path: Any) -> None:
 
 
 def open_hdf5(path: str) -> h5py.File:
-    """The file, opened for reading without HDF5's file locks.
+    """The file, opened for reading.
 
     Raises:
-        DataNotFoundError, AccessError, FormatError: not there; not readable for this user; no (whole) HDF5 file.
+        DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
     """
     try:
-        return h5py.File(path, "r", locking=False)
+        file = _open(path)
     except FileNotFoundError as error:
         raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
     except PermissionError as error:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
     except OSError as error:
-        if "flag values don't match" in str(error):
-            raise AccessError(f"{redact(path)} is open for writing in this process: close it first") from error
         if "already open for" in str(error):
             return _open_beside_its_writer(path)
+        if error.errno in OF_THE_MACHINE:
+            raise
         cause = " ".join(str(error).split())
         raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {cause}") from error
+    if file.mode != "r":  # HDF5 gives the very file that is open already
+        file.close()
+        raise AccessError(f"{redact(path)} is open for writing in this process: close it first")
+    return file
+
+
+def _open(path: str, **options: Any) -> h5py.File:
+    """With HDF5's lock on files if it is to be had, which is the default; or in the way in which this process has it open already."""
+    for locking in (None, False):
+        try:
+            return h5py.File(path, "r", locking=locking, **options)
+        except OSError as error:
+            if "lock" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True, **options)
 
 
 def _open_beside_its_writer(path: str) -> h5py.File:
     try:
-        return h5py.File(path, "r", locking=False, swmr=True)
+        return _open(path, swmr=True)
     except OSError as error:
         raise AccessError(
             f"{redact(path)} is being written by another process, which allows no readers (file.swmr_mode = True): wait for its end; if it "
@@ -66,15 +82,12 @@ def reading_hdf5(path: str) -> Iterator[h5py.File]:
     """The file, open for reading: whatever h5py raises becomes an error that names the file.
 
     Raises:
-        DataNotFoundError, AccessError, FormatError: as `open_hdf5`; also a FormatError for what is damaged inside.
+        DataNotFoundError, AccessError, FormatError: as `open_hdf5`.
+        FormatError, BudgetError: something inside is damaged.
     """
-    with open_hdf5(path) as file:
-        try:
-            yield file
-        except HeadraceError:
-            raise
-        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # whatever h5py makes of it
-            raise FormatError(f"{redact(path)} is damaged, or holds what h5py can't read: {error}") from error
+    file = open_hdf5(path)
+    with asking("h5py", redact(path)), file:
+        yield file
 
 
 def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:

@@ -1,0 +1,35 @@
+"""Do workers start on arrays by every start method, whatever the parent has read before, and never hang?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "rounds.py"
+
+
+def run(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_fork() -> None:
+    assert len(run("--methods", "fork", "--rounds", "4")) == 12
+
+
+@pytest.mark.slow
+def test_fifty_rounds_of_fork() -> None:
+    assert len(run("--methods", "fork", "--rounds", "50")) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_other_start_methods(method: str) -> None:
+    """Two rounds of each; `python tests/datasets/rounds.py` runs fifty, which takes an hour."""
+    assert len(run("--methods", method, "--rounds", "2")) == 12
