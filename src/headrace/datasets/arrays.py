@@ -78,7 +78,7 @@ class ArrayDataset(BaseDataset):
         if not self._is_plain:
             return None
         factor = 1 if self._dtype is None else self._dtype.itemsize / max(1, self._sources[0].dtype.itemsize)
-        return int(sum(int(source.sizes().sum()) for source in self._sources) * factor)
+        return int(sum(source.total_bytes for source in self._sources) * factor)
 
     def sample_nbytes(self) -> int | None:
         like = self.value_like()

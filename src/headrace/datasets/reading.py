@@ -5,7 +5,6 @@ What the mode holds, what the source must read, and what becomes of a sample tha
 
 from __future__ import annotations
 
-import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,12 +17,10 @@ from headrace.datasets.threads import WorkerThreads
 from headrace.errors import SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
+from headrace.storage.foreign import OF_THE_MACHINE
 from headrace.storage.source import Source
 
 OnError = str | Callable[[int, str, Exception], Any]
-
-
-_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SampleReading:
@@ -164,6 +161,6 @@ class SampleReading:
 
 def _raise_if_of_the_machine(error: Exception, index: int) -> None:
     """Memory or file descriptors that ran out are no fault of a sample, and no reason to leave it out."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
         raise error

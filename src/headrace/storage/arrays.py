@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
+from headrace.errors import BudgetError, FormatError
+from headrace.memory.budget import format_size
+from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
 from headrace.storage.source import Source
 
 BLOCK_BYTES = 2 << 20
 """Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
 stay below 2 GiB."""
+
+
+_COUNTABLE = (1 << 63) - 1
+_SMALL = 64 << 20  # bytes of a row that are not compared with what is free
+_MOST_BLOCKS = 1 << 28
 
 
 class LibraryRows(ABC):
@@ -57,7 +64,21 @@ class ArraysSource(Source):
         return (self.name,) if isinstance(self.name, str) else self.name
 
     def _check_lengths(self) -> None:
-        """Raises a FormatError where the arrays don't fit one another."""
+        """Can the arrays be numbered, held and joined?
+
+        Raises:
+            FormatError: they don't fit one another, or have more rows or chunks than can be counted.
+            BudgetError: a row does not fit memory.
+        """
+        for name, field in self._fields.items():
+            across = field.chunks.grid.inner if isinstance(field, ArrayReader) and all(field.shape) else 1
+            if field.shape[0] * across > _COUNTABLE:
+                raise FormatError(f"{self.path}: {name!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
+        if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
+            raise BudgetError(
+                f"{self.path}: a row of {' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
+                f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not damaged, pack it again in smaller samples"
+            )
         lengths = {one: field.shape[0] for one, field in self._fields.items()}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{one!r} {length:,}" for one, length in lengths.items())
@@ -108,6 +129,11 @@ class ArraysSource(Source):
     def _row_bytes(self) -> int:
         return sum(math.prod(field.shape[1:]) * field.dtype.itemsize for field in self._readers)
 
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all sizes."""
+        return len(self) * self._row_bytes
+
     # -- reading
 
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
@@ -130,7 +156,10 @@ class ArraysSource(Source):
     def _read_field(self, field: ArrayReader | LibraryRows, indices: Sequence[int]) -> list[Any]:
         if not isinstance(field, ArrayReader):
             return field.read(indices)
-        rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
+        try:
+            rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
+        except MemoryError as error:
+            raise BudgetError(f"{self.path}: no room for {len(indices):,} rows of {format_size(self._row_bytes)} each") from error
         field.read_rows(indices, rows, self.run)
         return rows
 
@@ -148,8 +177,14 @@ class ArraysSource(Source):
     # -- blocks
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        ids = np.arange(len(self), dtype=np.int64) // self._rows_a_block()
-        return np.unique(ids, return_counts=True)[1].astype(np.int64)
+        rows, height = len(self), self._rows_a_block()
+        count = -(-rows // height)
+        if count > _MOST_BLOCKS:
+            raise BudgetError(f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: shuffle=True needs no list")
+        sizes = np.full(count, height, np.int64)
+        if count:
+            sizes[-1] = rows - height * (count - 1)
+        return sizes
 
     def _rows_a_block(self) -> int:
         """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as are a long read."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
+from headrace.errors import BudgetError, FormatError
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
 from headrace.storage.handles import WorkerFiles
@@ -138,7 +138,9 @@ class DirectChunks(Chunks):
         try:
             flat = self.pipeline.decode(stored, self.nbytes, stretch.skipped)
         except FormatError as error:
-            raise FormatError(f"{self.where(number)}: {error}") from error.__cause__
+            raise type(error)(f"{self.where(number)}: {error}") from error.__cause__
+        except MemoryError as error:
+            raise BudgetError(f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which there is no room") from error
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
     def by_row(self) -> DirectChunks:

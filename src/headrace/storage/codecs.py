@@ -19,6 +19,11 @@ from isal import isal_zlib
 
 from headrace.errors import FormatError
 
+
+class TooLongError(FormatError):
+    """More comes of data than should: what nobody should decode."""
+
+
 Bytes = Any
 """bytes, a memoryview of them, or a uint8 array."""
 
@@ -81,7 +86,7 @@ class Pipeline:
         for codec, size in reversed(sizes):
             try:
                 data = codec.decode(data, size)
-            except FormatError:
+            except (FormatError, MemoryError):
                 raise
             except Exception as error:  # whatever a library makes of bytes that are none of its own
                 raise FormatError(f"{codec.name} can't decode it: {' '.join(str(error).split()) or type(error).__name__}") from error
@@ -93,7 +98,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Inflate(Codec):
-    """Deflate, in zlib's or gzip's frame; what comes after the end of the stream is ignored, as zlib does.
+    """Deflate, in zlib's or gzip's frame; what comes after the end of zlib's is ignored, as zlib does.
 
     Args:
         wbits: ZLIB or GZIP.
@@ -110,9 +115,11 @@ class Inflate(Codec):
         stream = (zlib if self.plain else isal_zlib).decompressobj(self.wbits)
         out = stream.decompress(data, size + 1)
         if len(out) > size:
-            raise FormatError(f"more than {size:,} bytes come of it")
+            raise TooLongError(f"more than {size:,} bytes come of it")
         if len(out) < size or not stream.eof:
             raise FormatError("a deflate stream that is cut short")
+        if self.wbits == GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
+            raise FormatError("something follows the end of a gzip stream")
         return out
 
 
@@ -184,10 +191,10 @@ class Zstd(Codec):
         assert size is not None
         said = zstandard.frame_content_size(data)
         if said not in (-1, size):
-            raise FormatError(f"{said:,} bytes would come of it, not {size:,}")
+            raise (TooLongError if said > size else FormatError)(f"{said:,} bytes would come of it, not {size:,}")
         if not hasattr(_local, "zstd"):
             _local.zstd = zstandard.ZstdDecompressor()
-        return _local.zstd.decompress(data, max_output_size=max(1, size)) if said else b""
+        return _local.zstd.decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,8 @@ class Blosc(Codec):
         head = bytes(data[:16])
         said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
         if len(head) < 16 or said != size or packed != len(data):
-            raise FormatError(f"blosc's header says {packed:,} bytes that become {said:,}, and there are {len(data):,} for {size:,}")
+            kind = TooLongError if said > size else FormatError
+            raise kind(f"blosc's header says {packed:,} bytes that become {said:,}, and there are {len(data):,} for {size:,}")
         out = np.empty(size, np.uint8)
         blosc.decompress(np.frombuffer(data, np.uint8), out)
         return out

@@ -146,6 +146,10 @@ class HDF5Source(ArraysSource):
         """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
         return super().sizes() if self._offsets is None else np.diff(self._offsets.array) * self._row_bytes
 
+    @property
+    def total_bytes(self) -> int:
+        return super().total_bytes if self._offsets is None else int(self._offsets.array[-1]) * self._row_bytes
+
     # -- reading
 
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

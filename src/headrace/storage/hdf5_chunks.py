@@ -23,7 +23,8 @@ from headrace.errors import FormatError, HeadraceError
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.machine import cache_folder
 from headrace.storage.chunks import Chunks, DirectChunks, Grid, LibraryChunks
-from headrace.storage.codecs import Blosc, Codec, Fletcher32, Inflate, Pipeline, Unshuffle, Zstd
+from headrace.storage.codecs import Blosc, Codec, Fletcher32, Inflate, Pipeline, TooLongError, Unshuffle, Zstd
+from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.paths import redact
@@ -39,6 +40,8 @@ _PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both way
 
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc"}
 _FILTERS |= {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz", 32026: "blosc2"}
+_COUNTABLE = (1 << 63) - 1
+_SPARSE = 4  # times as many chunks as were written, from which on those are listed alone
 _PLUGINS = 256  # numbers of filters from here on are not HDF5's own
 
 
@@ -49,7 +52,7 @@ class _Library:
         self._opened, self._path, self._name = opened, path, name
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self._opened.reading(self._path) as file:
+        with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
             return np.asarray(file[self._name][part])
 
 
@@ -66,16 +69,35 @@ class _Whole:
 
 
 class _Table:
-    """Where the chunks of a dataset lie: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters."""
+    """Where the chunks of a dataset lie.
 
-    def __init__(self, stamp: Stamp, files: WorkerFiles[int], rows: npt.NDArray[np.int64]) -> None:
-        self._stamp, self._files, self.rows = stamp, files, SharedArray(rows)
+    Args:
+        stamp, files: of the file.
+        rows: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
+        numbers: of the chunks, sorted, where most were never written and only the others have a place in `rows`; None: it has all.
+    """
+
+    def __init__(
+        self, stamp: Stamp, files: WorkerFiles[int], rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self._stamp, self._files, self._rows = stamp, files, SharedArray(rows)
+        self._numbers = None if numbers is None else SharedArray(numbers)
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
         with self._files.reading(self._stamp.path) as fd:
             self._stamp.check(fd)
-        path, found = self._stamp.path, self.rows.array[:, numbers].T.tolist()
-        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found]
+        if self._numbers is None:
+            found = self._rows.array[:, numbers]
+        else:
+            known = self._numbers.array
+            places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+            found = np.where(known[places] == numbers, self._rows.array[:, places], 0)
+        path = self._stamp.path
+        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found.T.tolist()]
+
+    def written(self) -> npt.NDArray[np.int64]:
+        """The numbers of the chunks that were written."""
+        return np.flatnonzero(self._rows.array[1]) if self._numbers is None else self._numbers.array
 
 
 class _Where:
@@ -127,10 +149,15 @@ def chunks_of(
             raise FormatError(f"{redact(path)} is cut short: {stamp.size:,} bytes are not enough for {name!r}")
         return DirectChunks(Grid(shape, shape), dataset.dtype, whole, Pipeline(), files, where=_Where(path, name, Grid(shape, shape)))
     grid = Grid(shape, dataset.chunks)
-    table = _table(dataset, stamp, name, grid, cache_dir)
+    if math.prod(grid.counts) > _COUNTABLE:
+        raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
+    table = _table(dataset, stamp, files, name, grid, cache_dir)
+    if table is None:
+        library.how = "h5py: the index of its chunks is unusual"
+        return library
     pipeline, where = Pipeline(_codecs(dataset)), _Where(path, name, grid)
-    found = DirectChunks(grid, dataset.dtype, _Table(stamp, files, table), pipeline, files, fill=dataset.fillvalue, where=where)
-    doubt = _doubt(dataset, found, table)
+    found = DirectChunks(grid, dataset.dtype, table, pipeline, files, fill=dataset.fillvalue, where=where)
+    doubt = _doubt(dataset, found, table.written())
     if doubt is not None:
         library.how = f"h5py: {doubt}"
         return library
@@ -157,6 +184,9 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
         return None
     if not hasattr(dataset.id, "chunk_iter"):
         return "this HDF5 has no chunk_iter"
+    grows = [axis for axis, extent in enumerate(dataset.maxshape) if extent is None]
+    if len(grows) == 1 and grows != [0]:  # HDF5 2.0 gives wrong places for them, where they are kept in an extensible array
+        return "HDF5 can't list the chunks of what grows along another axis than the first"
     try:
         Pipeline(_codecs(dataset))
     except ValueError as error:
@@ -195,12 +225,13 @@ def missing_plugins(dataset: h5py.Dataset) -> list[str]:
     return [_FILTERS.get(code, f"filter {code}") for code in codes if not h5py.h5z.filter_avail(code)]
 
 
-def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, table: npt.NDArray[np.int64]) -> str | None:
+def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
     """What speaks against the direct path when one chunk, and one at an edge, are read in both ways.
 
-    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know.
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know. What h5py can't read either
+    is damaged, and leaves no doubt.
     """
-    grid, written = chunks.grid, np.flatnonzero(table[1])
+    grid = chunks.grid
     if not chunks.pipeline or not len(written) or chunks.nbytes > _PROBE:
         return None
     some = {int(written[0])}
@@ -212,53 +243,95 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, table: npt.NDArray[np.in
         corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
         ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
         part = tuple(slice(a, b) for a, b in zip(corner, ends, strict=True))
+        problem, whole = None, None
         try:
             whole = chunks.decode(number, chunks.read([number])[0])
+        except TooLongError:  # nor should h5py try that: it makes room for all that comes
+            continue
         except (HeadraceError, OSError) as error:
-            return f"chunk {grid.place(number)} can't be read directly ({error})"
+            problem = error
         try:
             expected = dataset[part]
-        except OSError as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
+        except Exception as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
             _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
             continue
-        assert whole is not None
+        if whole is None:
+            if _is_sound(chunks, number, expected):
+                return f"chunk {grid.place(number)} can't be read directly ({problem})"
+            continue
         ours = np.ascontiguousarray(whole[tuple(slice(0, b - a) for a, b in zip(corner, ends, strict=True))])
         if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
             return f"chunk {grid.place(number)} is another one when it is read directly"
     return None
 
 
-def _table(dataset: h5py.Dataset, stamp: Stamp, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
-    """Offsets, bytes and skipped filters of all chunks, [3, chunks]."""
+def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
+    """Is what h5py gives of a chunk that can't be decoded here more than what lay in memory, which it gives of damaged ones too?
+
+    So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
+    """
+    if any(isinstance(codec, Fletcher32) for codec in chunks.pipeline.codecs):
+        return True
+    stored = chunks.read([number])[0][1]
+    if len(stored) != chunks.nbytes:
+        return False
+    whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
+    return whole[tuple(map(slice, expected.shape))].tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def _table(
+    dataset: h5py.Dataset, stamp: Stamp, files: WorkerFiles[int], name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
+) -> _Table | None:
+    """Where the chunks lie; None: HDF5 may find others than those that it lists."""
     number = math.prod(grid.counts)
     about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime, "name": name, "grid": [grid.shape, grid.chunks]}
     folder = cache_folder(cache_dir)
     kept = KeptArrays(os.fspath(folder), "chunks", TABLE_VERSION, about, ["<i8"]) if number >= KEPT_FROM else None
-    table = None if kept is None else _kept(kept, number)
+    table, numbers = None if kept is None else _kept(kept, number), None
     if table is None:
-        table = _counted(dataset, number, grid)
-        if kept is not None:
-            _keep(kept, table, folder, is_default=cache_dir is None)
-    outside = (table[0] < 0) | (table[1] < 0) | (table[0] + table[1] > stamp.size)
+        found = _counted(dataset, grid)
+        if found is None:
+            return None
+        numbers, table = found
+        if number <= max(KEPT_FROM, _SPARSE * len(numbers)):
+            whole = np.zeros((3, number), np.int64)
+            whole[:, numbers] = table
+            numbers, table = None, whole
+            if kept is not None:
+                _keep(kept, table, folder, is_default=cache_dir is None)
+    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > stamp.size - table[1])
     if outside.any():
-        place = grid.place(int(np.flatnonzero(outside)[0]))
+        at = np.flatnonzero(outside)[0]
+        place = grid.place(int(at if numbers is None else numbers[at]))
         raise FormatError(f"{redact(stamp.path)} is cut short: chunk {place} of {name!r} lies beyond its {stamp.size:,} bytes")
-    return table
+    return _Table(stamp, files, table, numbers)
 
 
-def _counted(dataset: h5py.Dataset, number: int, grid: Grid) -> npt.NDArray[np.int64]:
+def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped filters.
+
+    None: they are listed in no order, so HDF5, which looks them up in it, would miss some; or some have no bytes.
+    """
     found: list[Any] = []
     dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
-    table = np.zeros((3, number), np.int64)
-    if not found:
-        return table
     corners = np.fromiter(itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64)
-    places = corners.reshape(len(found), -1) // np.array(grid.chunks)
+    places, odd = np.divmod(corners.reshape(len(found), len(grid.shape)), np.array(grid.chunks))
     inside = (places < np.array(grid.counts)).all(axis=1)  # a dataset that has shrunk may keep others
-    numbers = np.ravel_multi_index(tuple(places[inside].T), grid.counts)
+    table = np.zeros((3, len(found)), np.int64)
     for row, name in enumerate(("byte_offset", "size", "filter_mask")):
-        table[row, numbers] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))[inside]
-    return table
+        table[row] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))
+    numbers, table = np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
+    if odd.any() or not _in_order(places) or not table[1].all():
+        return None
+    order = np.argsort(numbers, kind="stable")
+    return numbers[order], table[:, order]
+
+
+def _in_order(places: npt.NDArray[np.int64]) -> bool:
+    """Does each chunk lie behind the last one in C order?"""
+    steps = np.diff(places, axis=0)
+    first = np.argmax(steps != 0, axis=1)  # the first coordinate that changes
+    return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())
 
 
 def _kept(kept: KeptArrays, number: int) -> npt.NDArray[np.int64] | None:

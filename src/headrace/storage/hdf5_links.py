@@ -11,6 +11,7 @@ import os
 import h5py
 
 from headrace.errors import DataNotFoundError, FormatError
+from headrace.storage.hdf5_files import reading_hdf5
 from headrace.storage.paths import redact
 
 _DEPTH = 32
@@ -49,7 +50,7 @@ def _follow(dataset: h5py.Dataset, path: str, way: list[tuple[str, str]], found:
         file_name = path if source.file_name == "." else _file_of(source.file_name, path)
         if file_name is None:
             raise DataNotFoundError(f"{what} needs {redact(source.file_name)!r}, which is missing")
-        with h5py.File(file_name, "r", locking=False) as file:
+        with reading_hdf5(file_name) as file:
             target = file.get(source.dset_name)
             if not isinstance(target, h5py.Dataset):
                 raise FormatError(f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is missing")

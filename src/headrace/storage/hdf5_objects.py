@@ -10,7 +10,9 @@ import numpy as np
 
 from headrace.errors import FormatError
 from headrace.storage.arrays import LibraryRows
+from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.paths import redact
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -40,7 +42,11 @@ class ObjectRows(LibraryRows):
         self.how = "h5py: elements of any size"
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """The rows as h5py gives them."""
-        with self._opened.reading(self._path) as file:
+        """The rows as h5py gives them.
+
+        Raises:
+            FormatError, BudgetError: they are damaged.
+        """
+        with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
             dataset = file[self._name]
             return [dataset[row] for row in rows]

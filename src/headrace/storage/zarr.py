@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays import ArraysSource
 from headrace.storage.chunks import ArrayReader, ChunkCache, Chunks
+from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
 from headrace.storage.zarr_chunks import chunks_of, library_chunks
@@ -65,12 +66,9 @@ def zarr_reader(
     def library(why: str) -> Chunks:
         if missing == "error":
             raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
-        with opened.library.reading(store.path) as root:
-            try:
-                array = root[name] if name else root
-                found = library_chunks(array, opened.library, store.path, name, why)
-            except Exception as error:
-                raise FormatError(f"{redact(store.path)}: {name!r} can't be read ({why}; zarr-python: {error})") from error
+        with opened.library.reading(store.path) as root, asking("zarr-python", f"{redact(store.path)}: {name!r} ({why})"):
+            array = root[name] if name else root
+            found = library_chunks(array, opened.library, store.path, name, why)
         if found.dtype.hasobject or found.dtype.kind not in "biufcSUV":
             raise FormatError(f"{redact(store.path)}: {name!r} holds {found.dtype}; only numbers are read by now")
         opened.library.close()

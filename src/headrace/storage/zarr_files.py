@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from isal import isal_zlib
+
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, MissingNameError
+from headrace.storage.foreign import asking
 from headrace.storage.paths import is_url, redact
 from headrace.storage.stamps import Stamp
 from headrace.storage.stretches import Stretch
@@ -19,6 +23,7 @@ from headrace.storage.stretches import Stretch
 V2_ARRAY, V2_GROUP, V3_NODE = ".zarray", ".zgroup", "zarr.json"
 _LARGEST = 64 << 20  # bytes of a metadata file, beyond which it is none
 _ZIP_HEAD = 30
+_PART = 1 << 20  # bytes that are read at once to be checked
 
 
 class ZarrFolder:
@@ -40,13 +45,20 @@ class ZarrFolder:
         except PermissionError as error:
             raise AccessError(f"{redact(place)}: this user may not read the file") from error
 
-    def stretches(self, keys: Sequence[str]) -> list[Stretch | None]:
-        """Where the contents of files lie; None: there is no such file."""
+    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
+        """Where the contents of files lie; None: there is no such file.
+
+        Raises:
+            FormatError: a folder lies there.
+        """
         found: list[Stretch | None] = []
         for key in keys:
             place = f"{self.path}/{key}"
             try:
-                found.append(Stretch(place, 0, os.stat(place).st_size))
+                status = os.stat(place)
+                if stat.S_ISDIR(status.st_mode):
+                    raise FormatError(f"{redact(place)} is a folder, where a file with a chunk should be")
+                found.append(Stretch(place, 0, status.st_size))
             except (FileNotFoundError, NotADirectoryError):
                 found.append(None)
         return found
@@ -70,11 +82,8 @@ class ZarrZip:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        try:
-            with zipfile.ZipFile(path) as file:
-                self._infos = {info.filename: info for info in file.infolist()}
-        except zipfile.BadZipFile as error:
-            raise FormatError(f"{redact(path)} is no zip file, or not a whole one: {error}") from error
+        with asking("zipfile", redact(path)), zipfile.ZipFile(path) as file:
+            self._infos = {info.filename: info for info in file.infolist()}
         self._stamp = Stamp(path)
         self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in self._infos.values())
         self._places: dict[str, Stretch] = {}
@@ -86,11 +95,19 @@ class ZarrZip:
             return None
         if info.file_size > _LARGEST:
             raise FormatError(f"{redact(self.path)}: {key} is too large to be metadata")
-        with zipfile.ZipFile(self.path) as file:
+        with asking("zipfile", f"{redact(self.path)}: {key}"), zipfile.ZipFile(self.path) as file:
             return file.read(info)
 
-    def stretches(self, keys: Sequence[str]) -> list[Stretch | None]:
-        """Where the contents of files lie; None: there is no such file."""
+    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
+        """Where the contents of files lie; None: there is no such file.
+
+        Args:
+            checked: compare what lies there with its checksum, once; else where it begins with the metadata alone.
+
+        Raises:
+            FormatError: the file is damaged.
+            AccessError: it has been changed.
+        """
         found = []
         for key in keys:
             place, info = self._places.get(key), self._infos.get(key)
@@ -104,6 +121,8 @@ class ZarrZip:
                 begin = info.header_offset + _ZIP_HEAD + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
                 if begin + info.file_size > self._stamp.size:
                     raise FormatError(f"{redact(self.path)} is damaged: {key} lies beyond its end")
+                if checked and _crc_of(self.path, begin, info.file_size) != info.CRC:
+                    raise FormatError(f"{redact(self.path)}: {key} has a wrong checksum (zip), the file is damaged")
                 place = self._places[key] = Stretch(self.path, begin, info.file_size)
             found.append(place)
         return found
@@ -114,6 +133,16 @@ class ZarrZip:
             folder, _, file = key.rpartition("/")
             if file in (V2_ARRAY, V2_GROUP, V3_NODE):
                 yield folder
+
+
+def _crc_of(path: str, begin: int, nbytes: int) -> int:
+    """The CRC-32 of a part of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while nbytes and (data := file.read(min(nbytes, _PART))):
+            crc, nbytes = isal_zlib.crc32(data, crc), nbytes - len(data)
+    return crc
 
 
 def _is_v3_array(data: bytes | None) -> bool:
@@ -137,7 +166,7 @@ def is_zarr(path: str | os.PathLike[Any]) -> bool:
         return any(os.path.isfile(os.path.join(place, name)) for name in (V2_ARRAY, V2_GROUP, V3_NODE))
     if not os.path.isfile(place) or not zipfile.is_zipfile(place):
         return False
-    with zipfile.ZipFile(place) as file:
+    with asking("zipfile", redact(place)), zipfile.ZipFile(place) as file:
         return any(name in file.namelist() for name in (V2_ARRAY, V2_GROUP, V3_NODE))
 
 
@@ -171,20 +200,27 @@ def metadata_of(store: ZarrFolder | ZarrZip, name: str) -> dict[str, Any] | None
         data = store.read(key)
         if data is not None:
             said = _parsed(data, f"{redact(store.path)}: {key}")
-            return {**said, "node_type": "group"} if file == V2_GROUP else {"node_type": "array", **said}
+            if file == V2_ARRAY:
+                _attributes_2(store, name)  # which must not be damaged either
+            if file != V3_NODE:
+                return {**said, "node_type": "array" if file == V2_ARRAY else "group"}
+            if said.get("node_type") not in ("array", "group"):
+                raise FormatError(f"{redact(store.path)}: {key} is damaged: it has node_type {said.get('node_type')!r}")
+            return said
     return None
 
 
 def attributes_of(store: ZarrFolder | ZarrZip, name: str) -> dict[str, Any]:
     """The attributes of a node."""
-    key = f"{name}/.zattrs" if name else ".zattrs"
     said = metadata_of(store, name) or {}
-    if said.get("zarr_format") == 3:
-        found = said.get("attributes", {})
-    else:
-        data = store.read(key)
-        found = {} if data is None else _parsed(data, f"{redact(store.path)}: {key}")
+    found = said.get("attributes", {}) if said.get("zarr_format") == 3 else _attributes_2(store, name)
     return found if isinstance(found, dict) else {}
+
+
+def _attributes_2(store: ZarrFolder | ZarrZip, name: str) -> dict[str, Any]:
+    key = f"{name}/.zattrs" if name else ".zattrs"
+    data = store.read(key)
+    return {} if data is None else _parsed(data, f"{redact(store.path)}: {key}")
 
 
 def array_names(store: ZarrFolder | ZarrZip) -> list[str]:

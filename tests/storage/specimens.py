@@ -1,0 +1,228 @@
+"""Which small files do the tests of damage begin with?
+
+Each is small enough that a random byte of it is as likely metadata as data, and large enough to have several chunks with edges.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numcodecs
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+from headrace.errors import HeadraceError
+from headrace.storage.hdf5 import HDF5Source
+from headrace.storage.zarr import ZarrSource
+from headrace.testing.contract import same
+
+N, ROW, NAME = 7, (3,), "x"
+HDF5, FOLDER, ZIP = "HDF5", "Zarr folder", "Zarr zip"
+Files = dict[str, bytes]
+_CHUNKS = (3, 2)  # with edges along both axes
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A file or a folder of files, with one dataset that is called "x".
+
+    Attributes:
+        name: for people.
+        kind: HDF5, FOLDER or ZIP.
+        files: contents by path; those of a folder lie below it, and a single file is called "a".
+    """
+
+    name: str
+    kind: str
+    files: Files
+
+    def write(self, place: Path) -> Path:
+        """The file or folder in the folder `place`, as h5py or zarr-python want it named."""
+        return write(self.kind, self.files, place)
+
+
+def write(kind: str, files: dict[str, bytes], place: Path) -> Path:
+    """Writes files of a kind into a folder; gives the path to open."""
+    if kind != FOLDER:
+        path = place / ("a.h5" if kind == HDF5 else "a.zip")
+        path.write_bytes(files["a"])
+        return path
+    for name, data in files.items():
+        (place / "a.zarr" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "a.zarr" / name).write_bytes(data)
+    return place / "a.zarr"
+
+
+def values(dtype: str = "<i4") -> np.ndarray[Any, Any]:
+    """Rows that compress somewhat."""
+    data = np.random.default_rng(5).integers(0, 99, (N, *ROW))
+    return (data % 2 == 0) if dtype == "?" else data.astype(dtype)
+
+
+# -- HDF5
+
+
+def _hdf5(make: Any, libver: str) -> bytes:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", libver=libver) as file:
+        make(file)
+    return memory.getvalue()
+
+
+def _dataset(dtype: str = "<i4", **how: Any) -> Any:
+    return lambda file: file.create_dataset(NAME, data=values(dtype), **how)
+
+
+def _partly(file: h5py.File) -> None:
+    file.create_dataset(NAME, (N, *ROW), "<i4", chunks=_CHUNKS, fillvalue=7, compression="gzip")[:4] = values()[:4]
+
+
+def _strings(file: h5py.File) -> None:
+    texts = file.create_dataset(NAME, (N,), h5py.string_dtype())
+    texts[:] = [f"text {number}" * number for number in range(N)]
+
+
+def _vlen(file: h5py.File) -> None:
+    rows = file.create_dataset(NAME, (N,), h5py.vlen_dtype(np.dtype("<i4")), chunks=(3,), compression="gzip")
+    for number in range(N):
+        rows[number] = np.arange(number)
+
+
+def _compound(file: h5py.File) -> None:
+    rows = np.zeros(N, [("a", "<i4"), ("b", "<f8", (2,)), ("c", "S4")])
+    rows["a"], rows["b"], rows["c"] = np.arange(N), np.ones((N, 2)), b"abc"
+    file.create_dataset(NAME, data=rows, chunks=(3,), compression="gzip")
+
+
+def _compound_of_strings(file: h5py.File) -> None:
+    rows = file.create_dataset(NAME, (N,), [("a", "<i4"), ("s", h5py.string_dtype())])
+    for number in range(N):
+        rows[number] = (number, "text" * number)
+
+
+HDF5_KINDS: dict[str, Any] = {
+    "contiguous": _dataset(),
+    "raw": _dataset(chunks=_CHUNKS),
+    "raw, whole rows": _dataset("<f8", chunks=(3, *ROW)),
+    "bool": _dataset("?", chunks=_CHUNKS),
+    "gzip, shuffle": _dataset(chunks=_CHUNKS, compression="gzip", shuffle=True),
+    "gzip, fletcher32": _dataset(">i4", chunks=(3, *ROW), compression="gzip", fletcher32=True),
+    "fletcher32": _dataset(chunks=(3, *ROW), fletcher32=True),
+    "grows": _dataset(chunks=_CHUNKS, maxshape=(None, *ROW), compression="gzip"),
+    "grows, two ways": _dataset(chunks=_CHUNKS, maxshape=(None, None), compression="gzip"),
+    "one chunk": _dataset(chunks=(N, *ROW), compression="gzip"),
+    "zstd": _dataset(chunks=_CHUNKS, **hdf5plugin.Zstd()),
+    "blosc": _dataset(chunks=(3, *ROW), **hdf5plugin.Blosc(cname="lz4", shuffle=1)),
+    "blosc, zstd": _dataset("<f8", chunks=(3, *ROW), **hdf5plugin.Blosc(cname="zstd", shuffle=2)),
+    "lzf": _dataset(chunks=_CHUNKS, compression="lzf"),
+    "scaled": _dataset(chunks=_CHUNKS, scaleoffset=0),
+    "partly written": _partly,
+    "strings": _strings,
+    "vlen": _vlen,
+    "compound": _compound,
+    "compound of strings": _compound_of_strings,
+}
+
+
+# -- Zarr
+
+V2_KINDS: dict[str, Any] = {
+    "raw": {"compressors": None},
+    "zlib": {"compressors": numcodecs.Zlib(3)},
+    "gzip": {"compressors": numcodecs.GZip(3)},
+    "zstd": {"compressors": numcodecs.Zstd(3)},
+    "blosc": {"compressors": numcodecs.Blosc("lz4", shuffle=1)},
+    "shuffle, zlib": {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zlib(3)},
+    "F": {"compressors": numcodecs.Zlib(3), "order": "F"},
+    "lz4": {"compressors": numcodecs.LZ4()},
+    "fill": {"compressors": None, "fill_value": 7},
+}
+V3_KINDS: dict[str, Any] = {
+    "raw": {"compressors": None},
+    "big-endian": {"compressors": None, "serializer": BytesCodec(endian="big")},
+    "gzip": {"compressors": [GzipCodec(level=4)]},
+    "zstd": {"compressors": [ZstdCodec(level=3)]},
+    "zstd, checksum": {"compressors": [ZstdCodec(level=3, checksum=True)]},
+    "blosc": {"compressors": [BloscCodec(cname="zstd", shuffle="bitshuffle", typesize=4)]},
+    "crc32c": {"compressors": [Crc32cCodec()]},
+    "transposed": {"filters": [TransposeCodec(order=(1, 0))], "compressors": [ZstdCodec()]},
+    "sharded": {"compressors": [ZstdCodec(checksum=True)], "shards": (6, 4)},
+    "sharded, raw": {"compressors": None, "shards": {"shape": (6, 4), "index_location": "start"}},
+    "fill": {"compressors": None, "fill_value": 7},
+}
+
+
+def _fill_zarr(root: Any, how: dict[str, Any]) -> None:
+    array = root.create_array(NAME, shape=(N, *ROW), dtype="<i4", chunks=_CHUNKS, **how)
+    if how.get("fill_value") is None:
+        array[...] = values()
+    else:  # some chunks are never written
+        array[:2] = values()[:2]
+
+
+def _zarr_folder(version: int, how: dict[str, Any]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        _fill_zarr(zarr.open_group(folder, mode="w", zarr_format=version), how)
+        found = [Path(place) / name for place, _, names in os.walk(folder) for name in names]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)}
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return memory.getvalue()
+
+
+def specimens() -> list[Specimen]:
+    """All of them."""
+    found = [
+        Specimen(f"HDF5 {libver}, {name}", HDF5, {"a": _hdf5(make, libver)})
+        for name, make in HDF5_KINDS.items()
+        for libver in ("earliest", "latest")
+    ]
+    for version, kinds in ((2, V2_KINDS), (3, V3_KINDS)):
+        for name, how in kinds.items():
+            files = _zarr_folder(version, how)
+            found.append(Specimen(f"Zarr {version}, {name}", FOLDER, files))
+            if name in ("raw", "zstd", "sharded"):
+                found.append(Specimen(f"Zarr {version} zip, {name}", ZIP, {"a": _zipped(files)}))
+    return found
+
+
+def source_of(kind: str, path: Path) -> HDF5Source | ZarrSource:
+    """The rows of "x", as headrace reads them."""
+    return HDF5Source(path, NAME) if kind == HDF5 else ZarrSource(path, NAME)
+
+
+def rows_or_errors(kind: str, path: Path) -> list[Any]:
+    """Each row, or the error of headrace's that it gave; where the file can't be opened, that error for each row."""
+    try:
+        source = source_of(kind, path)
+    except HeadraceError as error:
+        return [error] * N
+    found: list[Any] = []
+    for row in range(len(source)):
+        try:
+            found.append(source.read([row])[0])
+        except HeadraceError as error:
+            found.append(error)
+    source.close()
+    return found
+
+
+def wrong_rows(found: list[Any], originals: list[Any]) -> list[int]:
+    """Those that are neither errors nor what they should be."""
+    assert len(found) == len(originals)
+    pairs = enumerate(zip(found, originals, strict=True))
+    return [number for number, (row, original) in pairs if not isinstance(row, HeadraceError) and not same(row, original)]
