@@ -168,6 +168,7 @@ def test_an_hdf5_dataset_of_very_many_rows_of_which_few_were_written(tmp_path: P
             rows[100:102] = 3
             rows[(1 << 40) - 1] = 4
         file.create_dataset("contiguous", (1 << 40, 8), "i4")
+        file.create_dataset("nothing", (1 << 40, 8), "i4", chunks=(16, 8), fillvalue=5)
     tracemalloc.reset_peak()
     for name in ("x", "raw"):
         dataset = HDF5Dataset(tmp_path / "a.h5", name)
@@ -175,7 +176,8 @@ def test_an_hdf5_dataset_of_very_many_rows_of_which_few_were_written(tmp_path: P
         found = [int(dataset[row][5]) for row in (0, 99, 100, 101, 102, 1 << 30, (1 << 40) - 2, (1 << 40) - 1)]
         assert found == [7, 7, 3, 3, 7, 7, 7, 4]
         dataset.close()
-    assert HDF5Dataset(tmp_path / "a.h5", "contiguous")[1 << 39].tolist() == [0] * 8
+    for name, fill in (("contiguous", 0), ("nothing", 5)):
+        assert HDF5Dataset(tmp_path / "a.h5", name)[1 << 39].tolist() == [fill] * 8
     assert peak() < 4 << 20
 
 

@@ -88,6 +88,8 @@ class _Table:
             self._stamp.check(fd)
         if self._numbers is None:
             found = self._rows.array[:, numbers]
+        elif not len(self._numbers):
+            return [None] * len(numbers)
         else:
             known = self._numbers.array
             places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
