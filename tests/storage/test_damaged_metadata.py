@@ -48,8 +48,9 @@ def test_keys_of_chunks_that_are_out_of_order(tmp_path: Path, new: tuple[int, ..
     source.close()
 
 
-@pytest.mark.parametrize(("field", "said"), [("size", "unusual"), ("offset", "lies beyond its")])
+@pytest.mark.parametrize(("field", "said"), [("size", "a chunk of '/x' has 0 bytes"), ("offset", "lies beyond its")])
 def test_chunks_without_bytes_and_beyond_what_can_be_counted(tmp_path: Path, field: str, said: str) -> None:
+    """HDF5 crashes over those without bytes, where there are checksums."""
     specimen, found = ALL["HDF5 earliest, gzip, shuffle"], list[Any]()
     with h5py.File(specimen.write(tmp_path)) as file:
         file[NAME].id.chunk_iter(found.append)
@@ -61,10 +62,8 @@ def test_chunks_without_bytes_and_beyond_what_can_be_counted(tmp_path: Path, fie
     else:
         data[at + len(key) : at + len(key) + 8] = (2**63 - 1).to_bytes(8, "little")
     path = write(HDF5, {"a": bytes(data)}, tmp_path)
-    with pytest.raises(FormatError, match=said if field == "offset" else "h5py can't read"):
-        source = HDF5Source(path, NAME)
-        assert said in source.how()[NAME]
-        source.read([N - 1])
+    with pytest.raises(FormatError, match=said):
+        HDF5Source(path, NAME)
 
 
 @pytest.mark.parametrize("maxshape", [(None, 6), (13, None), (None, None), (13, 6)])

@@ -312,7 +312,10 @@ def _table(
 def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped filters.
 
-    None: they are listed in no order, so HDF5, which looks them up in it, would miss some; or some have no bytes.
+    None: they are listed in no order, so HDF5, which looks them up in it, would miss some.
+
+    Raises:
+        FormatError: one has no bytes, or none but a part of a checksum, over which HDF5 would crash.
     """
     found: list[Any] = []
     dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
@@ -322,8 +325,11 @@ def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], 
     table = np.zeros((3, len(found)), np.int64)
     for row, name in enumerate(("byte_offset", "size", "filter_mask")):
         table[row] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))
+    least = 4 if dataset.fletcher32 else 1
+    if (table[1] < least).any():
+        raise FormatError(f"{redact(dataset.file.filename)}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged")
     numbers, table = np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
-    if odd.any() or not _in_order(places) or not table[1].all():
+    if odd.any() or not _in_order(places):
         return None
     order = np.argsort(numbers, kind="stable")
     return numbers[order], table[:, order]
