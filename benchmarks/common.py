@@ -334,14 +334,14 @@ def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: s
         chosen = [c for c in section.contestants if not given.only or any(part.lower() in c.name.lower() for part in given.only)]
         figures = race(chosen, given.rounds)
         results.append((section, figures, ratios_of(section, figures)))
+        if not given.json:
+            show(section, figures, given.rounds)
     where = machine(everybody)
     if given.json:
         found = {section.title: _as_json(section, figures, ratios) for section, figures, ratios in results}
         json.dump({"task": task, "arguments": vars(given), "machine": where, "sections": found}, sys.stdout, indent=1)
         print()
         return
-    for section, figures, _ in results:
-        show(section, figures, given.rounds)
     rows = [row for _, _, ratios in results for row in ratios]
     width = max(len(row["label"]) for row in rows)
     print()

@@ -370,3 +370,20 @@ def test_a_file_that_this_process_has_open_for_writing(tmp_path: Path) -> None:
             HDF5Dataset(tmp_path / "a.h5", "x")
         file["x"][0] = 7  # it is still open
     assert HDF5Dataset(tmp_path / "a.h5", "x")[0].tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("chunks", [None, (2, 3, 2), (2, 4, 3)])
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+def test_indices_of_a_batch_count_from_the_end_or_are_refused(tmp_path: Path, chunks: Any, mode: str) -> None:
+    rows = np.arange(60).reshape(5, 4, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=rows, chunks=chunks)
+    dataset = HDF5Dataset(tmp_path / "a.h5", "x", loading_mode=mode)
+    for some in (dataset, dataset[1:4]):
+        whole = rows if some is dataset else rows[1:4]
+        found = some.__getitems__([-1, 0, -len(whole)])
+        assert all(np.array_equal(a, b) for a, b in zip(found, whole[[-1, 0, 0]], strict=True))
+        for outside in (len(whole), -len(whole) - 1):
+            with pytest.raises(IndexError, match=f"outside of a dataset of {len(whole)} samples"):
+                some.__getitems__([0, outside])
+    dataset.close()

@@ -205,8 +205,11 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """The samples of a batch (torch's fetcher calls this once a batch); with ``on_error="skip"`` perhaps fewer.
 
         Raises:
+            IndexError: one is outside of the dataset; negative ones count from its end.
             SampleError: one can't be read; or, where such are skipped, none can.
         """
+        if not isinstance(indices, Ticket) and any(index < 0 for index in indices):
+            indices = [index + len(self) if -len(self) <= index < 0 else index for index in indices]
         is_plain = not isinstance(indices, Ticket) and _context is None
         ticket = indices if isinstance(indices, Ticket) else _context_ticket(indices, self.seed, self.epoch)
         samples, failure = self._samples(ticket, is_plain)

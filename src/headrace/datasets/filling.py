@@ -77,8 +77,13 @@ class BatchFilling(SampleReading, SampleTransforming):
 
     @property
     def _is_fillable(self) -> bool:
-        own, base = type(self), SampleTransforming
-        return not (self.return_index or self._is_transformed) and own.pair is base.pair and own.assemble is base.assemble
+        is_plain = self._pairs_plainly and type(self).assemble is SampleTransforming.assemble
+        return is_plain and not (self.return_index or self._is_transformed)
+
+    @property
+    def _pairs_plainly(self) -> bool:
+        """Is a sample its value, with its target if there are any?"""
+        return type(self).pair is SampleTransforming.pair
 
     @property
     def writes_batches(self) -> bool:

@@ -67,7 +67,17 @@ class SampleReading:
         self._skipped: list[tuple[int, str, str]] = []
 
     def _whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        """The samples of the whole dataset that indices of this view mean; negative ones count from the end.
+
+        Raises:
+            IndexError: one is outside of the dataset.
+        """
         array = np.asarray(indices, np.int64)
+        length = len(self._source) if self._chosen is None else len(self._chosen)
+        if array.size and (array.min() < 0 or array.max() >= length):
+            if array.min() < -length or array.max() >= length:
+                raise IndexError(f"indices reach from {array.min()} to {array.max()}, which is outside of a dataset of {length:,} samples")
+            array = array % length
         return array if self._chosen is None else self._chosen[array]
 
     def _load(self, indices: Sequence[int]) -> list[Any]:

@@ -112,6 +112,10 @@ class ZarrDataset(ArrayDataset):
         return value[0], super().present(value[1])
 
     @property
+    def _pairs_plainly(self) -> bool:
+        return not self._has_labels and type(self).pair is ZarrDataset.pair
+
+    @property
     def always_pairs(self) -> bool:  # type: ignore[override]
         return self._has_labels
 

@@ -15,8 +15,10 @@ Chunks that only another library can read (`LibraryChunks`) go the same way from
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -154,9 +156,9 @@ class DirectChunks(Chunks):
         Raises:
             FormatError: one has not.
         """
-        found = self.stretches(numbers)
+        found, whole = self.stretches(numbers), self.nbytes
         for number, stretch in zip(numbers, found, strict=True):
-            if stretch is not None and stretch.nbytes != self.nbytes:
+            if stretch is not None and stretch.nbytes != whole:
                 raise FormatError(f"{self.where(number)}: it has {stretch.nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
         return found
 
@@ -168,12 +170,14 @@ class _ByRow:
         self._whole = whole
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        grid, row_bytes = self._whole.grid, self._whole.nbytes // self._whole.grid.chunks[0]
-        places = [(*divmod(row, grid.chunks[0]), column) for row, column in (divmod(number, grid.inner) for number in numbers)]
-        found = self._whole.raw_stretches([band * grid.inner + column for band, _, column in places])
+        height, inner = self._whole.grid.chunks[0], self._whole.grid.inner
+        row_bytes = self._whole.nbytes // height
+        rows, columns = np.divmod(np.asarray(numbers, np.int64), inner)
+        bands, within = np.divmod(rows, height)
+        found = self._whole.raw_stretches((bands * inner + columns).tolist())
         return [
-            None if stretch is None else Stretch(stretch.path, stretch.offset + within * row_bytes, row_bytes)
-            for stretch, (_, within, _) in zip(found, places, strict=True)
+            None if stretch is None else Stretch(stretch.path, stretch.offset + offset, row_bytes)
+            for stretch, offset in zip(found, (within * row_bytes).tolist(), strict=True)
         ]
 
 
@@ -306,6 +310,9 @@ class ArrayReader:
         if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
             self._read_raw_rows(chunks, rows, outs)
             return
+        if isinstance(chunks, DirectChunks) and grid.chunks == (1, *grid.shape[1:]):
+            self._decode_rows(chunks, rows, outs, run)
+            return
         if grid.inner == 1:
             clip = tuple(slice(0, extent) for extent in grid.shape[1:])
             pieces: dict[int, list[Piece]] = {}
@@ -362,10 +369,27 @@ class ArrayReader:
             else:
                 wanted.append((stretch.path, stretch.offset, number))
         wanted.sort()
-        for path, same in itertools.groupby(wanted, lambda item: item[0]):
-            with chunks.files.reading(path) as fd:
+        by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
+        with contextlib.closing(chunks.files.reading_each([path for path, _ in by_path])) as files:
+            for (path, same), fd in zip(by_path, files, strict=True):
                 for offset, numbers in runs(same, chunks.nbytes):
                     fill(fd, [bytes_of(outs[number]) for number in numbers], offset, path)
+
+    # -- rows that are a chunk each
+
+    def _decode_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        step = max(1, _GROUP // max(1, chunks.nbytes))
+        for start in range(0, len(rows), step):
+            numbers, some = rows[start : start + step], outs[start : start + step]
+            data = chunks.read(numbers)
+
+            def work(at: int, numbers: Sequence[int] = numbers, some: Sequence[npt.NDArray[Any]] = some, data: list[Any] = data) -> None:
+                stored, data[at] = data[at], None
+                chunk = chunks.decode(numbers[at], stored)
+                some[at][...] = chunks.fill_value() if chunk is None else chunk[0]
+
+            run(work, len(numbers))
+        self.counts["chunks_decoded"] += len(rows) if chunks.decodes else 0
 
     # -- pieces of chunks
 

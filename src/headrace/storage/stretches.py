@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,27 +53,25 @@ def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int])
         OSError: a file can't be opened or read.
     """
     found: list[memoryview | None] = [None] * len(stretches)
-    order = sorted((stretch, number) for number, stretch in enumerate(stretches) if stretch is not None)
-    for path, same in itertools.groupby(order, lambda item: item[0].path):
-        with files.reading(path) as fd:
-            run: list[tuple[Stretch, int]] = []
-            for stretch, number in [*same, (None, -1)]:
-                if run and (stretch is None or not _is_near(run, stretch)):
-                    begin = run[0][0].offset
-                    end = max(part.offset + part.nbytes for part, _ in run)
-                    buffer = memoryview(np.empty(end - begin, np.uint8))  # type: ignore[arg-type]
-                    fill(fd, [buffer], begin, path)
-                    for part, place in run:
-                        found[place] = buffer[part.offset - begin : part.offset - begin + part.nbytes]
-                    run = []
-                if stretch is not None:
-                    run.append((stretch, number))
+    wanted = sorted((part.path, part.offset, part.nbytes, number) for number, part in enumerate(stretches) if part is not None)
+    by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
+    with contextlib.closing(files.reading_each([path for path, _ in by_path])) as opened:
+        for (path, same), fd in zip(by_path, opened, strict=True):
+            first = 0
+            while first < len(same):
+                _, begin, nbytes, _ = same[first]
+                end, last = begin + nbytes, first + 1
+                while last < len(same):
+                    _, offset, nbytes, _ = same[last]
+                    if offset - end > _GAP or offset + nbytes - begin > _RUN:
+                        break
+                    end, last = max(end, offset + nbytes), last + 1
+                buffer = memoryview(np.empty(end - begin, np.uint8))  # type: ignore[arg-type]
+                fill(fd, [buffer], begin, path)
+                for _, offset, nbytes, number in same[first:last]:
+                    found[number] = buffer[offset - begin : offset - begin + nbytes]
+                first = last
     return found
-
-
-def _is_near(run: list[tuple[Stretch, int]], stretch: Stretch) -> bool:
-    end = run[-1][0].offset + run[-1][0].nbytes
-    return stretch.offset - end <= _GAP and stretch.offset + stretch.nbytes - run[0][0].offset <= _RUN
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
@@ -81,7 +81,8 @@ def bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
     """Reads from a file until buffers are full."""
-    wanted, got = sum(map(len, buffers)), 0
+    wanted = sum(map(len, buffers))
+    got = 0
     while got < wanted:  # one call gives 2 GiB at most
         more = os.preadv(fd, buffers, offset + got)
         if more == 0:

@@ -6,10 +6,11 @@ Its chunks straight from their files, where its metadata say nothing but what is
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,25 @@ class _Files:
         return self._store.stretches(keys, checked=not self._is_sharded)  # of shards parts are read, which have checksums of their own
 
 
+class _Index(NamedTuple):
+    """Where the chunks of a shard lie.
+
+    Attributes:
+        path: of the file.
+        size, mtime: of the file: another one has another index.
+        rows: [chunks, 2] offset in the file and bytes; -1 where nothing was written.
+    """
+
+    path: str
+    size: int
+    mtime: int
+    rows: npt.NDArray[np.int64]
+
+
+def _index_bytes(index: _Index) -> int:
+    return index.rows.nbytes + 200
+
+
 class _Shards:
     """Where the chunks in shards lie, by the shards' indices, of which each process holds those it used last."""
 
@@ -64,7 +84,7 @@ class _Shards:
         self._shards, self._chunks = Grid(layout.shape, layout.files), Grid(layout.shape, layout.chunks)
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
         self._count = math.prod(self._inside)
-        self._known: LRUCache[tuple[str, int, int, int], npt.NDArray[np.int64]] = LRUCache(_INDEX_BYTES)
+        self._known: LRUCache[int, _Index] = LRUCache(_INDEX_BYTES, sizeof=_index_bytes)
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
         places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), self._chunks.counts))
@@ -72,32 +92,43 @@ class _Shards:
         shards = np.ravel_multi_index(tuple(places // inside), self._shards.counts)
         within = np.ravel_multi_index(tuple(places % inside), self._inside)
         distinct, which = np.unique(shards, return_inverse=True)
-        wholes = self._whole(distinct.tolist())
-        indices = [None if whole is None else self._index(whole) for whole in wholes]
+        indices = self._indices(distinct.tolist())
         found: list[Stretch | None] = []
         for shard, chunk in zip(which.tolist(), within.tolist(), strict=True):
-            whole, index = wholes[shard], indices[shard]
-            if whole is None or index is None:
+            index = indices[shard]
+            if index is None:
                 found.append(None)
                 continue
-            offset, nbytes = index[chunk].tolist()
-            found.append(None if offset < 0 else Stretch(whole.path, whole.offset + offset, nbytes))
+            offset, nbytes = index.rows[chunk].tolist()
+            found.append(None if offset < 0 else Stretch(index.path, offset, nbytes))
         return found
 
-    def _index(self, whole: Stretch) -> npt.NDArray[np.int64]:
-        """[chunks, 2] offset in the shard and bytes; -1 where nothing was written."""
+    def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
+        """The index of each shard, also of one that has been written anew; None: there is no such shard."""
+        known: list[_Index | None] = [self._known.get(shard) for shard in shards]
+        new = [shard for shard, index in zip(shards, known, strict=True) if index is None]
+        places = dict(zip(new, self._whole(new), strict=True)) if new else {}
+        there = [(shard, index or places[shard]) for shard, index in zip(shards, known, strict=True) if index or places[shard]]
+        found = dict[int, _Index | None]()
+        with contextlib.closing(self._files.reading_each([place.path for _, place in there if place])) as files:
+            for (shard, place), fd in zip(there, files, strict=True):
+                status = os.fstat(fd)
+                if isinstance(place, _Index) and (place.size, place.mtime) == (status.st_size, status.st_mtime_ns):
+                    found[shard] = place
+                    continue
+                whole = self._whole([shard])[0] if isinstance(place, _Index) else place
+                if whole is not None:
+                    found[shard] = index = self._index(fd, whole, status)
+                    self._known.put(shard, index)
+        return [found.get(shard) for shard in shards]
+
+    def _index(self, fd: int, whole: Stretch, status: os.stat_result) -> _Index:
         nbytes = 16 * self._count + 4
-        with self._files.reading(whole.path) as fd:
-            status = os.fstat(fd)
-            key = (whole.path, whole.offset, status.st_size, status.st_mtime_ns)
-            known = self._known.get(key)
-            if known is not None:
-                return known
-            size = min(whole.nbytes, status.st_size - whole.offset)
-            if size < nbytes:
-                raise FormatError(f"{redact(whole.path)} is cut short: {size:,} bytes have no room for the index of a shard of {nbytes:,}")
-            data = np.empty(nbytes, np.uint8)
-            fill(fd, [memoryview(data)], whole.offset + (0 if self._at == "start" else size - nbytes), whole.path)  # type: ignore[arg-type]
+        size = min(whole.nbytes, status.st_size - whole.offset)
+        if size < nbytes:
+            raise FormatError(f"{redact(whole.path)} is cut short: {size:,} bytes have no room for the index of a shard of {nbytes:,}")
+        data = np.empty(nbytes, np.uint8)
+        fill(fd, [memoryview(data)], whole.offset + (0 if self._at == "start" else size - nbytes), whole.path)  # type: ignore[arg-type]
         try:
             raw = np.frombuffer(Crc32c().decode(data, nbytes - 4), "<u8").reshape(-1, 2)
         except FormatError as error:
@@ -106,9 +137,8 @@ class _Shards:
         beyond = ~missing & ((raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size))
         if beyond.any():
             raise FormatError(f"{redact(whole.path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
-        index = np.where(missing[:, None], -1, raw.astype(np.int64))
-        self._known.put(key, index)
-        return index
+        rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([whole.offset, 0]))
+        return _Index(whole.path, status.st_size, status.st_mtime_ns, rows)
 
 
 class _Required:

@@ -1,0 +1,291 @@
+"""How are random rows of a chunked array read by headrace, by its peers, and by a bare loop?
+
+Each function is a contestant (see `common.py`), as the peer's own documentation shows it first, over the file of a `Job`.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+import headrace
+
+BATCH = 64
+Runs = Iterator[Callable[[], int]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file is laid out."""
+
+    name: str
+    rows: int | None
+    """Samples a chunk; None: contiguous."""
+    codec: str | None = None
+    zarr: int | None = None
+    """Version of the Zarr format; None: HDF5."""
+    shard: int | None = None
+    """Samples a shard."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A file, and how it is read."""
+
+    path: str
+    samples: int
+    side: int
+    layout: Layout
+    workers: int
+
+    @property
+    def row(self) -> tuple[int, int, int]:
+        return self.side, self.side, 3
+
+    @property
+    def drawn(self) -> int:
+        """Samples of an epoch in random order."""
+        rows = self.layout.rows or 1
+        return self.samples if self.layout.codec is None or rows == 1 else max(2 * BATCH, self.samples // rows)
+
+    @property
+    def drawn_slowly(self) -> int:
+        """The same for a contestant that takes some milliseconds a sample."""
+        return min(self.drawn, 1024)
+
+
+def look(batches: Any) -> int:
+    """Through an epoch as a training loop would: looks at each batch, holds none."""
+    count = 0
+    for batch in batches:
+        count += len(batch)
+        batch[:, ::32, ::32].sum()
+    return count
+
+
+def ours(job: Job, shuffle: bool | str) -> Runs:
+    dataset: Any = headrace.HDF5Dataset(job.path) if job.layout.zarr is None else headrace.ZarrDataset(job.path, "data")
+    how: dict[str, Any] = {"shuffle": shuffle}
+    if shuffle is True and job.drawn < job.samples:
+        how = {"sampler": RandomSampler(range(job.samples), num_samples=job.drawn)}
+    loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers, **how)
+    try:
+        while True:
+            yield lambda: look(loader)
+    finally:
+        loader.close()
+
+
+class Rows(Dataset[torch.Tensor]):
+    """What people write over h5py: opened in each worker, one sample at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._rows = job, None
+
+    def __len__(self) -> int:
+        return self._job.samples
+
+    @property
+    def rows(self) -> Any:
+        if self._rows is None:
+            if self._job.layout.codec in ("zstd", "blosc"):
+                import hdf5plugin  # noqa: F401
+            self._rows = h5py.File(self._job.path)["data"]
+        return self._rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.rows[index])
+
+
+class SortedRows(Rows):
+    """One sorted fancy index a batch."""
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        order = np.argsort(indices)
+        found = self.rows[np.sort(indices)]
+        batch = np.empty_like(found)
+        batch[order] = found
+        return torch.from_numpy(batch)
+
+
+class ZarrRows(Rows):
+    """The same over zarr-python, with the codecs of zarrs if asked for."""
+
+    def __init__(self, job: Job, codecs: str | None = None) -> None:
+        super().__init__(job)
+        self._codecs = codecs
+
+    @property
+    def rows(self) -> Any:
+        if self._rows is None:
+            import zarr
+
+            if self._codecs == "zarrs":
+                import zarrs  # noqa: F401
+
+                zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+            self._rows = zarr.open_group(self._job.path, mode="r")["data"]
+        return self._rows
+
+
+def drawn_batches(job: Job, rows: Dataset[torch.Tensor], count: int, **options: Any) -> Runs:
+    """A plain DataLoader in random order."""
+    sampler = RandomSampler(range(job.samples), num_samples=count)
+    loader = DataLoader(rows, BATCH, sampler=sampler, num_workers=job.workers, persistent_workers=job.workers > 0, **options)
+    while True:
+        yield lambda: look(loader)
+
+
+def plain(job: Job) -> Runs:
+    return drawn_batches(job, Rows(job), job.drawn)
+
+
+def sorted_fancy(job: Job) -> Runs:
+    return drawn_batches(job, SortedRows(job), job.drawn_slowly, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def zarr_rows(job: Job, codecs: str | None = None) -> Runs:
+    return drawn_batches(job, ZarrRows(job, codecs), job.drawn_slowly)
+
+
+def xbatcher_rows(job: Job) -> Runs:
+    """xbatcher's generator of single samples, in a DataLoader; its workers are spawned, since zarr-python is open by then."""
+    import xarray
+    import xbatcher
+    from xbatcher.loaders.torch import MapDataset
+
+    data = xarray.open_zarr(job.path, consolidated=False, chunks=None)["data"]
+    rows = MapDataset(xbatcher.BatchGenerator(data, {"sample": 1, "y": job.side, "x": job.side, "channel": 3}))
+    return drawn_batches(job, rows, job.drawn_slowly, multiprocessing_context="spawn" if job.workers else None)
+
+
+def tensorstore_gather(job: Job) -> Runs:
+    """A batch by one index array, in tensorstore's own threads; no worker processes."""
+    import tensorstore
+
+    driver = "zarr" if job.layout.zarr == 2 else "zarr3"
+    rows = tensorstore.open({"driver": driver, "kvstore": {"driver": "file", "path": f"{job.path}/data"}}).result()
+
+    def epoch() -> int:
+        count = 0
+        for indices in np.array_split(np.random.permutation(job.samples)[: job.drawn], max(1, job.drawn // BATCH)):
+            batch = torch.from_numpy(rows[indices].read().result())
+            batch[:, ::32, ::32].sum()
+            count += len(batch)
+        return count
+
+    while True:
+        yield epoch
+
+
+# -- the limit
+
+
+def stored(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
+    """Where the bytes of each row, or of the chunk that it lies in, are: files; and file, offset and bytes of each."""
+    nbytes, height = int(np.prod(job.row)), job.layout.rows or job.samples
+    files, chunks = hdf5_chunks(job) if job.layout.zarr is None else zarr_chunks(job)
+    if job.layout.codec is not None:
+        return files, chunks
+    places = [(*chunks[row // height][:2], row % height) for row in range(job.samples)]
+    return files, [(file, offset + within * nbytes, nbytes) for file, offset, within in places]
+
+
+def hdf5_chunks(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
+    with h5py.File(job.path) as file:
+        rows = file["data"]
+        if rows.chunks is None:
+            return [job.path], [(0, rows.id.get_offset(), rows.nbytes)]
+        found: list[Any] = []
+        rows.id.chunk_iter(found.append)
+    return [job.path], [(0, info.byte_offset, info.size) for info in sorted(found, key=lambda info: info.chunk_offset)]
+
+
+def zarr_chunks(job: Job) -> tuple[list[str], list[tuple[int, int, int]]]:
+    height, shard = job.layout.rows or 1, job.layout.shard
+    count = -(-job.samples // (shard or height))
+    files = [f"{job.path}/data/{f'{n}.0.0.0' if job.layout.zarr == 2 else f'c/{n}/0/0/0'}" for n in range(count)]
+    if shard is None:
+        return files, [(number, 0, os.path.getsize(path)) for number, path in enumerate(files)]
+    chunks = []
+    for number, path in enumerate(files):
+        data = Path(path).read_bytes()
+        index = np.frombuffer(data[-4 - 16 * (shard // height) : -4], "<u8").reshape(-1, 2).tolist()
+        chunks += [(number, *place) for place in index]
+    return files, chunks[: -(-job.samples // height)]
+
+
+def decoder(codec: str | None, most: int) -> Callable[[memoryview], Any]:
+    if codec == "gzip":
+        from isal import isal_zlib
+
+        return isal_zlib.decompress
+    if codec == "blosc":
+        from numcodecs import blosc
+
+        return blosc.decompress
+    import zstandard
+
+    return functools.partial(zstandard.ZstdDecompressor().decompress, max_output_size=most)
+
+
+def _bare_loop(job: Job, connection: Any, seed: int) -> None:
+    """Reads random rows, or their chunks, and decodes them, into eight buffers in turn."""
+    nbytes, codec = int(np.prod(job.row)), job.layout.codec
+    height = (job.layout.rows or 1) if codec else 1
+    files, places = stored(job)
+    fds = [os.open(path, os.O_RDONLY) for path in files] if len(files) < 256 else None
+    buffers = [np.empty((BATCH, nbytes), np.uint8) for _ in range(8)]
+    scratch = memoryview(bytearray(max(size for _, _, size in places)))
+    random, turn, decode = np.random.default_rng(seed), 0, decoder(codec, height * nbytes)
+    while connection.recv():
+        for index in random.permutation(job.samples)[: job.drawn // max(1, job.workers)].tolist():
+            row = memoryview(buffers[turn // BATCH % 8][turn % BATCH])
+            turn += 1
+            file, offset, size = places[index // height]
+            fd = os.open(files[file], os.O_RDONLY) if fds is None else fds[file]
+            if codec is None:
+                os.preadv(fd, [row], offset)
+            else:
+                os.preadv(fd, [scratch[:size]], offset)
+                row[:] = memoryview(decode(scratch[:size]))[index % height * nbytes : (index % height + 1) * nbytes]
+            if fds is None:
+                os.close(fd)
+        connection.send(True)
+
+
+def bare_loop(job: Job) -> Runs:
+    context = multiprocessing.get_context("fork")
+    pairs = [context.Pipe() for _ in range(max(1, job.workers))]
+    processes = [context.Process(target=_bare_loop, args=(job, theirs, n), daemon=True) for n, (_, theirs) in enumerate(pairs)]
+    for process, (_, theirs) in zip(processes, pairs, strict=True):
+        process.start()
+        theirs.close()
+
+    def epoch() -> int:
+        for connection, _ in pairs:
+            connection.send(True)
+        for connection, _ in pairs:
+            connection.recv()
+        return job.drawn // len(pairs) * len(pairs)
+
+    try:
+        while True:
+            yield epoch
+    finally:
+        for connection, _ in pairs:
+            connection.send(False)
