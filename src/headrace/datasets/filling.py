@@ -22,6 +22,7 @@ from headrace.datasets.transforming import SampleTransforming
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.ring import empty
 from headrace.memory.store import MISSING
+from headrace.modes.mode import Mode
 from headrace.order.seeding import preserved_rng, warn_off_main_thread
 from headrace.order.ticket import Ticket
 
@@ -144,15 +145,19 @@ class BatchFilling(SampleReading, SampleTransforming):
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
         try:
-            self._source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
+            if len(missing) == len(wanted) and rows.ndim > 1:
+                self._source.read_into(wanted, rows)
+            else:
+                self._source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
         except Exception:
             return None  # they are read one by one, which names the one at fault
         counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
-        for number, value in enumerate(held):
-            if value is MISSING:
-                self.mode.keep(wanted[number], rows[number, ...])
-            else:
-                rows[number] = value
+        if type(self.mode).keep is not Mode.keep or len(missing) < len(wanted):
+            for number, value in enumerate(held):
+                if value is MISSING:
+                    self.mode.keep(wanted[number], rows[number, ...])
+                else:
+                    rows[number] = value
         counts["cache_hits"] += len(wanted) - len(missing)
         counts["cache_misses"] += len(missing)
         counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)

@@ -74,7 +74,7 @@ class SampleReading:
         """
         array = np.asarray(indices, np.int64)
         length = len(self._source) if self._chosen is None else len(self._chosen)
-        if array.size and (array.min() < 0 or array.max() >= length):
+        if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
             if array.min() < -length or array.max() >= length:
                 raise IndexError(f"indices reach from {array.min()} to {array.max()}, which is outside of a dataset of {length:,} samples")
             array = array % length

@@ -17,7 +17,7 @@ from headrace.errors import BudgetError, FormatError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
-from headrace.storage.source import Source
+from headrace.storage.source import Rows, Source
 
 BLOCK_BYTES = 2 << 20
 """Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
@@ -142,7 +142,7 @@ class ArraysSource(Source):
             return field.shape[1:], field.dtype
         return None
 
-    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         field = self._first
         assert isinstance(field, ArrayReader)
         field.read_rows(indices, rows, self.run)

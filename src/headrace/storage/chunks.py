@@ -15,10 +15,8 @@ Chunks that only another library can read (`LibraryChunks`) go the same way from
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,8 @@ from headrace.errors import BudgetError, FormatError
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
 from headrace.storage.handles import WorkerFiles
-from headrace.storage.stretches import Stretch, bytes_of, fill, read_stretches, runs
+from headrace.storage.source import Rows
+from headrace.storage.stretches import Places, Stretch, bytes_of, fill, places_of, read_places, read_stretches
 
 IntArray = npt.NDArray[np.int64]
 Map = Callable[[Callable[[int], Any], int], list[Any]]
@@ -150,16 +149,21 @@ class DirectChunks(Chunks):
         grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
         return DirectChunks(grid, self.dtype, _ByRow(self), self.pipeline, self.files, fill=self._fill, where=self.where, how=self.how)
 
-    def raw_stretches(self, numbers: Sequence[int]) -> list[Stretch | None]:
+    def raw_places(self, numbers: npt.NDArray[np.int64]) -> Places:
         """Where chunks lie of which parts are read: each must have all its bytes.
 
         Raises:
             FormatError: one has not.
         """
-        found, whole = self.stretches(numbers), self.nbytes
-        for number, stretch in zip(numbers, found, strict=True):
-            if stretch is not None and stretch.nbytes != whole:
-                raise FormatError(f"{self.where(number)}: it has {stretch.nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
+        if isinstance(self.stretches, _ByRow):
+            return self.stretches.places(numbers)
+        find = getattr(self.stretches, "places", None)
+        found: Places = places_of(self.stretches(numbers.tolist())) if find is None else find(numbers)
+        wrong = (found.nbytes != self.nbytes) & (found.offsets >= 0)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            name, nbytes = self.where(int(numbers[at])), int(found.nbytes[at])
+            raise FormatError(f"{name}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
         return found
 
 
@@ -167,18 +171,26 @@ class _ByRow:
     """Where the rows of chunks lie whose elements lie as they are."""
 
     def __init__(self, whole: DirectChunks) -> None:
-        self._whole = whole
+        self._whole, self._height, self._inner = whole, whole.grid.chunks[0], whole.grid.inner
+        self._row_bytes = whole.nbytes // self._height
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+        height, inner = self._height, self._inner
+        if inner == 1:
+            chunks, within = np.divmod(numbers, height)
+        else:
+            rows, columns = np.divmod(numbers, inner)
+            bands, within = np.divmod(rows, height)
+            chunks = bands * inner + columns
+        found = self._whole.raw_places(chunks)
+        offsets = found.offsets + within * self._row_bytes
+        offsets[found.offsets < 0] = -1
+        return Places(found.paths, found.files, offsets, np.full(len(numbers), self._row_bytes))
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        height, inner = self._whole.grid.chunks[0], self._whole.grid.inner
-        row_bytes = self._whole.nbytes // height
-        rows, columns = np.divmod(np.asarray(numbers, np.int64), inner)
-        bands, within = np.divmod(rows, height)
-        found = self._whole.raw_stretches((bands * inner + columns).tolist())
-        return [
-            None if stretch is None else Stretch(stretch.path, stretch.offset + offset, row_bytes)
-            for stretch, offset in zip(found, (within * row_bytes).tolist(), strict=True)
-        ]
+        paths, *columns = self.places(np.asarray(numbers, np.int64))
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        return [None if offset < 0 else Stretch(paths[file], offset, nbytes) for file, offset, nbytes in found]
 
 
 class LibraryChunks(Chunks):
@@ -297,7 +309,7 @@ class ArrayReader:
         """Are chunks of several rows decoded as a whole, and worth being held?"""
         return self.chunks.decodes and self.chunks.grid.chunks[0] > 1
 
-    def read_rows(self, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+    def read_rows(self, rows: Sequence[int], outs: Rows, run: Map) -> None:
         """Copies rows (indices along the first axis) into arrays of a row's shape and this array's dtype, C-contiguous.
 
         Raises:
@@ -305,7 +317,7 @@ class ArrayReader:
             OSError: the file can't be read.
         """
         chunks, grid = self._rows, self._rows.grid
-        if not outs or not outs[0].size:
+        if not len(outs) or not outs[0].size:
             return
         if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
             self._read_raw_rows(chunks, rows, outs)
@@ -340,12 +352,14 @@ class ArrayReader:
         if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
             row_bytes = chunks.nbytes // grid.chunks[0]
             parts = list(_cuts(first, len(out), grid.chunks[0]))
-            for (_, source, target), stretch in zip(parts, chunks.raw_stretches([place for place, _, _ in parts]), strict=True):
-                if stretch is None:
+            places = chunks.raw_places(np.array([place for place, _, _ in parts], np.int64))
+            for (_, source, target), file, offset in zip(parts, places.files.tolist(), places.offsets.tolist(), strict=True):
+                if offset < 0:
                     out[target] = chunks.fill_value()
                     continue
-                with chunks.files.reading(stretch.path) as fd:
-                    fill(fd, [bytes_of(out[target])], stretch.offset + source.start * row_bytes, stretch.path)
+                path = places.paths[file]
+                with chunks.files.reading(path) as fd:
+                    fill(fd, [bytes_of(out[target])], offset + source.start * row_bytes, path)
             return
         self._copy(chunks, _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape), [out], run)
 
@@ -361,29 +375,30 @@ class ArrayReader:
 
     # -- rows that lie as they are
 
-    def _read_raw_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]]) -> None:
-        wanted: list[tuple[str, int, int]] = []
-        for number, stretch in enumerate(chunks.raw_stretches(rows)):
-            if stretch is None:
+    def _read_raw_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Rows) -> None:
+        places = chunks.raw_places(np.asarray(rows, np.int64))
+        if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
+            whole, nbytes = bytes_of(outs), chunks.nbytes
+            parts = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
+        else:
+            parts = [bytes_of(out) for out in outs]
+        if (places.offsets < 0).any():
+            there = np.flatnonzero(places.offsets >= 0)
+            for number in np.flatnonzero(places.offsets < 0).tolist():
                 outs[number][...] = chunks.fill_value()
-            else:
-                wanted.append((stretch.path, stretch.offset, number))
-        wanted.sort()
-        by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
-        with contextlib.closing(chunks.files.reading_each([path for path, _ in by_path])) as files:
-            for (path, same), fd in zip(by_path, files, strict=True):
-                for offset, numbers in runs(same, chunks.nbytes):
-                    fill(fd, [bytes_of(outs[number]) for number in numbers], offset, path)
+            places = Places(places.paths, places.files[there], places.offsets[there], places.nbytes[there])
+            parts = [parts[number] for number in there.tolist()]
+        read_places(places, parts, chunks.files)
 
     # -- rows that are a chunk each
 
-    def _decode_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+    def _decode_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Rows, run: Map) -> None:
         step = max(1, _GROUP // max(1, chunks.nbytes))
         for start in range(0, len(rows), step):
             numbers, some = rows[start : start + step], outs[start : start + step]
             data = chunks.read(numbers)
 
-            def work(at: int, numbers: Sequence[int] = numbers, some: Sequence[npt.NDArray[Any]] = some, data: list[Any] = data) -> None:
+            def work(at: int, numbers: Sequence[int] = numbers, some: Rows = some, data: list[Any] = data) -> None:
                 stored, data[at] = data[at], None
                 chunk = chunks.decode(numbers[at], stored)
                 some[at][...] = chunks.fill_value() if chunk is None else chunk[0]
@@ -393,7 +408,7 @@ class ArrayReader:
 
     # -- pieces of chunks
 
-    def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+    def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
         missing = []
         for number, some in pieces.items():
             chunk = self._cache.get((self._key, number)) if chunks.decodes else None
@@ -408,9 +423,7 @@ class ArrayReader:
             self.counts["chunk_hits"] += len(pieces) - len(missing)
             self.counts["chunks_decoded"] += len(missing)
 
-    def _decode(
-        self, chunks: Chunks, numbers: list[int], pieces: dict[int, list[Piece]], outs: Sequence[npt.NDArray[Any]], run: Map
-    ) -> None:
+    def _decode(self, chunks: Chunks, numbers: list[int], pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
         data = chunks.read(numbers)
 
         def work(at: int) -> None:
@@ -419,9 +432,7 @@ class ArrayReader:
 
         run(work, len(numbers))
 
-    def _hand_out(
-        self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Sequence[npt.NDArray[Any]]
-    ) -> None:
+    def _hand_out(self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Rows) -> None:
         if chunk is None:
             for piece in pieces:
                 outs[piece.out][piece.target or ...] = chunks.fill_value()

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.storage.source import Source
+from headrace.storage.source import Rows, Source
 
 S = TypeVar("S", bound=Source)
 
@@ -56,7 +56,7 @@ class ConcatSource(Source, Generic[S]):
         found = self.sources[0].rows_like()
         return found if all(source.rows_like() == found for source in self.sources) else None
 
-    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         for source, some, places in self._parts(indices):
             source.read_into(some, [rows[place] for place in places])
 

@@ -110,8 +110,9 @@ class WorkerFiles(Generic[T]):
         finally:
             self._leave([entry])
 
-    def reading_each(self, paths: Sequence[str]) -> Generator[T]:
-        """The open files in turn; each stays open at least until the next one is asked for. For one thread, from end to end.
+    def reading_each(self, paths: Sequence[str]) -> Generator[tuple[int, list[T]]]:
+        """The open files, a few at a time: the number of the first path, and what it and the next ones opened, which stay so until more
+        are asked for.
 
         Raises:
             Exception: what the opener raises.
@@ -121,9 +122,8 @@ class WorkerFiles(Generic[T]):
             try:
                 with self._lock:
                     for path in paths[start : start + _TOGETHER]:
-                        entries.append(self._enter(path))
-                for entry in entries:
-                    yield entry[0]
+                        entries.append(self._enter(path))  # so that what was entered is left, also after an error
+                yield start, [entry[0] for entry in entries]
             finally:
                 self._leave(entries)
 

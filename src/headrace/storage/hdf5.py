@@ -25,6 +25,7 @@ from headrace.storage.hdf5_objects import ObjectRows, holds_objects
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, PackedInfo, are_offsets, crc_of, packed_info
 from headrace.storage.paths import redact
+from headrace.storage.source import Rows
 
 
 class OpenHDF5:
@@ -155,7 +156,7 @@ class HDF5Source(ArraysSource):
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         return super().rows_like() if self._offsets is None else None
 
-    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)
         self._check(indices, rows)
 
@@ -174,7 +175,7 @@ class HDF5Source(ArraysSource):
         self._first.read_span(start, sample, self.run)
         return sample
 
-    def _check(self, indices: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def _check(self, indices: Sequence[int], arrays: Rows) -> None:
         if self._crc is None:
             return
         for index, array in zip(indices, arrays, strict=True):

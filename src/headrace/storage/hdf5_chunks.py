@@ -29,7 +29,7 @@ from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.paths import redact
 from headrace.storage.stamps import Stamp
-from headrace.storage.stretches import Stretch
+from headrace.storage.stretches import Places, Stretch
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,12 @@ class _Whole:
             self._stamp.check(fd)
         return [self._stretch] * len(numbers)
 
+    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+        with self._files.reading(self._stamp.path) as fd:
+            self._stamp.check(fd)
+        zeros = np.zeros(len(numbers), np.int64)
+        return Places([self._stamp.path], zeros, zeros + self._stretch.offset, zeros + self._stretch.nbytes)
+
 
 class _Table:
     """Where the chunks of a dataset lie.
@@ -83,19 +89,24 @@ class _Table:
         self._stamp, self._files, self._rows = stamp, files, SharedArray(rows)
         self._numbers = None if numbers is None else SharedArray(numbers)
 
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
+    def _find(self, numbers: Any) -> npt.NDArray[np.int64]:
         with self._files.reading(self._stamp.path) as fd:
             self._stamp.check(fd)
         if self._numbers is None:
-            found = self._rows.array[:, numbers]
-        elif not len(self._numbers):
-            return [None] * len(numbers)
-        else:
-            known = self._numbers.array
-            places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-            found = np.where(known[places] == numbers, self._rows.array[:, places], 0)
-        path = self._stamp.path
-        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found.T.tolist()]
+            return self._rows.array[:, numbers]
+        if not len(self._numbers):
+            return np.zeros((3, len(numbers)), np.int64)
+        known = self._numbers.array
+        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        return np.where(known[places] == numbers, self._rows.array[:, places], 0)
+
+    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
+        path, found = self._stamp.path, self._find(numbers).T.tolist()
+        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found]
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+        offsets, nbytes, _ = self._find(numbers)
+        return Places([self._stamp.path], np.zeros(len(numbers), np.int64), np.where(nbytes > 0, offsets, -1), nbytes)
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""

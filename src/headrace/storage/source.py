@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
+"""Arrays of one shape and dtype; or one array that has them as its rows."""
+
 
 def _one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
     return [function(number) for number in range(count)]
@@ -60,8 +63,12 @@ class Source(ABC):
         """Shape and dtype of all records, if they are arrays of one kind and `read_into` can be used."""
         return None
 
-    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         """Writes the record of each index into its array, which is C-contiguous and as `rows_like` says.
+
+        Args:
+            indices: of the samples.
+            rows: an array for each, or one array [samples, ...] that they are the rows of.
 
         Raises:
             Exception: as `read`; the arrays may then hold anything.

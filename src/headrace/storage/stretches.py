@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +31,56 @@ class Stretch(NamedTuple):
     """Bit i: codec i was not used."""
 
 
-def runs(wanted: Iterable[tuple[str, int, int]], nbytes: int) -> Iterator[tuple[int, list[int]]]:
-    """Of sorted (path, offset, number) of equal length those that follow one another: the first offset, and the numbers."""
-    begin, numbers = -1, list[int]()
-    for _, offset, number in wanted:
-        if numbers and (offset != begin + nbytes * len(numbers) or len(numbers) >= _IOV_MAX or nbytes * len(numbers) >= _RUN):
-            yield begin, numbers
-            numbers = []
-        if not numbers:
-            begin = offset
-        numbers.append(number)
-    if numbers:
-        yield begin, numbers
+class Places(NamedTuple):
+    """Where many stretches lie, an element each."""
+
+    paths: Sequence[str]
+    files: npt.NDArray[np.int64]
+    """[n] numbers of `paths`."""
+    offsets: npt.NDArray[np.int64]
+    """[n]; -1: never written."""
+    nbytes: npt.NDArray[np.int64]
+    """[n]"""
+
+
+def places_of(stretches: Sequence[Stretch | None]) -> Places:
+    """The same as numbers."""
+    paths = {part.path: None for part in stretches if part is not None}
+    numbers = {path: number for number, path in enumerate(paths)}
+    found = [(0, -1, 0) if part is None else (numbers[part.path], part.offset, part.nbytes) for part in stretches]
+    columns = np.array(found, np.int64).reshape(-1, 3)
+    return Places(list(paths), columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def read_places(places: Places, parts: Sequence[memoryview], files: WorkerFiles[int]) -> None:
+    """Reads stretches of one length, which were written, into memory of that length each; those that follow one another by one call.
+
+    Raises:
+        FormatError: a file ends before one of them does.
+        OSError: a file can't be opened or read.
+    """
+    if not len(parts):
+        return
+    offsets, of = places.offsets, places.files
+    order = offsets.argsort() if len(places.paths) == 1 else np.lexsort((offsets, of))
+    numbers, offsets, nbytes = order.tolist(), offsets[order].tolist(), len(parts[0])
+    starts, paths = [0, len(numbers)], list(places.paths)
+    if len(paths) != 1:
+        of = of[order]
+        starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(numbers)]
+        paths = [paths[number] for number in of[starts[:-1]].tolist()]
+    most = min(_IOV_MAX, max(1, _RUN // max(1, nbytes)))
+    with contextlib.closing(files.reading_each(paths)) as opened:
+        for at, fds in opened:
+            for fd, path, first, end in zip(fds, paths[at:], starts[at:], starts[at + 1 :], strict=False):
+                while first < end:
+                    begin, last = offsets[first], first + 1
+                    while last < end and last - first < most and offsets[last] == begin + nbytes * (last - first):
+                        last += 1
+                    buffers = [parts[number] for number in numbers[first:last]]
+                    if os.preadv(fd, buffers, begin) != nbytes * len(buffers):
+                        fill(fd, buffers, begin, path)
+                    first = last
 
 
 def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int]) -> list[memoryview | None]:
@@ -56,22 +94,28 @@ def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int])
     wanted = sorted((part.path, part.offset, part.nbytes, number) for number, part in enumerate(stretches) if part is not None)
     by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
     with contextlib.closing(files.reading_each([path for path, _ in by_path])) as opened:
-        for (path, same), fd in zip(by_path, opened, strict=True):
-            first = 0
-            while first < len(same):
-                _, begin, nbytes, _ = same[first]
-                end, last = begin + nbytes, first + 1
-                while last < len(same):
-                    _, offset, nbytes, _ = same[last]
-                    if offset - end > _GAP or offset + nbytes - begin > _RUN:
-                        break
-                    end, last = max(end, offset + nbytes), last + 1
-                buffer = memoryview(np.empty(end - begin, np.uint8))  # type: ignore[arg-type]
-                fill(fd, [buffer], begin, path)
-                for _, offset, nbytes, number in same[first:last]:
-                    found[number] = buffer[offset - begin : offset - begin + nbytes]
-                first = last
+        for at, fds in opened:
+            for fd, (path, same) in zip(fds, by_path[at:], strict=False):
+                _read_near(fd, path, [part[1:] for part in same], found)
     return found
+
+
+def _read_near(fd: int, path: str, wanted: Sequence[tuple[int, int, int]], found: list[memoryview | None]) -> None:
+    """Reads (offset, bytes, number), sorted, to the places with these numbers."""
+    first = 0
+    while first < len(wanted):
+        begin, nbytes, _ = wanted[first]
+        end, last = begin + nbytes, first + 1
+        while last < len(wanted):
+            offset, nbytes, _ = wanted[last]
+            if offset - end > _GAP or offset + nbytes - begin > _RUN:
+                break
+            end, last = max(end, offset + nbytes), last + 1
+        buffer = memoryview(np.empty(end - begin, np.uint8))  # type: ignore[arg-type]
+        fill(fd, [buffer], begin, path)
+        for offset, nbytes, number in wanted[first:last]:
+            found[number] = buffer[offset - begin : offset - begin + nbytes]
+        first = last
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.storage.chunks import ArrayReader, ChunkCache
 from headrace.storage.patches import PatchGrid, padded_places
 from headrace.storage.paths import redact
-from headrace.storage.source import Source
+from headrace.storage.source import Rows, Source
 
 PADS = ("reflect", "edge", "constant")
 
@@ -111,7 +111,7 @@ class PatchSource(Source):
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         return (self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
 
-    def read_into(self, indices: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
@@ -122,7 +122,7 @@ class PatchSource(Source):
             columns.append(patches)
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Sequence[npt.NDArray[Any]]) -> None:
+    def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
         plainly = [not volume.tables and not self.grid.reaches_beyond(corner) for corner in corners]
         whole = [number for number, is_plain in enumerate(plainly) if is_plain]
         volume.reader.read_boxes([volume.corner(corners[number]) for number in whole], [outs[number] for number in whole], self.run)

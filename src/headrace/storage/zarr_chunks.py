@@ -16,19 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.memory.lru import LRUCache
 from headrace.storage.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.codecs import Crc32c, Pipeline
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
-from headrace.storage.stretches import Stretch, fill
+from headrace.storage.stretches import Places, Stretch, fill
 from headrace.storage.zarr_files import ZarrFolder, ZarrZip
 from headrace.storage.zarr_layout import Layout, UnknownLayout, layout_of
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _COUNTABLE = (1 << 63) - 1
 _NOWHERE = (1 << 64) - 1
+_NOT_THERE = (-1, 0)
 
 
 class _Where:
@@ -63,17 +63,14 @@ class _Index(NamedTuple):
     Attributes:
         path: of the file.
         size, mtime: of the file: another one has another index.
-        rows: [chunks, 2] offset in the file and bytes; -1 where nothing was written.
+        rows: for each chunk its offset in the file and its bytes, one after the other; -1 where nothing was written. A memoryview gives
+            single numbers faster than an array does.
     """
 
     path: str
     size: int
     mtime: int
-    rows: npt.NDArray[np.int64]
-
-
-def _index_bytes(index: _Index) -> int:
-    return index.rows.nbytes + 200
+    rows: memoryview
 
 
 class _Shards:
@@ -84,43 +81,57 @@ class _Shards:
         self._shards, self._chunks = Grid(layout.shape, layout.files), Grid(layout.shape, layout.chunks)
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
         self._count = math.prod(self._inside)
-        self._known: LRUCache[int, _Index] = LRUCache(_INDEX_BYTES, sizeof=_index_bytes)
+        self._known: dict[int, _Index] = {}
+        self._most = max(16, _INDEX_BYTES // (16 * self._count))
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), self._chunks.counts))
-        inside = np.array(self._inside)[:, None]
-        shards = np.ravel_multi_index(tuple(places // inside), self._shards.counts)
-        within = np.ravel_multi_index(tuple(places % inside), self._inside)
+        paths, *columns = self.places(np.asarray(numbers, np.int64))
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        return [None if offset < 0 else Stretch(paths[file], offset, nbytes) for file, offset, nbytes in found]
+
+    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+        if self._chunks.inner == 1:
+            shards, within = np.divmod(numbers, self._inside[0])
+            within *= self._count // self._inside[0]
+        else:
+            places = np.stack(np.unravel_index(numbers, self._chunks.counts))
+            inside = np.array(self._inside)[:, None]
+            shards = np.ravel_multi_index(tuple(places // inside), self._shards.counts)
+            within = np.ravel_multi_index(tuple(places % inside), self._inside)
         distinct, which = np.unique(shards, return_inverse=True)
         indices = self._indices(distinct.tolist())
-        found: list[Stretch | None] = []
-        for shard, chunk in zip(which.tolist(), within.tolist(), strict=True):
-            index = indices[shard]
-            if index is None:
-                found.append(None)
-                continue
-            offset, nbytes = index.rows[chunk].tolist()
-            found.append(None if offset < 0 else Stretch(index.path, offset, nbytes))
-        return found
+        rows = [None if index is None else index.rows for index in indices]
+        found = [
+            _NOT_THERE if (row := rows[shard]) is None else (row[2 * chunk], row[2 * chunk + 1])
+            for shard, chunk in zip(which.tolist(), within.tolist(), strict=True)
+        ]
+        columns = np.array(found, np.int64).reshape(-1, 2)
+        return Places(["" if index is None else index.path for index in indices], which, columns[:, 0], columns[:, 1])
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard, also of one that has been written anew; None: there is no such shard."""
-        known: list[_Index | None] = [self._known.get(shard) for shard in shards]
-        new = [shard for shard, index in zip(shards, known, strict=True) if index is None]
-        places = dict(zip(new, self._whole(new), strict=True)) if new else {}
-        there = [(shard, index or places[shard]) for shard, index in zip(shards, known, strict=True) if index or places[shard]]
-        found = dict[int, _Index | None]()
-        with contextlib.closing(self._files.reading_each([place.path for _, place in there if place])) as files:
-            for (shard, place), fd in zip(there, files, strict=True):
-                status = os.fstat(fd)
-                if isinstance(place, _Index) and (place.size, place.mtime) == (status.st_size, status.st_mtime_ns):
-                    found[shard] = place
-                    continue
-                whole = self._whole([shard])[0] if isinstance(place, _Index) else place
-                if whole is not None:
-                    found[shard] = index = self._index(fd, whole, status)
-                    self._known.put(shard, index)
-        return [found.get(shard) for shard in shards]
+        found = [self._known.get(shard) for shard in shards]
+        new = [at for at, index in enumerate(found) if index is None]
+        wholes = dict(zip(new, self._whole([shards[at] for at in new]), strict=True)) if new else {}
+        there = [at for at, index in enumerate(found) if index is not None or wholes[at] is not None] if new else range(len(shards))
+        paths = [(found[at] or wholes[at]).path for at in there]  # type: ignore[union-attr]
+        with contextlib.closing(self._files.reading_each(paths)) as files:
+            for start, fds in files:
+                for at, fd in zip(there[start:], fds, strict=False):
+                    index, status = found[at], os.fstat(fd)
+                    if index is None or index.mtime != status.st_mtime_ns or index.size != status.st_size:
+                        whole = self._whole([shards[at]])[0] if index is not None else wholes[at]
+                        found[at] = None if whole is None else self._learn(shards[at], self._index(fd, whole, status))
+        return found
+
+    def _learn(self, shard: int, index: _Index) -> _Index:
+        if len(self._known) >= self._most:
+            self._known = {}  # they are read again soon enough; keeping count of their use would cost more
+        self._known[shard] = index
+        return index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
 
     def _index(self, fd: int, whole: Stretch, status: os.stat_result) -> _Index:
         nbytes = 16 * self._count + 4
@@ -138,7 +149,7 @@ class _Shards:
         if beyond.any():
             raise FormatError(f"{redact(whole.path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
         rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([whole.offset, 0]))
-        return _Index(whole.path, status.st_size, status.st_mtime_ns, rows)
+        return _Index(whole.path, status.st_size, status.st_mtime_ns, np.ascontiguousarray(rows, np.int64).reshape(-1).data)
 
 
 class _Required:
