@@ -28,7 +28,6 @@ from headrace.storage.zarr_layout import Layout, UnknownLayout, layout_of
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _COUNTABLE = (1 << 63) - 1
 _NOWHERE = (1 << 64) - 1
-_NOT_THERE = (-1, 0)
 
 
 class _Where:
@@ -98,15 +97,17 @@ class _Shards:
             inside = np.array(self._inside)[:, None]
             shards = np.ravel_multi_index(tuple(places // inside), self._shards.counts)
             within = np.ravel_multi_index(tuple(places % inside), self._inside)
-        distinct, which = np.unique(shards, return_inverse=True)
-        indices = self._indices(distinct.tolist())
+        known: dict[int, int] = {}
+        which = [known.setdefault(shard, len(known)) for shard in shards.tolist()]
+        indices = self._indices(list(known))
         rows = [None if index is None else index.rows for index in indices]
-        found = [
-            _NOT_THERE if (row := rows[shard]) is None else (row[2 * chunk], row[2 * chunk + 1])
-            for shard, chunk in zip(which.tolist(), within.tolist(), strict=True)
-        ]
-        columns = np.array(found, np.int64).reshape(-1, 2)
-        return Places(["" if index is None else index.path for index in indices], which, columns[:, 0], columns[:, 1])
+        offsets, nbytes = list[int](), list[int]()
+        for shard, chunk in zip(which, within.tolist(), strict=True):
+            row = rows[shard]
+            offsets.append(-1 if row is None else row[2 * chunk])
+            nbytes.append(0 if row is None else row[2 * chunk + 1])
+        paths = ["" if index is None else index.path for index in indices]
+        return Places(paths, np.array(which, np.int64), np.array(offsets, np.int64), np.array(nbytes, np.int64))
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard, also of one that has been written anew; None: there is no such shard."""
