@@ -214,7 +214,7 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
     each is decoded once; else some.
 
     Raises:
-        BudgetError: those of a block shuffle don't fit the budget.
+        BudgetError: those of a block shuffle don't fit the budget; or not even one does.
     """
     processes, world = max(1, config.num_workers or 0), config.world_size or 1
     for dataset in datasets:
@@ -239,6 +239,12 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
                 f"{format_size(wanted)} when they are decoded, and {format_size(left)} a process are left of the budget: take a smaller "
                 f"interleave (now {interleave}) or turns (now {turns}), fewer workers, smaller chunks, or raise max_memory_usage.\n"
                 f"{budget.explain()}"
+            )
+        if block > left:
+            raise BudgetError(
+                f"samples lie in chunks that take {format_size(block)} when they are decoded, in each of {processes} processes, and "
+                f"{format_size(left)} a process are left of the budget: take fewer workers, write smaller chunks, or raise "
+                f"max_memory_usage.\n{budget.explain()}"
             )
         dataset.hold_chunks(min(wanted, left if is_block else left // 2), processes)
 

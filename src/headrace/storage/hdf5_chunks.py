@@ -6,6 +6,7 @@ Which one a dataset takes, and why, stands in `Chunks.how`.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
@@ -329,7 +330,13 @@ def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], 
         FormatError: one has no bytes, or none but a part of a checksum, over which HDF5 would crash.
     """
     found: list[Any] = []
-    dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
+    collects = gc.isenabled()
+    gc.disable()  # it would look through what has been found again and again, and take as long as all the rest
+    try:
+        dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
+    finally:
+        if collects:
+            gc.enable()
     corners = np.fromiter(itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64)
     places, odd = np.divmod(corners.reshape(len(found), len(grid.shape)), np.array(grid.chunks))
     inside = (places < np.array(grid.counts)).all(axis=1)  # a dataset that has shrunk may keep others
