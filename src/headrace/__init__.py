@@ -1,6 +1,6 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
-from headrace.collate import collators, list_collate
+from headrace.collate import Padded, TextCollator, VisionCollator, collators, list_collate, pad_collate
 from headrace.datasets import (
     BaseDataset,
     HDF5Dataset,
@@ -40,8 +40,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
     "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
-    "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "RandomHorizontalFlip", "RandomResizedCrop",
-    "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "WorkerError", "WorkerHandle", "WriteError", "ZarrDataset",
+    "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "Padded", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "TextCollator", "VisionCollator", "WorkerError",
+    "WorkerHandle", "WriteError", "ZarrDataset",
     "collators",
-    "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "seed_everything", "verify",
+    "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "pad_collate", "seed_everything", "verify",
 ]  # fmt: skip

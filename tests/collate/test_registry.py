@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace import ConfigError, collators, create_dataloader, list_collate
+from headrace import ConfigError, TextCollator, VisionCollator, collators, create_dataloader, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.collate.registry import Collators
 from tests.testing.test_contract import SquareDataset
@@ -31,6 +31,10 @@ def test_what_is_there() -> None:
     assert entries["default"].function is stack_collate and entries["list"].function is list_collate
     assert all(entry.description for entry in entries.values())
     assert collators.get("default") is stack_collate
+    assert entries["text"].modality == "text" and entries["vision"].modality == "image" and entries["pad"].modality is None
+    assert [type(collators.get(name)) for name in ("pad", "text", "vision", "image")] == [
+        pad_collate, TextCollator, VisionCollator, VisionCollator,
+    ]  # fmt: skip
 
 
 def test_the_last_registration_wins(registry: Collators) -> None:
@@ -61,6 +65,22 @@ def test_options_are_bound(registry: Collators) -> None:
     bound = registry.get("sum", start=5)
     assert isinstance(bound, functools.partial) and bound([1, 2]) == 8
     assert registry.get("sum") is sum
+
+
+def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collators) -> None:
+    @registry.register("times", modality="numbers")
+    class Times:
+        def __init__(self, factor: int = 1) -> None:
+            self.factor = factor
+
+        def __call__(self, samples: list[int]) -> list[int]:
+            return [sample * self.factor for sample in samples]
+
+    registry.register("raw")(list)  # a class too, but its instances can't be called: it is a function of the samples
+    assert registry.get("times")([1, 2]) == [1, 2] and registry.get("numbers", factor=3)([1, 2]) == [3, 6]
+    assert registry.get("raw") is list
+    with pytest.raises(ConfigError, match=r"collator 'times': .*'faktor'; it is Times\(factor: .*int.* = 1\)"):
+        registry.get("times", faktor=3)
 
 
 def test_an_unknown_name_gets_the_list(registry: Collators) -> None:

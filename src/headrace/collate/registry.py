@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.collate.pad import PadCollator
 from headrace.collate.stack import list_collate, stack_collate
+from headrace.collate.text import TextCollator
+from headrace.collate.vision import VisionCollator
 from headrace.errors import ConfigError
 
 Collate = Callable[..., Any]
@@ -15,7 +19,14 @@ Collate = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """An entry of the registry."""
+    """An entry of the registry.
+
+    Attributes:
+        name: what `get` finds it by.
+        function: the collate function, or a class of such functions.
+        modality: what kind of samples it is for, or None.
+        description: one line.
+    """
 
     name: str
     function: Collate
@@ -30,7 +41,7 @@ class Collators:
         self._entries: dict[str, Collator] = {}
 
     def register(self, name: str, modality: str | None = None, description: str = "") -> Callable[[Collate], Collate]:
-        """A decorator that registers a collate function ``(samples, **options) -> batch``.
+        """A decorator that registers a collate function ``(samples, **options) -> batch``, or a class ``(**options)`` of such functions.
 
         Raises:
             ConfigError: the name is no text, or what is registered is no callable.
@@ -50,8 +61,10 @@ class Collators:
     def get(self, name_or_modality: str, **options: Any) -> Collate:
         """The function of that name, else the one registered last for that modality, with `options` bound to it.
 
+        Of a class whose instances can be called, an instance made with the options.
+
         Raises:
-            ConfigError: there is none; the message lists the names.
+            ConfigError: there is none; the message lists the names. Or the class has no such options.
         """
         entry = self._entries.get(name_or_modality)
         if entry is None:
@@ -60,7 +73,15 @@ class Collators:
                 names = ", ".join(sorted({*self._entries, *(e.modality for e in self._entries.values() if e.modality)}))
                 raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; there are: {names}")
             entry = fitting[-1]
-        return functools.partial(entry.function, **options) if options else entry.function
+        function = entry.function
+        if isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__):  # which `list` is not
+            try:
+                inspect.signature(function).bind(**options)
+            except TypeError as error:
+                raise ConfigError(f"collator {entry.name!r}: {error}; it is {function.__name__}{inspect.signature(function)}") from None
+            made: Collate = function(**options)
+            return made
+        return functools.partial(function, **options) if options else function
 
     def list(self) -> list[Collator]:
         """All entries, in the order of registration."""
@@ -70,3 +91,6 @@ class Collators:
 collators = Collators()
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
+collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)
+collators.register("text", modality="text", description="texts or tokens for a language model, with labels")(TextCollator)
+collators.register("vision", modality="image", description="uint8 images, normalised on their way into the batch")(VisionCollator)

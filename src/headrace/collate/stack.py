@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from headrace.collate.fields import Place, Step, shown
 from headrace.errors import ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import like_mapping
+
+Special = Callable[[list[Any], Place], Any]
+"""Makes the batch of the values at a place, or says `USUAL`."""
+USUAL: Any = object()
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
@@ -33,43 +38,64 @@ def stack_collate(samples: Sequence[Any]) -> Any:
     Raises:
         ConfigError: shapes or structures differ; the message names the place, the shapes, and the remedies.
     """
-    return _stack(list(samples), "")
+    return stack_tree(list(samples))
 
 
-def _stack(values: list[Any], place: str) -> Any:
+def stack_tree(samples: list[Any], special: Special | None = None) -> Any:
+    """Stacks samples as `stack_collate` does, but `special` is asked first at each place, from the samples inwards.
+
+    Raises:
+        ConfigError: there is no sample, or what `stack_collate` raises.
+    """
+    if not samples:
+        raise ConfigError("a batch needs a sample at least, and got none: look at the batch_sampler")
+    return _stack(samples, (), special)
+
+
+def _stack(values: list[Any], place: Place, special: Special | None) -> Any:
+    if special is not None:
+        made = special(values, place)
+        if made is not USUAL:
+            return made
+    return stack_inside(values, place, special)
+
+
+def stack_inside(values: list[Any], place: Place, special: Special | None) -> Any:
+    """The batch of the values at a place, where `special` is asked for what lies in them only."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _stack_tensors(values, place)
-    if _is_numeric(first):
-        return _stack_tensors([torch.from_numpy(_native(np.asarray(v))) if _is_numeric(v) else v for v in values], place)
+    if is_numeric(first):
+        return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], place)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
         return _stack_numbers(values, place)
     if isinstance(first, Mapping):
         keys = list(first)
         for number, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(keys):
-                is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {_shape_of(value)}"
+                is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {shape_of(value)}"
                 raise _differs(place, f"sample {number} {is_}, the first has the keys {sorted(map(str, keys))}")
-        fields = {key: _stack([v[key] for v in values], f"{place}[{key!r}]") for key in keys}
+        fields = {key: _stack([v[key] for v in values], (*place, Step(f"[{key!r}]", (str(key),))), special) for key in keys}
         return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*_columns(values, place))
+        return type(first)(*_columns(values, place, special))
     if isinstance(first, (tuple, list)):
-        columns = _columns(values, place)
+        columns = _columns(values, place, special)
         try:
             return type(first)(columns)
         except TypeError:  # a tuple of certain things only, such as torch.Size
             return tuple(columns) if isinstance(first, tuple) else columns
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        return _stack_dataclass(values, place)
+        return _stack_dataclass(values, place, special)
     return values
 
 
-def _is_numeric(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
+    """Is it a NumPy array or scalar of numbers?"""
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
 
 
-def _stack_numbers(values: list[Any], place: str) -> torch.Tensor:
+def _stack_numbers(values: list[Any], place: Place) -> torch.Tensor:
     dtype = torch.float64 if any(isinstance(v, float) for v in values) else None
     try:
         return torch.tensor(values, dtype=dtype)
@@ -78,34 +104,40 @@ def _stack_numbers(values: list[Any], place: str) -> torch.Tensor:
         raise _differs(place, f"{worst} does not fit into a tensor") from None
 
 
-def _stack_dataclass(values: list[Any], place: str) -> Any:
+def _stack_dataclass(values: list[Any], place: Place, special: Special | None) -> Any:
     first = values[0]
     for number, value in enumerate(values):
         if type(value) is not type(first):
-            raise _differs(place, f"sample {number} is {_shape_of(value)}, the first is {_shape_of(first)}")
+            raise _differs(place, f"sample {number} is {shape_of(value)}, the first is {shape_of(first)}")
     batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
     for field in dataclasses.fields(first):
-        column = _stack([getattr(value, field.name) for value in values], f"{place}.{field.name}")
+        column = _stack([getattr(value, field.name) for value in values], (*place, Step(f".{field.name}", (field.name,))), special)
         object.__setattr__(batch, field.name, column)  # of a frozen one too
     return batch
 
 
-def _columns(values: list[Any], place: str) -> list[Any]:
-    width = len(values[0])
+def _columns(values: list[Any], place: Place, special: Special | None) -> list[Any]:
+    width, names = len(values[0]), getattr(values[0], "_fields", None)
     for number, value in enumerate(values):
         if not isinstance(value, (tuple, list)) or len(value) != width:
-            raise _differs(place, f"sample {number} is {_shape_of(value)}, the first has {width} fields")
-    return [_stack([v[i] for v in values], f"{place}[{i}]") for i in range(width)]
+            raise _differs(place, f"sample {number} is {shape_of(value)}, the first has {width} fields")
+    steps = [Step(f"[{i}]", (str(i),) if names is None else (str(i), names[i])) for i in range(width)]
+    return [_stack([v[i] for v in values], (*place, step), special) for i, step in enumerate(steps)]
 
 
-def _stack_tensors(tensors: list[Any], place: str) -> torch.Tensor:
+def _stack_tensors(tensors: list[Any], place: Place) -> torch.Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
-            raise _differs(place, f"sample {number} is {_shape_of(tensor)}, the first is {_shape_of(first)}")
+            raise _differs(place, f"sample {number} is {shape_of(tensor)}, the first is {shape_of(first)}")
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.device.type != "cpu" or first.requires_grad:
         return torch.stack(tensors)
     return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype))
+
+
+def from_array(array: Any) -> torch.Tensor:
+    """A NumPy array or scalar as a tensor, over the same memory where that can be."""
+    return torch.from_numpy(_native(np.asarray(array)))
 
 
 def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -114,15 +146,15 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 
 
-def _shape_of(value: Any) -> str:
-    return (
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(type(value).__name__)
-    )
+def shape_of(value: Any) -> str:
+    """Dtype and shape, or the name of the type, for messages."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return repr(type(value).__name__)
 
 
-def _differs(place: str, what: str) -> ConfigError:
-    where = f" at {place}" if place else ""
+def _differs(place: Place, what: str) -> ConfigError:
     return ConfigError(
-        f"samples of one batch can't be stacked{where}: {what}. Give all one shape (ImageDataset: image_size=), "
-        'or pass collate_fn="list" or a function of your own'
+        f"samples of one batch can't be stacked{shown(place)}: {what}. Give all one shape (ImageDataset: image_size=), pad sequences "
+        '(collate_fn="pad"), or pass collate_fn="list" or a function of your own'
     )

@@ -1,0 +1,84 @@
+"""Which places of a sample does the user mean?
+
+A place is the way to a field: the steps from the sample through dicts, tuples and dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from headrace.errors import ConfigError
+
+Field = str | int
+"""A key, a position or the name of an attribute; "outer.inner" for a field inside of another."""
+
+
+class Step(NamedTuple):
+    """One step of the way."""
+
+    shown: str
+    """As a message shows it: ``['key']``, ``[0]`` or ``.name``."""
+    names: tuple[str, ...]
+    """What a user may call it: a field of a named tuple has its name and its position."""
+
+
+Place = tuple[Step, ...]
+
+
+def shown(place: Place) -> str:
+    """ " at ['key'][0]"; nothing for the sample itself."""
+    return f" at {''.join(step.shown for step in place)}" if place else ""
+
+
+class Fields:
+    """Fields that the user named.
+
+    Args:
+        given: a field, or several.
+        argument: the argument that they were given as, for messages.
+
+    Raises:
+        ConfigError: something else than keys and positions was given.
+    """
+
+    def __init__(self, given: Field | Iterable[Field], argument: str) -> None:
+        names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        for name in names:
+            if isinstance(name, bool) or not isinstance(name, (str, int)):
+                raise ConfigError(f"{argument} must hold keys (texts) or positions (integers) of a sample, not a {type(name).__name__}")
+        self.names, self.argument = tuple(str(name) for name in names), argument
+
+    def find(self, place: Place) -> str | None:
+        """The name that means this place."""
+        return next((name for name in self.names if _means(name, place)), None)
+
+    def find_around(self, place: Place) -> str | None:
+        """The name that means this place, or one that it lies in."""
+        return next((name for end in range(1, len(place) + 1) for name in self.names if _means(name, place[:end])), None)
+
+    def check(self, met: set[str], sample: Any) -> None:
+        """Raises a ConfigError where a name was not met in the samples; the message lists what there is."""
+        for name in self.names:
+            if name not in met:
+                raise ConfigError(f"{self.argument}: the samples have no field {name!r} of that kind; they have: {_names_in(sample)}")
+
+
+def _means(name: str, place: Place) -> bool:
+    if len(place) == 1:
+        return name in place[0].names
+    parts = name.split(".")
+    return len(parts) == len(place) and all(part in step.names for part, step in zip(parts, place, strict=True))
+
+
+def _names_in(sample: Any) -> str:
+    if isinstance(sample, Mapping):
+        return ", ".join(repr(key) for key in sample)
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return ", ".join(repr(name) for name in sample._fields)
+    if isinstance(sample, (tuple, list)):
+        return f"the positions 0 to {len(sample) - 1}" if sample else "none"
+    if dataclasses.is_dataclass(sample):
+        return ", ".join(repr(field.name) for field in dataclasses.fields(sample))
+    return f"none, a sample is a {type(sample).__name__}"

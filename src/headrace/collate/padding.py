@@ -1,0 +1,189 @@
+"""How do sequences of different lengths become one tensor?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.collate.fields import Place, shown
+from headrace.collate.stack import from_array, is_numeric, shape_of
+from headrace.errors import ConfigError
+from headrace.memory.ring import empty
+
+Number = bool | int | float | complex
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How long the padded sequences of a batch are, and where the padding goes.
+
+    Attributes:
+        padding: "longest": as long as the longest one of the batch; "max_length": always `max_length`.
+        max_length: no sequence may be longer; None: no limit.
+        pad_to_multiple_of: the length is rounded up to a multiple of it, beyond `max_length` too; None: it is not.
+        truncation: what is longer than `max_length` loses its end; False: it is an error.
+        side: "right": the padding follows the sequence; "left": it comes before.
+
+    Raises:
+        ConfigError: a value that makes no sense; the message names the argument.
+    """
+
+    padding: str = "longest"
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    truncation: bool = False
+    side: str = "right"
+
+    def __post_init__(self) -> None:
+        if self.padding not in ("longest", "max_length"):
+            raise ConfigError(f"padding must be 'longest' or 'max_length', not {self.padding!r}")
+        if self.side not in ("right", "left"):
+            raise ConfigError(f"padding_side must be 'right' or 'left', not {self.side!r}")
+        if not isinstance(self.truncation, bool):
+            raise ConfigError(f"truncation must be True or False, not {self.truncation!r}")
+        for name in ("max_length", "pad_to_multiple_of"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, or None, not {value!r}")
+        if self.max_length is None and (self.padding == "max_length" or self.truncation):
+            asks = "padding='max_length'" if self.padding == "max_length" else "truncation=True"
+            raise ConfigError(f"{asks} needs a length: pass max_length=")
+
+    def apply(self, rows: list[torch.Tensor], value: Number, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pads what `to_rows` gave: [length_i, ...] each.
+
+        Returns:
+            A tensor [batch, length, ...] of the rows' dtype, and their lengths, int64 [batch].
+
+        Raises:
+            ConfigError: a row is longer than `max_length`, or the value does not fit the dtype.
+        """
+        check_fits(value, rows[0].dtype, place)
+        if self.max_length is not None:
+            rows = self._limited(rows, self.max_length, place)
+        length = self._length([len(row) for row in rows])
+        first = rows[0]
+        shape = (len(rows), length, *first.shape[1:])
+        out = empty(shape, first.dtype) if first.device.type == "cpu" else torch.empty(shape, dtype=first.dtype, device=first.device)
+        for number, row in enumerate(rows):
+            to = out[number]
+            start = 0 if self.side == "right" else length - len(row)
+            end = start + len(row)
+            to[start:end] = row
+            to[:start].fill_(value)
+            to[end:].fill_(value)
+        lengths = empty((len(rows),), torch.int64)
+        lengths.copy_(torch.tensor([len(row) for row in rows]))
+        return out, lengths
+
+    def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
+        """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
+        places = torch.arange(length)
+        ends = lengths[:, None]
+        mask = empty((len(lengths), length), torch.int64)
+        return mask.copy_(places < ends if self.side == "right" else places >= length - ends)
+
+    def _limited(self, rows: list[torch.Tensor], limit: int, place: Place) -> list[torch.Tensor]:
+        if self.truncation:
+            return [row[:limit] for row in rows]
+        for number, row in enumerate(rows):
+            if len(row) > limit:
+                raise ConfigError(
+                    f"sample {number}{shown(place)} is {len(row)} long, and max_length is {limit}: pass truncation=True to have its end "
+                    "cut off, or a larger max_length"
+                )
+        return rows
+
+    def _length(self, lengths: Sequence[int]) -> int:
+        length = max(lengths) if self.padding == "longest" else self.max_length or 0
+        return length if self.pad_to_multiple_of is None else math.ceil(length / self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+
+_OF_LISTS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}
+"""What a list of numbers becomes, by the kind of the numbers."""
+
+
+def is_sequence(value: Any) -> bool:
+    """Is it a 1-D tensor or array of numbers, or a list of numbers (which may be empty)?"""
+    if isinstance(value, list):
+        return all(isinstance(item, (bool, int, float, np.bool_, np.number)) for item in value)
+    return (isinstance(value, torch.Tensor) or is_numeric(value)) and value.ndim == 1
+
+
+def example_of(values: list[Any]) -> Any:
+    """The first value that is no empty list, since that may be a list of anything."""
+    return next((value for value in values if not (isinstance(value, list) and not value)), values[0])
+
+
+def to_rows(values: list[Any], place: Place) -> list[torch.Tensor]:
+    """Tensors, arrays or lists of numbers as tensors [length_i, ...] of one dtype.
+
+    Lists become int64, float64, complex128 or bool; a list with a float makes all lists of the batch float64, and an empty one follows the
+    others.
+
+    Raises:
+        ConfigError: something is no sequence, or dtypes or the further dimensions differ; the message names sample and place.
+    """
+    lists = [np.asarray(_array_of(value, number, place)) for number, value in enumerate(values) if isinstance(value, list)]
+    kinds = [array.dtype for array in lists if array.size]
+    made = np.result_type(*kinds) if kinds else None
+    rows: list[Any] = []
+    for number, value in enumerate(values):
+        if isinstance(value, list):
+            array = lists.pop(0)
+            rows.append(from_array(array if made is None else array.astype(made)) if len(array) else None)
+        elif is_numeric(value):
+            rows.append(from_array(value))
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            rows.append(value)
+        else:
+            raise _unfit(number, place, f"is {shape_of(value)}", "a tensor, an array or a list of numbers")
+    first = next((row for row in rows if row is not None), torch.empty(0, dtype=torch.int64))
+    rows = [first.new_empty((0, *first.shape[1:])) if row is None else row for row in rows]
+    if first.ndim == 0:
+        raise _unfit(0, place, f"is {shape_of(first)}", "a sequence: it has no length; leave it out of fields to have it stacked")
+    for number, row in enumerate(rows):
+        if row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim:
+            raise _unfit(number, place, f"is {shape_of(row)}, the first is {shape_of(first)}", "of one dtype and differ in length only")
+    return rows
+
+
+def _array_of(value: list[Any], number: int, place: Place) -> Any:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # lists of different lengths inside
+        array = np.empty(0, object)
+    if array.size == 0 and array.dtype != object:
+        return array.astype(np.int64)
+    if array.dtype.kind not in _OF_LISTS:
+        raise _unfit(number, place, "is a list of something else", "a tensor, an array or a list of numbers")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise _unfit(number, place, f"holds {array.max()}", "of int64, where it is a list of integers")
+    return array.astype(_OF_LISTS[array.dtype.kind])
+
+
+def _unfit(number: int, place: Place, what: str, must: str) -> ConfigError:
+    return ConfigError(f"sample {number}{shown(place)} {what}: what is to be padded must be {must}")
+
+
+def check_fits(value: Number, dtype: torch.dtype, place: Place) -> None:
+    """Raises a ConfigError where the dtype has no such value."""
+    if dtype.is_complex:
+        return
+    if isinstance(value, complex):
+        fits = False
+    elif dtype == torch.bool:
+        fits = value in (0, 1)
+    elif dtype.is_floating_point:
+        fits = value != value or abs(value) == math.inf or abs(value) <= torch.finfo(dtype).max
+    else:
+        limits = torch.iinfo(dtype)
+        fits = value == value and abs(value) != math.inf and int(value) == value and limits.min <= value <= limits.max
+    if not fits:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"pad_value={value!r} is no value of {name}, the dtype of the samples{shown(place)}: pass one, or cast them")

@@ -1,0 +1,242 @@
+"""How do texts, or their tokens, become a batch for a language model?"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.collate.fields import Place
+from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
+from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
+from headrace.collate.tokenizer import encode_texts, vocabulary_of
+from headrace.errors import ConfigError
+from headrace.memory.ring import empty
+
+IGNORED = -100
+"""The label that torch's cross entropy leaves out."""
+_ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
+_MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+
+
+class TextCollator:
+    """Makes a dict of padded tensors for a language model, of texts or of tokens.
+
+    A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict with "input_ids" or with a text, or a
+    pair of one of these and a target, which becomes "labels". Texts are tokenised here, all of a batch at once. The batch holds
+
+    * ``input_ids``: int64 [batch, length];
+    * ``attention_mask``: int64 [batch, length], 1 at tokens, 0 at padding, or what the samples bring along;
+    * ``token_type_ids``, ``position_ids``, and what `pad_values` names: [batch, length], where samples have them;
+    * ``labels``, int64 [batch, length]: see below;
+    * everything else stacked as `stack_collate` does it; a text that was tokenised here, and ``special_tokens_mask``, are left out.
+
+    ``labels="causal"``: the ids, -100 at padding (models shift them themselves). ``labels="masked"``: 15 % of the tokens are chosen,
+    special ones and padding never; of these 80 % become the mask token, 10 % a random one, 10 % stay, and the labels are -100
+    everywhere else (Devlin et al., BERT, 2019). They are drawn from torch's global generator, which headrace's loader seeds by
+    (seed, epoch, step). Labels that the samples bring along are kept: integers in a sequence (one a token) are padded with -100, everything
+    else is stacked.
+
+    Like HuggingFace's, it cuts nothing unless it is told to: a sample longer than `max_length` is an error without ``truncation=True``.
+    Texts keep the special tokens at their end when they are cut, ids lose their end.
+
+    Args:
+        tokenizer: a callable from a text to a list of ids (tiktoken's ``encode``), a HuggingFace tokenizer, slow or fast, a
+            `tokenizers.Tokenizer`, or what has ``encode_batch`` or ``encode``. None: samples are ids already.
+        labels: "causal", "masked", or None: none but the samples' own.
+        mlm_probability: the share of tokens that "masked" chooses.
+        padding, max_length, pad_to_multiple_of, truncation: as those of `pad_collate`.
+        padding_side: "right" or "left"; None: the tokenizer's, else "right".
+        text_field: the key of the text in a dict.
+        pad_values: further fields with one number a token, and what they are padded with; or other values for those above.
+        pad_token_id: None: the tokenizer's, or else its end of text, or else 0. It is masked, so any id does.
+        mask_token_id, vocab_size, special_token_ids: for "masked"; None: the tokenizer's.
+
+    Raises:
+        ConfigError: an argument makes no sense, or a tokenizer is needed and there is none; in a call: a sample is none of the above, too
+            long, or its fields don't fit each other. The message names sample, field and remedy.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        labels: str | None = "causal",
+        mlm_probability: float = 0.15,
+        padding: str = "longest",
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        truncation: bool = False,
+        padding_side: str | None = None,
+        text_field: str = "text",
+        pad_values: Mapping[str, Number] | None = None,
+        pad_token_id: int | None = None,
+        mask_token_id: int | None = None,
+        vocab_size: int | None = None,
+        special_token_ids: Iterable[int] | None = None,
+    ) -> None:
+        if labels not in ("causal", "masked", None):
+            raise ConfigError(f"labels must be 'causal', 'masked' or None, not {labels!r}")
+        if isinstance(mlm_probability, bool) or not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
+            raise ConfigError(f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}")
+        known = vocabulary_of(tokenizer)
+        self.tokenizer, self.labels, self.mlm_probability, self.text_field = tokenizer, labels, mlm_probability, text_field
+        self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side or known.side or "right")
+        self.pad_token_id = _id("pad_token_id", pad_token_id, known.pad) or 0
+        self.mask_token_id = _id("mask_token_id", mask_token_id, known.mask)
+        self.vocab_size = _id("vocab_size", vocab_size, known.size, least=1)
+        special = _numbers(list(known.special if special_token_ids is None else special_token_ids))
+        if special is None or special.is_floating_point():
+            raise ConfigError(f"special_token_ids must hold integers, not {special_token_ids!r}")
+        self._special = special
+        pads = {} if pad_values is None else pad_values
+        if not isinstance(pads, Mapping) or not all(isinstance(value, numbers.Number) for value in pads.values()):
+            raise ConfigError(f"pad_values must be a mapping from field to number, not {pad_values!r}")
+        self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
+        if labels == "masked":
+            for name in ("mask_token_id", "vocab_size"):
+                if getattr(self, name) is None:
+                    has = "there is no tokenizer" if tokenizer is None else f"the {type(tokenizer).__name__} has none"
+                    raise ConfigError(f"labels='masked' needs {name}, and {has}: pass a tokenizer with a mask token, or {name}=")
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """The batch of the samples."""
+        records = [self._record(sample, number) for number, sample in enumerate(samples)]
+        self._tokenise(records)
+        for number, record in enumerate(records):
+            self._check(record, number)
+        batch: dict[str, Any] = stack_tree(records, self._special_case)
+        if self.labels == "causal" and "labels" not in batch:
+            batch["labels"] = _labels(batch["input_ids"], batch["attention_mask"] != 0)
+        elif self.labels == "masked":
+            may_be_chosen = (batch["attention_mask"] != 0) & (batch.pop("special_tokens_mask") == 0)
+            batch["input_ids"], batch["labels"] = self._masked(batch["input_ids"], may_be_chosen)
+        return batch
+
+    # -- samples to records: dicts of sequences
+
+    def _record(self, sample: Any, number: int) -> dict[str, Any]:
+        target = None
+        if isinstance(sample, tuple) and len(sample) == 2:
+            sample, target = sample
+        if isinstance(sample, Mapping):
+            record = dict(sample)
+        elif isinstance(sample, str):
+            record = {self.text_field: sample}
+        elif isinstance(sample, (torch.Tensor, np.ndarray, list)):
+            record = {"input_ids": sample}
+        else:
+            raise ConfigError(
+                f"sample {number} is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or "
+                f"{self.text_field!r}, and pairs of one of these and a target"
+            )
+        if target is not None:
+            record["labels"] = target
+        if self.labels == "masked" and "labels" in record:
+            raise ConfigError(
+                f"sample {number} has labels, and labels='masked' makes its own: leave them out of the samples, or pass labels=None"
+            )
+        return record
+
+    def _tokenise(self, records: list[dict[str, Any]]) -> None:
+        places = [number for number, record in enumerate(records) if "input_ids" not in record]
+        for number in places:
+            text = records[number].get(self.text_field)
+            if not isinstance(text, str):
+                raise ConfigError(
+                    f"sample {number} has neither 'input_ids' nor a text at {self.text_field!r}; it has: "
+                    f"{', '.join(map(repr, records[number])) or 'nothing'}: say text_field="
+                )
+            if self.tokenizer is None:
+                raise ConfigError(
+                    f"sample {number} is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), any callable from a text to "
+                    "a list of ids does; or have the dataset give 'input_ids'"
+                )
+        if places:
+            limit = self._padding.max_length if self._padding.truncation else None
+            for number, encoded in zip(
+                places, encode_texts(self.tokenizer, [records[n].pop(self.text_field) for n in places], limit), strict=True
+            ):
+                records[number] = {**encoded, **records[number]}
+
+    def _check(self, record: dict[str, Any], number: int) -> None:
+        """One number a token, in each field that has them; a mask where there is none."""
+        ids = _numbers(record["input_ids"])
+        if ids is None or ids.dtype == torch.bool or ids.dtype.is_floating_point or ids.dtype.is_complex:
+            given = record["input_ids"]
+            batched = " (take [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
+            raise ConfigError(f"sample {number} at ['input_ids'] is {shape_of(given)}: it must be a sequence of integers{batched}")
+        if "attention_mask" not in record:
+            record["attention_mask"] = torch.ones(len(ids), dtype=torch.int64)
+        if self.labels != "masked":
+            record.pop("special_tokens_mask", None)
+        elif "special_tokens_mask" not in record:
+            record["special_tokens_mask"] = torch.zeros(len(ids), dtype=torch.int64)
+        for name in [name for name in record if name in self._values]:
+            row = _numbers(record[name])
+            if row is None or len(row) != len(ids):
+                has = f"a {shape_of(record[name])}" if row is None else f"{len(row)} numbers"
+                raise ConfigError(f"sample {number} has {len(ids)} ids, and {has} at [{name!r}]: give one number a token")
+            if name == "input_ids" or name in _ALONG:
+                record[name] = row.to(torch.int64)
+
+    # -- records to a batch
+
+    def _special_case(self, values: list[Any], place: Place) -> Any:
+        if len(place) != 1:
+            return USUAL
+        name = place[0].names[0]
+        if name in self._values:
+            return self._padding.apply(to_rows(values, place), self._values[name], place)[0]
+        if name == "labels" and is_sequence(example_of(values)) and _holds_integers(example_of(values)):
+            return self._padding.apply(to_rows(values, place), IGNORED, place)[0]
+        return USUAL
+
+    def _masked(self, ids: torch.Tensor, may: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids with some of them masked, and the labels."""
+        assert self.mask_token_id is not None and self.vocab_size is not None
+        may &= ~torch.isin(ids, self._special)
+        chosen = may & (torch.rand(ids.shape) < self.mlm_probability)
+        fate, words = torch.rand(ids.shape), torch.randint(self.vocab_size, ids.shape)
+        labels = _labels(ids, chosen)
+        ids[chosen & (fate < _MASKED)] = self.mask_token_id
+        is_random = chosen & (fate >= _MASKED) & (fate < _MASKED + _RANDOM)
+        ids[is_random] = words[is_random]
+        return ids, labels
+
+
+def _labels(ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    labels = empty(tuple(ids.shape), torch.int64)
+    return labels.copy_(ids).masked_fill_(~counts, IGNORED)
+
+
+def _numbers(value: Any) -> torch.Tensor | None:
+    """A sequence of numbers as a 1-D tensor; None, where it is none."""
+    if isinstance(value, list):
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError):  # of lists of different lengths
+            return None
+        value = value if value.size else value.astype(np.int64)
+        if value.dtype == np.uint64:  # numbers beyond int64
+            return None
+    if is_numeric(value):
+        value = from_array(value)
+    return value if isinstance(value, torch.Tensor) and value.ndim == 1 else None
+
+
+def _holds_integers(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in value)
+    if isinstance(value, torch.Tensor):
+        return not (value.dtype == torch.bool or value.dtype.is_floating_point or value.dtype.is_complex)
+    return value.dtype.kind in "iu" if isinstance(value, np.ndarray) else False
+
+
+def _id(name: str, given: int | None, known: int | None, least: int = 0) -> int | None:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < least):
+        raise ConfigError(f"{name} must be an integer of at least {least}, or None, not {given!r}")
+    return known if given is None else given

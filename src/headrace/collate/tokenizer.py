@@ -1,0 +1,160 @@
+"""What does a collator ask of a tokenizer, whoever made it?
+
+None is imported: a tokenizer is known by what it has. HuggingFace's (slow and fast) are called with all texts at once; what has
+``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) likewise; any other callable, or what has ``encode``, is given text by text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError
+
+_PAD_WORDS = ("[PAD]", "<pad>", "<|pad|>")
+_MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
+REMEDY = "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object with encode_batch or encode"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a tokenizer says of its ids; None, where it says nothing.
+
+    Attributes:
+        pad: the id of padding, or else of the end of a text.
+        mask: the id of the mask token.
+        size: number of ids.
+        special: ids of special tokens.
+        side: "right" or "left": where it pads.
+    """
+
+    pad: int | None = None
+    mask: int | None = None
+    size: int | None = None
+    special: tuple[int, ...] = ()
+    side: str | None = None
+
+
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    """Looks at a tokenizer's attributes; nothing is encoded.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if tokenizer is None:
+        return Vocabulary()
+    encodes = callable(tokenizer) or _method(tokenizer, "encode_batch") or _method(tokenizer, "encode")
+    if isinstance(tokenizer, (type, str)) or not encodes:  # the name of a model can encode too: itself
+        raise ConfigError(f"tokenizer is {_name(tokenizer)}: {REMEDY}")
+    set_up = getattr(tokenizer, "padding", None)  # of a tokenizers.Tokenizer
+    set_up = set_up if isinstance(set_up, Mapping) else {}
+    pad = _first(
+        _number(tokenizer, "pad_token_id"), _number(tokenizer, "eos_token_id"), set_up.get("pad_id"), _word(tokenizer, _PAD_WORDS),
+        _number(tokenizer, "pad_id"),
+    )  # fmt: skip
+    mask = _first(_number(tokenizer, "mask_token_id"), _word(tokenizer, _MASK_WORDS))
+    length = len(tokenizer) if hasattr(tokenizer, "__len__") else None
+    size = _first(length, *(_number(tokenizer, name) for name in ("get_vocab_size", "vocab_size", "n_vocab")))
+    special = {*getattr(tokenizer, "all_special_ids", ()), *_added(tokenizer), *(token for token in (mask,) if token is not None)}
+    side = getattr(tokenizer, "padding_side", None) or set_up.get("direction")
+    return Vocabulary(pad, mask, size, tuple(sorted(special)), side if side in ("right", "left") else None)
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str], max_length: int | None = None) -> list[dict[str, list[int]]]:
+    """Encodes texts, without padding.
+
+    Args:
+        tokenizer: see above; special tokens are added where it does so by itself.
+        texts: the texts.
+        max_length: what is longer is truncated, where the special tokens at its end stay.
+
+    Returns:
+        For each text "input_ids", and, where the tokenizer gives them, "special_tokens_mask" and "token_type_ids".
+
+    Raises:
+        ConfigError: what the tokenizer gives are no ids.
+    """
+    texts = list(texts)
+    if callable(tokenizer) and hasattr(tokenizer, "all_special_ids"):
+        options = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        made = tokenizer(texts, padding=False, return_special_tokens_mask=True, **options)
+        names = [name for name in ("input_ids", "special_tokens_mask", "token_type_ids") if name in made]
+        return [{name: _ids(made[name][number]) for name in names} for number in range(len(texts))]
+    batched = _method(tokenizer, "encode_batch")
+    one: Callable[[str], Any] | None = tokenizer if callable(tokenizer) else _method(tokenizer, "encode")
+    encodings = batched(texts) if batched is not None else [one(text) for text in texts] if one is not None else []
+    return [_cut(_record(encoding), max_length) for encoding in encodings]
+
+
+def _record(encoding: Any) -> dict[str, list[int]]:
+    """Of a list of ids, a mapping that holds one, or a `tokenizers.Encoding`."""
+    if isinstance(encoding, Mapping) and "input_ids" in encoding:
+        names = [name for name in ("input_ids", "special_tokens_mask", "token_type_ids") if name in encoding]
+        record = {name: _ids(encoding[name]) for name in names}
+        seen = _ids(encoding["attention_mask"]) if "attention_mask" in encoding else None
+    elif hasattr(encoding, "ids"):
+        record = {"input_ids": _ids(encoding.ids)}
+        if hasattr(encoding, "special_tokens_mask"):
+            record["special_tokens_mask"] = _ids(encoding.special_tokens_mask)
+        seen = _ids(encoding.attention_mask) if hasattr(encoding, "attention_mask") else None
+    else:
+        return {"input_ids": _ids(encoding)}
+    if seen is not None and not all(seen):  # the tokenizer pads by itself: its padding is not the text's
+        record = {name: [value for value, counts in zip(values, seen, strict=True) if counts] for name, values in record.items()}
+    return record
+
+
+def _cut(record: dict[str, list[int]], max_length: int | None) -> dict[str, list[int]]:
+    ids = record["input_ids"]
+    if max_length is None or len(ids) <= max_length:
+        return record
+    special = record.get("special_tokens_mask", [0])
+    ending = next((number for number, is_special in enumerate(reversed(special)) if not is_special), 0)
+    ending = ending if ending < max_length else 0
+    return {name: values[: max_length - ending] + values[len(values) - ending :] for name, values in record.items()}
+
+
+def _ids(value: Any) -> list[int]:
+    """Integers in a list; of a batch of one the one."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # lists of different lengths, or what is no number at all
+        array = np.empty(0, object)
+    array = array[0] if array.ndim == 2 and len(array) == 1 else array
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or array.dtype.kind == "O":
+        raise ConfigError(f"the tokenizer gave a {type(value).__name__} for a text that is no list of ids: {REMEDY}")
+    ids: list[int] = array.astype(np.int64).tolist()
+    return ids
+
+
+def _method(tokenizer: Any, name: str) -> Callable[..., Any] | None:
+    found = getattr(tokenizer, name, None)
+    return found if callable(found) else None
+
+
+def _number(tokenizer: Any, name: str) -> int | None:
+    """An attribute, or what a method of that name gives; None, where there is none, or no id."""
+    found = getattr(tokenizer, name, None)
+    found = found() if callable(found) else found
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+
+
+def _word(tokenizer: Any, words: Sequence[str]) -> int | None:
+    ask = _method(tokenizer, "token_to_id")
+    return None if ask is None else _first(*(ask(word) for word in words))
+
+
+def _added(tokenizer: Any) -> list[int]:
+    ask = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
+    return [] if ask is None else [number for number, token in ask().items() if getattr(token, "special", False)]
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _name(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,0 +1,291 @@
+"""Are images normalised once, and is what lies beside them left alone?"""
+
+import dataclasses
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from headrace import ConfigError, ImageDataset, VisionCollator, collators, create_dataloader
+from headrace.collate.vision import STATISTICS
+from headrace.datasets.pixels import normalize
+from headrace.memory.ring import Ring
+from headrace.testing.contract import same
+
+MEAN, STD = STATISTICS["imagenet"]
+
+
+class Pair(NamedTuple):
+    picture: Any
+    label: int
+
+
+@dataclasses.dataclass
+class Scene:
+    image: Any
+    mask: Any
+
+
+class Pictures(Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        boxes = torch.arange(4.0 * index).reshape(-1, 4)
+        return {
+            "image": picture(3, 5, 7, seed=index),
+            "boxes": boxes,
+            "labels": torch.arange(index),
+            "mask": np.full((5, 7), index, np.uint8),
+        }
+
+
+def picture(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def exact(image: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
+    """[C, H, W], in double precision."""
+    mean, std = (torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1, 1) for numbers in (mean, std))
+    return (image.double() / 255 - mean) / std
+
+
+# -- images
+
+
+def test_a_batch_of_images() -> None:
+    images = [picture(3, 8, 6, seed=seed) for seed in range(4)]
+    batch = VisionCollator()(images)
+    assert batch.shape == (4, 3, 8, 6) and batch.dtype == torch.float32 and batch.is_contiguous()
+    assert torch.allclose(batch.double(), torch.stack([exact(image) for image in images]), atol=1e-6)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3), st.integers(4, 9), st.integers(4, 9), st.sampled_from(["imagenet", "cifar10"]), st.sampled_from([1, 3]),
+    st.sampled_from(["first", "last", None]), st.booleans(),
+)  # fmt: skip
+def test_any_layout_gives_the_same(
+    count: int, height: int, width: int, statistics: str, colours: int, channels: str | None, array: bool
+) -> None:
+    images = [picture(colours, height, width, seed=seed) for seed in range(count)]
+    mean, std = STATISTICS[statistics] if colours == 3 else ([sum(numbers) / 3] for numbers in STATISTICS[statistics])
+    collate = VisionCollator(statistics, channels=channels)
+    laid = [image if channels == "first" else image.permute(1, 2, 0) for image in images]
+    batch = collate([image.numpy() if array else image for image in laid])
+    assert batch.shape == (count, colours, height, width)
+    assert torch.allclose(batch.double(), torch.stack([exact(image, mean, std) for image in images]), atol=1e-6)
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_it_gives_what_image_datasets_give(colours: int) -> None:
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16).repeat(colours, 1, 1)
+    assert same(VisionCollator()([every])[0], normalize(every.numpy()))
+
+
+def test_images_of_files(photos: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": False}
+    finished = list(create_dataloader(ImageDataset(photos, 32), **options))
+    here = list(create_dataloader(ImageDataset(photos, 32, normalize=False), collate_fn="image", **options))
+    assert len(here) == 3 and all(same(a, b) for a, b in zip(here, finished, strict=True))
+
+
+def test_grey_images_of_two_dimensions() -> None:
+    image = picture(8, 6)
+    batch = VisionCollator()([image, image.numpy()])
+    assert batch.shape == (2, 1, 8, 6) and same(batch[0], batch[1])
+    assert same(batch[0], VisionCollator()([image[None]])[0])
+
+
+def test_statistics_of_one_s_own() -> None:
+    image = picture(5, 8, 6)
+    mean, std = [0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]
+    batch = VisionCollator(mean=mean, std=std)([image])
+    assert torch.allclose(batch[0].double(), exact(image, mean, std), atol=1e-6)
+    assert same(VisionCollator(mean=mean, std=std)([image.permute(1, 2, 0)]), batch)
+    for colours in (1, 3):
+        one = picture(colours, 8, 6)
+        assert torch.allclose(VisionCollator(mean=0.5, std=0.25)([one])[0].double(), exact(one, [0.5], [0.25]), atol=1e-6)
+    arrays = VisionCollator(mean=np.array(mean), std=torch.tensor(std, dtype=torch.float64))([image])
+    assert same(arrays, batch)
+    scaled = VisionCollator(mean=0, std=1)([image[:3]])
+    assert torch.allclose(scaled[0], image[:3] / 255)
+    odd = VisionCollator(mean=0, std=1, channels="first")([image])
+    assert torch.allclose(odd[0], image / 255)
+
+
+def test_batches_of_one_and_images_without_pixels() -> None:
+    assert VisionCollator()([picture(3, 8, 6)]).shape == (1, 3, 8, 6)
+    assert VisionCollator()([picture(3, 0, 6), picture(3, 0, 6)]).shape == (2, 3, 0, 6)
+
+
+def test_arrays_that_torch_does_not_take_as_they_are() -> None:
+    array = picture(8, 6, 3).numpy()
+    array.flags.writeable = False
+    flipped = VisionCollator()([array[:, ::-1]])
+    assert torch.allclose(flipped[0].double(), exact(torch.tensor(array.copy()).permute(2, 0, 1).flip(2)), atol=1e-6)
+    assert array[0, 0, 0] == picture(8, 6, 3)[0, 0, 0]
+
+
+# -- where they are, and what lies beside
+
+
+def test_structures() -> None:
+    image = picture(3, 4, 5)
+    batch = VisionCollator()([(image, 1), (image, 2)])
+    assert type(batch) is tuple and batch[0].dtype == torch.float32 and batch[1].tolist() == [1, 2]
+    pair = VisionCollator()([Pair(image, 3)])
+    assert type(pair) is Pair and pair.picture.dtype == torch.float32 and pair.label.tolist() == [3]
+    assert same(VisionCollator(fields="picture")([Pair(image, 3)]), pair)
+    listed = VisionCollator()([[image, "a"]])
+    assert type(listed) is list and listed[0].dtype == torch.float32 and listed[1] == ["a"]
+    for name in ("image", "images", "pixel_values", "img"):
+        found = VisionCollator()([{"label": 1, name: image, "path": "x"}])
+        assert list(found) == ["label", name, "path"] and found[name].dtype == torch.float32 and found["path"] == ["x"]
+    nested = VisionCollator()([({"id": 3, "image": image}, 1)])
+    assert nested[0]["image"].dtype == torch.float32 and nested[0]["id"].tolist() == [3]
+
+
+def test_masks_keep_their_values() -> None:
+    mask = picture(4, 5)
+    for sample in ((picture(3, 4, 5), mask), (picture(3, 4, 5), mask.numpy()), (picture(3, 4, 5), mask.long())):
+        batch = VisionCollator()([sample] * 2)
+        assert batch[0].dtype == torch.float32 and batch[1].dtype == torch.as_tensor(sample[1]).dtype
+        assert batch[1].tolist() == [mask.tolist()] * 2
+    scene = VisionCollator()([Scene(picture(3, 4, 5), mask)])
+    assert type(scene) is Scene and scene.image.dtype == torch.float32 and scene.mask.dtype == torch.uint8
+
+
+def test_several_images() -> None:
+    one, two = picture(3, 4, 5), picture(3, 4, 5, seed=1)
+    views = VisionCollator()([([one, two], 7)])  # all that lies where the image should be
+    assert same(views[0][1], VisionCollator()([two])) and views[1].tolist() == [7]
+    views = VisionCollator(fields=("left", "right"))([{"left": one, "right": two, "mask": one}])
+    assert views["left"].dtype == views["right"].dtype == torch.float32 and views["mask"].dtype == torch.uint8
+    views = VisionCollator(fields=[0, 1])([(one, two, one)])
+    assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.uint8]
+    views = VisionCollator(fields="scene.views")([{"scene": {"views": (one, picture(3, 8, 8)), "depth": one}}])
+    assert [view.shape[2] for view in views["scene"]["views"]] == [4, 8] and views["scene"]["depth"].dtype == torch.uint8
+
+
+def test_boxes_and_labels_stay_with_their_image() -> None:
+    samples = [Pictures()[index] for index in range(3)]
+    batch = VisionCollator()(samples)
+    assert batch["image"].shape == (3, 3, 5, 7) and batch["mask"].shape == (3, 5, 7)
+    assert type(batch["boxes"]) is list and type(batch["labels"]) is list
+    assert all(same(batch[name][index], samples[index][name]) for name in ("boxes", "labels") for index in range(3))
+    batch["boxes"][2].fill_(9)
+    assert samples[2]["boxes"].max() < 9  # a copy
+
+
+def test_targets_of_detection() -> None:
+    def target(count: int) -> dict[str, Any]:
+        return {
+            "boxes": np.zeros((count, 4), np.float32), "labels": np.arange(count), "masks": torch.zeros(count, 4, 5, dtype=torch.bool),
+            "area": [1.0] * count, "image_id": count, "size": (4, 5),
+        }  # fmt: skip
+
+    for counts in ((2, 2), (0, 3)):  # of equal numbers too: it is the same kind of batch each time
+        _, targets = VisionCollator()([(picture(3, 4, 5), target(count)) for count in counts])
+        assert [boxes.shape for boxes in targets["boxes"]] == [(count, 4) for count in counts]
+        assert [masks.dtype for masks in targets["masks"]] == [torch.bool] * 2 and targets["labels"][1].tolist() == list(range(counts[1]))
+        assert targets["area"] == [[1.0] * count for count in counts] and targets["image_id"].tolist() == list(counts)
+        assert [side.tolist() for side in targets["size"]] == [[4, 4], [5, 5]]
+    alone = VisionCollator()([(picture(3, 4, 5), {"labels": torch.zeros(2)})] * 2)  # without boxes they are stacked
+    assert alone[1]["labels"].shape == (2, 2)
+
+
+def test_lists_by_name() -> None:
+    samples = [{"image": picture(3, 4, 5), "points": torch.zeros(n, 2), "boxes": torch.zeros(2, 4)} for n in (1, 2)]
+    batch = VisionCollator(lists="points")(samples)
+    assert [points.shape for points in batch["points"]] == [(1, 2), (2, 2)] and batch["boxes"].shape == (2, 2, 4)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "said"),
+    [
+        ({}, [torch.zeros(3, 4, 5)], r"sample 0 is float32 \[3, 4, 5\], not uint8: it may be normalised already.*normalize=False"),
+        ({}, [(picture(3, 4, 5), 1), (np.zeros((3, 4, 5)), 1)], r"sample 1 at \[0\] is float64 .*nothing is normalised twice"),
+        ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], r"sample 0 at \['image'\] is int64"),
+        ({}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\], the first is \[3, 4, 5\]: give all one shape"),
+        ({}, [picture(3, 4, 5), picture(1, 4, 5)], r"sample 1 is \[1, 4, 5\]"),
+        ({}, [picture(4)], r"is uint8 \[4\]: an image is"),
+        ({}, [picture(2, 3, 4, 5)], r"is uint8 \[2, 3, 4, 5\]"),
+        ({}, [picture(4, 8, 9)], r"\[4, 8, 9\], where neither end may be the 1 or 3 channels: pass channels=.*or mean="),
+        ({}, [picture(3, 8, 3)], r"\[3, 8, 3\], where either end may be the 1 or 3 channels: pass channels='first' or 'last'$"),
+        ({"channels": "first"}, [picture(4, 8, 9)], "have 4 channels, and the statistics have 3"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": "first"}, [picture(1, 8, 9)], "have 1 channels, and the statistics have 3"),
+        ({}, [picture(3, 4, 5), None], "sample 1 is 'NoneType': an image is a tensor or an array"),
+        ({}, [{"picture": picture(3, 4, 5)}], "has no field 'image', 'images', 'pixel_values', 'img': say which field"),
+        ({}, [("a", 1)], "sample 0 has a str where its image should be"),
+        ({}, [()], "has a tuple where its image should be"),
+        ({}, [{"image": None}], "has a NoneType where its image should be"),
+        ({"fields": "photo"}, [{"image": picture(3, 4, 5)}], "fields: the samples have no field 'photo' of that kind; they have: 'image'"),
+        ({"fields": "image"}, [{"image": "path"}], "no field 'image' of that kind"),
+        ({"lists": "points"}, [{"image": picture(3, 4, 5)}], "lists: the samples have no field 'points'"),
+        ({}, [{"image": picture(3, 4, 5), "n": 1}, {"image": picture(3, 4, 5)}], r"sample 1 has the keys \['image'\]"),
+        ({}, [], "needs a sample at least"),
+    ],
+)
+def test_what_can_t_be_collated(options: dict[str, Any], samples: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        VisionCollator(**options)(samples)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"statistics": "imagenett"}, "statistics must be one of 'imagenet', 'cifar10', not 'imagenett'"),
+        ({"statistics": None}, "statistics must be"),
+        ({"statistics": [picture(3, 4, 5)]}, "statistics must be"),  # the class itself as collate_fn
+        ({"mean": 0.5}, "std is missing"),
+        ({"std": [0.5]}, "mean is missing"),
+        ({"mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]}, r"mean must hold numbers from 0 to 1.*divide those of 0..255"),
+        ({"mean": 0.5, "std": 58}, "std must hold numbers above 0 to 1"),
+        ({"mean": 0.5, "std": [0.5, 0]}, "std must hold"),
+        ({"mean": [], "std": []}, "mean must hold"),
+        ({"mean": float("nan"), "std": 0.5}, "mean must hold"),
+        ({"mean": ["a"], "std": 0.5}, "mean must hold"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 2}, "mean has 3 numbers and std has 2"),
+        ({"channels": "middle"}, "channels must be"),
+        ({"fields": [None]}, "fields must hold"),
+        ({"lists": 1.5}, "lists must hold"),
+    ],
+)
+def test_arguments(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        VisionCollator(**options)
+
+
+# -- on its way
+
+
+def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
+    ring = Ring(1)
+    with ring.arena(0) as arena:
+        batch = VisionCollator()([Pictures()[index] for index in (1, 2)])
+        parts = [batch["image"], batch["mask"], *batch["boxes"], *batch["labels"]]
+        assert all(arena.offset_of(part.data_ptr(), part.numel() * part.element_size()) is not None for part in parts)
+
+
+def test_workers_give_what_the_main_process_gives(make_loader: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "collate_fn": VisionCollator("cifar10")}
+    here = list(create_dataloader(Pictures(), num_workers=0, **options))
+    there = list(make_loader(Pictures(), num_workers=1, multiprocessing_context="spawn", **options))
+    assert len(here) == 2 and all(same(a, b) for a, b in zip(here, there, strict=True))
+
+
+def test_by_name_and_pickled() -> None:
+    image = picture(3, 4, 5)
+    collate = pickle.loads(pickle.dumps(collators.get("vision", statistics="cifar10", fields="x", lists="y")))
+    batch = collate([{"x": image, "y": image}])
+    assert torch.allclose(batch["x"][0].double(), exact(image, *STATISTICS["cifar10"]), atol=1e-6) and type(batch["y"]) is list
