@@ -155,6 +155,7 @@ def make_arrays(folder: Path) -> None:
 
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_photos(tmp_path / "photos" / "train", per_class=50)
+    make_photos(tmp_path / "drawings", per_class=20)
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
     make_arrays(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -163,14 +164,15 @@ def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     try:
         for block in PYTHON_BLOCKS:
             exec(compile(block, "README.md", "exec"), names)
-            loaders += [value for value in names.values() if hasattr(value, "load_state_dict")]
+            loaders += [value for value in names.values() if hasattr(value, "load_state_dict") and not isinstance(value, type)]
         images, labels = next(iter(names["loader"]))
         assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64
         assert names["step"] == 1 and names["other"].state_dict()["epoch"] == 3
     finally:
         for loader in loaders:
             loader.close()
-            loader.dataset.close()
+            if hasattr(loader, "dataset"):
+                loader.dataset.close()
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))])

@@ -26,7 +26,19 @@ from headrace.errors import (
     WorkerError,
     WriteError,
 )
-from headrace.loader import DataLoaderConfig, Loader, create_dataloader, move_to_device
+from headrace.loader import (
+    DataLoaderConfig,
+    DataModule,
+    DataModuleProtocol,
+    Loader,
+    MultiDataLoader,
+    create_dataloader,
+    get_epoch_length,
+    get_train_dataloader_steps,
+    get_val_dataloader_steps,
+    move_to_device,
+    split_workers,
+)
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.lru import LRUCache
 from headrace.modes import LoadingMode
@@ -38,11 +50,15 @@ from headrace.storage.source import Source
 
 __version__ = "0.1.0"
 __all__ = [
-    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataNotFoundError", "EpochOrder", "FormatError",
+    "AccessError", "BaseDataset", "BudgetError", "ConfigError", "DataLoaderConfig", "DataModule", "DataModuleProtocol",
+    "DataNotFoundError", "EpochOrder", "FormatError",
     "HDF5Dataset", "HeadraceError", "HeadraceWarning", "ImageDataset", "LRUCache", "Loader", "LoadingMode", "MemoryBudget",
-    "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "OrderSampler", "Padded", "RandomHorizontalFlip", "RandomResizedCrop",
+    "MemoryEfficientDataset", "MemoryMonitor", "MissingNameError", "MultiDataLoader", "OrderSampler", "Padded",
+    "RandomHorizontalFlip", "RandomResizedCrop",
     "RankBatches", "SampleError", "Source", "StateError", "TargetExistsError", "TextCollator", "VisionCollator", "WorkerError",
     "WorkerHandle", "WriteError", "ZarrDataset",
     "collators",
-    "create_dataloader", "list_collate", "move_to_device", "open_dataset", "pack", "pad_collate", "seed_everything", "verify",
+    "create_dataloader", "get_epoch_length", "get_train_dataloader_steps", "get_val_dataloader_steps",
+    "list_collate", "move_to_device", "open_dataset", "pack", "pad_collate", "seed_everything",
+    "split_workers", "verify",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
-from headrace.order.permutation import derive_keys, permute
+from headrace.order.permutation import split_indices
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
@@ -288,10 +288,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"fraction must be between 0 and 1, not {fraction!r}")
-        n = len(self)
-        order = permute(np.arange(n), n, derive_keys("split", seed, n, count=8)) if n else np.arange(0)
-        cut = round(n * fraction)
-        return self.subset(np.sort(order[:cut])), self.subset(np.sort(order[cut:]))
+        first, second = split_indices(len(self), fraction, seed)
+        return self.subset(first), self.subset(second)
 
     def source_of(self, index: int) -> str:
         """Where a sample lies: its path, or file and row."""

@@ -3,5 +3,21 @@
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.device import move_to_device
 from headrace.loader.loader import Loader, create_dataloader
+from headrace.loader.module import DataModule, DataModuleProtocol
+from headrace.loader.multi import MultiDataLoader
+from headrace.loader.schedule import split_workers
+from headrace.loader.steps import get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps
 
-__all__ = ["DataLoaderConfig", "Loader", "create_dataloader", "move_to_device"]
+__all__ = [
+    "DataLoaderConfig",
+    "DataModule",
+    "DataModuleProtocol",
+    "Loader",
+    "MultiDataLoader",
+    "create_dataloader",
+    "get_epoch_length",
+    "get_train_dataloader_steps",
+    "get_val_dataloader_steps",
+    "move_to_device",
+    "split_workers",
+]

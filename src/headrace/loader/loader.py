@@ -67,14 +67,20 @@ def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **ov
         BudgetError: not even one batch fits the memory budget.
     """
     if is_path(dataset):
-        options = {name: overrides.pop(name) for name in list(overrides) if name not in FIELDS}
-        check_old_words(options)
-        shared = (config or DataLoaderConfig()).with_(**overrides)
-        for name in ("seed", "max_memory_usage"):  # of both
-            if getattr(shared, name) != getattr(DataLoaderConfig, name):
-                options[name] = getattr(shared, name)
-        dataset = open_dataset(dataset, **options)
+        dataset, overrides = open_path(dataset, config, overrides)
     return Loader(dataset, config, **overrides)
+
+
+def open_path(path: Any, config: DataLoaderConfig | None, options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's."""
+    own = {name: value for name, value in options.items() if name not in FIELDS}
+    check_old_words(own)
+    rest = {name: value for name, value in options.items() if name in FIELDS}
+    shared = (config or DataLoaderConfig()).with_(**rest)
+    for name in ("seed", "max_memory_usage"):  # of both
+        if getattr(shared, name) != getattr(DataLoaderConfig, name):
+            own[name] = getattr(shared, name)
+    return open_dataset(path, **own), rest
 
 
 class Loader(DataLoader[Any]):

@@ -179,6 +179,23 @@ class EpochOrder:
         return hashlib.blake2b(self._edges.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
+def pass_epoch(epoch: int, number: int) -> int:
+    """Gives the epoch by whose order pass `number` of an epoch goes, where a loader is gone through several times in one.
+
+    Args:
+        epoch: number of the epoch.
+        number: 0 for the first pass, whose order is the epoch's own.
+
+    Returns:
+        `epoch` itself for the first pass; else a hash of both in [2**61, 2**62), where no epoch that is counted ever comes.
+    """
+    if number == 0:
+        return epoch
+    high, low = derive_keys("pass", epoch, number, count=2).tolist()
+    hashed: int = 1 << 61 | ((high << 32 | low) & ((1 << 61) - 1))
+    return hashed
+
+
 def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[IntArray, tuple[int, ...] | None]:
     """Gives positions in [0, n) as a flat array, and their shape: None for a single integer."""
     if isinstance(positions, slice):

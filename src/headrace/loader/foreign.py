@@ -1,0 +1,107 @@
+"""How does a plain torch DataLoader become repeatable?
+
+It is replayed: whatever it draws from is seeded by (seed, epoch), and to resume it is gone through again from its start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from headrace.errors import StateError
+from headrace.loader.batches import OF_SAMPLER
+from headrace.loader.draws import Draws
+from headrace.order.seeding import SampleSeeder
+
+_END = object()
+
+
+class ReplayedLoader:
+    """A torch DataLoader with the epochs and the state of a `Loader`.
+
+    What its sampler draws, and without workers its dataset too, from the global generators or from those that it holds, follows from
+    (seed, epoch). What persistent workers draw is not repeated: take a `Loader` where random transforms must be.
+
+    Args:
+        loader: the DataLoader; its `set_epoch`, and those of its samplers and dataset, are called where they have one.
+        seed: any integer.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self.loader, self.seed = loader, seed
+        self._seeder = SampleSeeder(loader.sampler, loader.batch_sampler, loader.generator, loader.dataset)
+        self._epoch, self._received = 0, 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next iterator; another than that of a loaded state drops the position."""
+        if epoch != self._epoch:
+            self._epoch, self._received = epoch, 0
+
+    def __iter__(self) -> _Replay:
+        loader = self.loader
+        for part in {id(p): p for p in (loader, loader.sampler, loader.batch_sampler, loader.dataset)}.values():
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self._epoch)
+        return _Replay(self, Draws(self._seeder, self.seed, self._epoch, OF_SAMPLER))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, the batches of it that were received, and the seed."""
+        return {"epoch": self._epoch, "batches": self._received, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """The next iterator of the state's epoch goes on at its position; with `strict` the seeds must be equal.
+
+        Raises:
+            StateError: it is no state of a replayed loader, or of another seed.
+        """
+        given: Any = state if isinstance(state, dict) else {}
+        epoch, batches, seed = (given.get(name) for name in ("epoch", "batches", "seed"))
+        if not (type(epoch) is type(batches) is type(seed) is int) or batches < 0:
+            raise StateError(f"load_state_dict: this is no state of a torch DataLoader in a MultiDataLoader: {state!r}")
+        if strict and seed != self.seed:
+            raise StateError(f"load_state_dict: the state was saved with seed={seed}, this loader has seed={self.seed}")
+        self._epoch, self._received = epoch, batches
+
+    def get_stats(self) -> dict[str, Any]:
+        """Nothing: a plain DataLoader counts nothing."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the workers of a plain DataLoader are its own."""
+
+
+class _Replay:
+    """One epoch of a plain DataLoader, from the position on that it was loaded with."""
+
+    def __init__(self, owner: ReplayedLoader, draws: Draws) -> None:
+        self._owner, self._draws, self._skip = owner, draws, owner._received
+        self._failure: Exception | None = None
+        with draws():
+            self._batches = iter(owner.loader)
+
+    def __iter__(self) -> _Replay:
+        return self
+
+    def __next__(self) -> Any:
+        if self._failure is not None:
+            raise self._failure  # what comes after an error depends on the loader
+        batch: Any = _END
+        try:
+            with self._draws():
+                for _ in range(self._skip + 1):
+                    batch = next(self._batches, _END)
+                    if batch is _END:
+                        break
+        except Exception as error:
+            self._failure = error
+            raise
+        self._skip = 0
+        if batch is _END:
+            raise StopIteration
+        self._owner._received += 1
+        return batch

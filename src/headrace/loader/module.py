@@ -1,0 +1,172 @@
+"""Where do a trainer's two loaders come from?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+from headrace.datasets.base import BaseDataset
+from headrace.errors import ConfigError, StateError, warn
+from headrace.loader.batches import length_of
+from headrace.loader.build import is_path
+from headrace.loader.config import DataLoaderConfig
+from headrace.loader.loader import Loader, open_path
+from headrace.order import detect_world
+from headrace.order.permutation import split_indices
+
+
+@runtime_checkable
+class DataModuleProtocol(Protocol):
+    """What has two loaders for a trainer: a `DataModule`, Lightning's, or one of one's own."""
+
+    def train_dataloader(self) -> Any:
+        """The loader of the training data."""
+
+    def val_dataloader(self) -> Any:
+        """The loader of the validation data; None without."""
+
+
+class DataModule:
+    """Training and validation data of one run, and their loaders, which are made once.
+
+    ::
+
+        module = DataModule("photos", val_split=0.1, batch_size=64, seed=7)
+        for images, targets in module.train_dataloader(): ...
+
+    Args:
+        train: a path, a torch dataset (a list of tensors is one: each is a sample), or a HuggingFace dataset, which gives tensors
+            where no format was set.
+        val: the same for validation.
+        val_split: instead of `val`, the fraction of `train` that is for validation, drawn by seed and length alone: the same on every
+            rank. Transforms are those of `train`; where validation has others, pass `val`.
+        config: the options of both loaders. For validation nothing is shuffled, dropped or drawn by a sampler; and nothing is padded,
+            unless there are fewer samples than ranks.
+        **overrides: fields that replace those of `config`; of paths, the others are the datasets', as for `create_dataloader`.
+
+    Attributes:
+        train, val: the datasets as loaders see them; `val` is None without validation data.
+        config: the options as they were given.
+
+    Raises:
+        ConfigError: `val` and `val_split` together; a fraction outside of [0, 1), that leaves one part without samples, or of a dataset
+            without random access or length; what is neither dataset nor path.
+    """
+
+    def __init__(
+        self, train: Any, val: Any = None, *, val_split: float = 0.0, config: DataLoaderConfig | None = None, **overrides: Any
+    ) -> None:
+        if isinstance(val_split, bool) or not isinstance(val_split, (int, float)) or not 0 <= val_split < 1:
+            raise ConfigError(f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}")
+        if val is not None and val_split:
+            raise ConfigError(f"val and val_split={val_split} can't be given together: give one")
+        for name, data in (("train", train), ("val", val)):
+            _check_data(name, data, is_optional=name == "val")
+        self._opened: list[BaseDataset] = []
+        rest = overrides
+        found = []
+        for data in (train, val):
+            opened = data
+            if is_path(data):
+                opened, rest = open_path(data, config, overrides)
+                self._opened.append(opened)
+            found.append(_as_tensors(opened))
+        self.config = (config or DataLoaderConfig()).with_(**rest)
+        self.train, self.val = found
+        if val_split:
+            self.train, self.val = _split(self.train, val_split, self.seed)
+        self._loaders: dict[str, Loader] = {}
+
+    @property
+    def seed(self) -> int:
+        """The seed of split, orders and random transforms."""
+        generator = self.config.generator
+        return self.config.seed if generator is None else generator.initial_seed() & ((1 << 63) - 1)
+
+    def train_dataloader(self) -> Loader:
+        """The loader of the training data, the same one every time."""
+        if "train" not in self._loaders:
+            self._loaders["train"] = Loader(self.train, self.config)
+        return self._loaders["train"]
+
+    def val_dataloader(self) -> Loader | None:
+        """The loader of the validation data, the same one every time: in order, each sample once. None without validation data."""
+        if self.val is None:
+            return None
+        if "val" not in self._loaders:
+            self._loaders["val"] = Loader(self.val, self._val_config())
+        return self._loaders["val"]
+
+    def _val_config(self) -> DataLoaderConfig:
+        n, ranks = length_of(self.val), detect_world(self.config.rank, self.config.world_size).world_size
+        pad = n is not None and n < ranks
+        if pad:
+            warn(f"{n} validation samples are fewer than {ranks} ranks: some come several times, so that each rank has one")
+        return self.config.with_(shuffle=False, drop_last=False, pad=pad, sampler=None, batch_sampler=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training stands: the state of its loader. A validation begins anew. Lightning's hook of this name may return it."""
+        return {"train": self.train_dataloader().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """The training loader goes on where the state was saved; see `Loader.load_state_dict`.
+
+        Raises:
+            StateError: it is no state of a DataModule, or does not fit.
+        """
+        if not isinstance(state, dict) or "train" not in state:
+            raise StateError("load_state_dict: this is no state of a DataModule: pass what its state_dict() returned")
+        self.train_dataloader().load_state_dict(state["train"], strict=strict)
+
+    def close(self) -> None:
+        """Ends the loaders' workers, and closes what was opened from paths. The module can be used again after it."""
+        for loader in self._loaders.values():
+            loader.close()
+        for dataset in self._opened:
+            dataset.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"DataModule(train=<{length_of(self.train)} samples>, val={None if self.val is None else f'<{length_of(self.val)} samples>'})"
+        )
+
+
+def _check_data(name: str, data: Any, is_optional: bool) -> None:
+    if data is None and is_optional:
+        return
+    if isinstance(data, Mapping):
+        raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
+    if isinstance(data, DataLoader):
+        raise ConfigError(f"{name} must be a path or a dataset, not a loader: pass its dataset")
+    if not (is_path(data) or isinstance(data, IterableDataset) or hasattr(data, "__getitem__")):
+        raise ConfigError(f"{name} must be a path or a dataset, not {data!r:.80}")
+
+
+def _is_huggingface(dataset: Any) -> bool:
+    """Told by what it can do: the library need not be there."""
+    return all(hasattr(dataset, name) for name in ("with_format", "column_names", "features"))
+
+
+def _as_tensors(dataset: Any) -> Any:
+    """A HuggingFace dataset gives lists of Python numbers until it is told a format."""
+    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.format["type"] is None:
+        return dataset.with_format("torch")
+    return dataset
+
+
+def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+    """Training and validation part of a dataset."""
+    n = length_of(dataset)
+    if n is None or (isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)):
+        raise ConfigError(f"val_split needs random access and a length, which {type(dataset).__name__} has not: pass val= instead")
+    val, train = split_indices(n, fraction, seed)
+    for name, part in (("validation", val), ("training", train)):
+        if not len(part):
+            raise ConfigError(f"val_split={fraction} of {n} samples leaves none for {name}")
+    if isinstance(dataset, BaseDataset):
+        return dataset.subset(train), dataset.subset(val)
+    if _is_huggingface(dataset) and hasattr(dataset, "select"):
+        return dataset.select(train), dataset.select(val)
+    return Subset(dataset, train.tolist()), Subset(dataset, val.tolist())

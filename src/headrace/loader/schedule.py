@@ -1,0 +1,187 @@
+"""Which of several loaders gives the next batch?
+
+A pure function of the strategy and of what was received so far: a few integers, no dice. So every rank draws from the same loaders in
+the same order, and a run can go on anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from headrace.errors import ConfigError
+
+STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
+
+
+class Schedule:
+    """The loaders' numbers, batch by batch.
+
+    "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of Apportionment", Amer. Math. Monthly 82,
+    1975): of those loaders whose quota ``weight / sum(weights) * (step + 1)`` exceeds the batches that they gave, the one with the
+    largest ``weight / (batches + 1)`` is next. After every step each loader has given its quota, rounded up or down. A loader that has
+    dropped out leaves its share to the others.
+
+    Args:
+        strategy: one of `STRATEGIES`.
+        weights: one integer a loader, 0 or more; only "weighted" looks at them.
+        pattern: numbers of loaders, taken in turn by "round_robin" and "alternating", and gone through by "sequential".
+        cycles: does a loader that is through begin again? Else it drops out.
+
+    Attributes:
+        counts: batches that each loader has given.
+        cursor: where the pattern stands.
+        out: loaders that have dropped out.
+    """
+
+    def __init__(self, strategy: str, weights: Sequence[int], pattern: Sequence[int], cycles: bool) -> None:
+        self._strategy, self.weights, self.pattern, self._cycles = strategy, list(weights), list(pattern), cycles
+        self.counts = [0] * len(weights)
+        self.cursor = 0
+        self.out: set[int] = set()
+
+    @property
+    def step(self) -> int:
+        """Batches that all loaders together have given."""
+        return sum(self.counts)
+
+    @property
+    def drawn(self) -> list[int]:
+        """The loaders that batches are ever drawn from."""
+        return [i for i, weight in enumerate(self.weights) if weight] if self._strategy == "weighted" else sorted(set(self.pattern))
+
+    def pick(self) -> int | None:
+        """The loader of the next batch; None where all have dropped out."""
+        if self._strategy == "weighted":
+            return self._by_quota()
+        place = self._place()
+        return None if place is None else self.pattern[place]
+
+    def took(self, loader: int) -> None:
+        """A batch of the loader that `pick` named was received."""
+        place = self._place()
+        self.counts[loader] += 1
+        if place is not None and self._strategy in ("round_robin", "alternating"):
+            self.cursor = (place + 1) % len(self.pattern)
+
+    def ended(self, loader: int) -> None:
+        """The loader that `pick` named is through, once more."""
+        if not self._cycles:
+            self.out.add(loader)
+        if self._strategy == "sequential":
+            self.cursor = (self.pattern.index(loader) + 1) % len(self.pattern)
+
+    def _place(self) -> int | None:
+        """The first place of the pattern, from the cursor on, whose loader has not dropped out."""
+        size = len(self.pattern)
+        places = (place % size for place in range(self.cursor, self.cursor + size))
+        return next((place for place in places if self.pattern[place] not in self.out), None)
+
+    def _by_quota(self) -> int | None:
+        active = [i for i in self.drawn if i not in self.out]
+        total, coming = sum(self.weights[i] for i in active), sum(self.counts[i] for i in active) + 1
+        best: int | None = None
+        for i in active:
+            if self.counts[i] * total >= self.weights[i] * coming:
+                continue  # it would be ahead of its quota
+            if best is None or self.weights[i] * (self.counts[best] + 1) > self.weights[best] * (self.counts[i] + 1):
+                best = i
+        return best
+
+
+def check_schedule(strategy: Any, weights: Any, pattern: Any, epoch_length: Any, steps: Any, cycles: Any) -> None:
+    """Raises a ConfigError for the first argument of a `MultiDataLoader` that makes no sense, or that its strategy doesn't read."""
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+    if weights is not None and strategy != "weighted":
+        raise ConfigError(f"weights are for strategy='weighted', not for {strategy!r}")
+    if pattern is not None and strategy != "alternating":
+        raise ConfigError(f"pattern is for strategy='alternating', not for {strategy!r}")
+    if epoch_length not in ("sum", "max", "min"):
+        raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ConfigError(f"steps must be an integer of at least 1 or None, not {steps!r}")
+    if not isinstance(cycles, bool):
+        raise ConfigError(f"cycle_short_loaders must be True or False, not {cycles!r}")
+
+
+def whole_weights(names: Sequence[str], weights: Mapping[str, float] | Sequence[float]) -> list[int]:
+    """Weights as the smallest integers in the same proportions, in the order of the names; 0.1 means a tenth.
+
+    Raises:
+        ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
+    """
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ConfigError(f"weights must name each loader once: they name {_listed(weights)}, the loaders are {_listed(names)}")
+        given = [weights[name] for name in names]
+    elif isinstance(weights, Sequence) and not isinstance(weights, str) and len(weights) == len(names):
+        given = list(weights)
+    else:
+        raise ConfigError(f"weights must be a dict, or a list of one number for each of {_listed(names)}, not {weights!r}")
+    fractions = [_fraction(name, weight) for name, weight in zip(names, given, strict=True)]
+    if not any(fractions):
+        raise ConfigError("weights: at least one must be above 0")
+    scale = math.lcm(*(f.denominator for f in fractions))
+    whole = [int(f * scale) for f in fractions]
+    divisor = math.gcd(*whole)
+    return [weight // divisor for weight in whole]
+
+
+def _fraction(name: str, weight: Any) -> Fraction:
+    try:
+        value = float("nan") if isinstance(weight, (bool, str)) else float(weight)
+    except (TypeError, ValueError, OverflowError):
+        value = float("nan")
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}")
+    return Fraction(repr(value))
+
+
+def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]:
+    """The numbers of the loaders that a pattern names; without one, all in turn.
+
+    Raises:
+        ConfigError: it is empty, no list, or names a loader that is not there.
+    """
+    if pattern is None:
+        return list(range(len(names)))
+    if isinstance(pattern, str) or not isinstance(pattern, Sequence) or not pattern:
+        raise ConfigError(f"pattern must be a list of loaders' names, such as {list(names)!r}, not {pattern!r}")
+    unknown = [name for name in pattern if name not in names]
+    if unknown:
+        raise ConfigError(f"pattern names {unknown[0]!r}; the loaders are {_listed(names)}")
+    return [list(names).index(name) for name in pattern]
+
+
+def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Splits a number of workers in proportion to shares, by largest remainder (the method of A. Hamilton, 1792).
+
+    Args:
+        num_workers: all workers together.
+        shares: of each name, 0 or more; only their proportions count.
+
+    Returns:
+        For each name a number of workers, which may be 0; their sum is `num_workers`. Of equal remainders the first wins.
+
+    Raises:
+        ConfigError: a number of workers below 0, a share that is negative or no finite number, or none above 0.
+    """
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise ConfigError(f"num_workers must be an integer of at least 0, not {num_workers!r}")
+    if not isinstance(shares, Mapping) or not shares:
+        raise ConfigError(f"shares must be a dict of a number for each name, not {shares!r}")
+    names = list(shares)
+    weights = whole_weights(names, shares)
+    total = sum(weights)
+    found = [num_workers * weight // total for weight in weights]
+    by_remainder = sorted(range(len(names)), key=lambda i: (-(num_workers * weights[i] % total), i))
+    for i in by_remainder[: num_workers - sum(found)]:
+        found[i] += 1
+    return dict(zip(names, found, strict=True))
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"
