@@ -190,6 +190,8 @@ def test_masked_texts(tokenizer: Any) -> None:
 def test_a_mask_of_special_tokens_counts() -> None:
     batch = masked(mlm_probability=1)([{"input_ids": [10, 11, 12], "special_tokens_mask": [0, 1, 0]}, {"input_ids": [13]}])
     assert batch["labels"].tolist() == [[10, -100, 12], [13, -100, -100]] and "special_tokens_mask" not in batch
+    padded = masked(mlm_probability=1)([{"input_ids": [10, 0], "attention_mask": [1, 0]}])
+    assert padded["labels"].tolist() == [[10, -100]]
 
 
 def test_samples_stay_as_they_were() -> None:
