@@ -18,6 +18,7 @@ under ``-m slow``.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import random
@@ -289,7 +290,9 @@ def _traces() -> set[str]:
     """Child processes, names in the system's shared memory, and open anonymous files of headrace."""
     found = {f"process {child.pid}" for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
     if os.path.isdir("/dev/shm"):
-        found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+        own = f"sem.{multiprocessing.current_process()._config['semprefix'].lstrip('/')}-"  # type: ignore[attr-defined]
+        names = os.listdir("/dev/shm")  # semaphores of other processes come and go
+        found |= {f"/dev/shm/{name}" for name in names if name.startswith(own) or not name.startswith("sem.")}
     if os.path.isdir("/proc/self/fd"):
         for fd in os.listdir("/proc/self/fd"):
             try:
