@@ -135,13 +135,17 @@ HDF5_KINDS: dict[str, Any] = {
 
 # -- Zarr
 
-V2_KINDS: dict[str, Any] = {
+V2_COMMON: dict[str, Any] = {
     "raw": {"compressors": None},
     "zlib": {"compressors": numcodecs.Zlib(3)},
     "gzip": {"compressors": numcodecs.GZip(3)},
     "zstd": {"compressors": numcodecs.Zstd(3)},
     "blosc": {"compressors": numcodecs.Blosc("lz4", shuffle=1)},
     "shuffle, zlib": {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zlib(3)},
+}
+"""Also of test_zarr_matrix.py."""
+V2_KINDS: dict[str, Any] = {
+    **V2_COMMON,
     "F": {"compressors": numcodecs.Zlib(3), "order": "F"},
     "lz4": {"compressors": numcodecs.LZ4()},
     "fill": {"compressors": None, "fill_value": 7},

@@ -14,6 +14,7 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 from headrace.storage.zarr import ZarrSource
+from tests.storage.specimens import V2_COMMON
 
 N = 13
 DTYPES = ["u1", "i2", "u4", "i8", "f2", "f4", "f8", "c8", "c16", "?"]
@@ -33,12 +34,7 @@ V3: dict[str, Any] = {
     "big-endian, zstd": {"compressors": [ZstdCodec()], "serializer": BytesCodec(endian="big")},
 }
 V2: dict[str, Any] = {
-    "raw": {"compressors": None},
-    "zlib": {"compressors": numcodecs.Zlib(3)},
-    "gzip": {"compressors": numcodecs.GZip(3)},
-    "zstd": {"compressors": numcodecs.Zstd(3)},
-    "blosc": {"compressors": numcodecs.Blosc("lz4", shuffle=1)},
-    "shuffle, zlib": {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zlib(3)},
+    **V2_COMMON,
     "F": {"compressors": None, "order": "F"},
     "F, zstd": {"compressors": numcodecs.Zstd(3), "order": "F"},
     "lz4": {"compressors": numcodecs.LZ4()},

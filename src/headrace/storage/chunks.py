@@ -188,9 +188,7 @@ class _ByRow:
         return Places(found.paths, found.files, offsets, np.full(len(numbers), self._row_bytes))
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        paths, *columns = self.places(np.asarray(numbers, np.int64))
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        return [None if offset < 0 else Stretch(paths[file], offset, nbytes) for file, offset, nbytes in found]
+        return self.places(np.asarray(numbers, np.int64)).stretches()
 
 
 class LibraryChunks(Chunks):

@@ -64,9 +64,7 @@ class _Whole:
         self._stamp, self._files, self._stretch = stamp, files, Stretch(stamp.path, begin, nbytes)
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        with self._files.reading(self._stamp.path) as fd:
-            self._stamp.check(fd)
-        return [self._stretch] * len(numbers)
+        return self.places(np.asarray(numbers, np.int64)).stretches()
 
     def places(self, numbers: npt.NDArray[np.int64]) -> Places:
         with self._files.reading(self._stamp.path) as fd:

@@ -42,6 +42,11 @@ class Places(NamedTuple):
     nbytes: npt.NDArray[np.int64]
     """[n]"""
 
+    def stretches(self) -> list[Stretch | None]:
+        """The same one by one; None: never written."""
+        found = zip(self.files.tolist(), self.offsets.tolist(), self.nbytes.tolist(), strict=True)
+        return [None if offset < 0 else Stretch(self.paths[file], offset, nbytes) for file, offset, nbytes in found]
+
 
 def places_of(stretches: Sequence[Stretch | None]) -> Places:
     """The same as numbers."""

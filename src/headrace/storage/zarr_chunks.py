@@ -84,9 +84,7 @@ class _Shards:
         self._most = max(16, _INDEX_BYTES // (16 * self._count))
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        paths, *columns = self.places(np.asarray(numbers, np.int64))
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        return [None if offset < 0 else Stretch(paths[file], offset, nbytes) for file, offset, nbytes in found]
+        return self.places(np.asarray(numbers, np.int64)).stretches()
 
     def places(self, numbers: npt.NDArray[np.int64]) -> Places:
         if self._chunks.inner == 1:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
+from headrace.storage.chunks import ArrayReader
 from headrace.storage.ome import Axis, Image, Level, Scale, image_at, labels_at, missing_labels, nearest
 from headrace.storage.patches import Box, PatchGrid
 from headrace.storage.paths import redact
@@ -62,11 +63,31 @@ def array_or_level(store: ZarrFolder | ZarrZip, name: str | None, scale: Scale |
         if scale is not None:
             raise ConfigError(f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of {redact(store.path)} is none")
         return Found(*array_named(store, name))
-    level = image.level(scale)
+    return _level_of(store, image, image.level(scale))
+
+
+def _level_of(store: ZarrFolder | ZarrZip, image: Image, level: Level) -> Found:
+    """The array that a level of an image is.
+
+    Raises:
+        FormatError: there is none.
+    """
     said = metadata_of(store, level.path)
     if said is None or said["node_type"] != "array":
         raise FormatError(f"{image.where} lists {level.path!r} as a level, and there is no such array")
     return Found(level.path, said, image, level)
+
+
+def _reader_of(store: ZarrFolder | ZarrZip, found: Found, opened: OpenZarr, reading: dict[str, Any]) -> ArrayReader:
+    """A reader of an array, which has the axes that its image says.
+
+    Raises:
+        FormatError: it has not; or it can't be read.
+    """
+    reader = zarr_reader(store, found.name, found.said, opened, **reading)
+    if found.image is not None and len(found.image.axes) != len(reader.shape):
+        raise FormatError(f"{found.image.where} has {len(found.image.axes)} axes, and {found.name!r} has shape {list(reader.shape)}")
+    return reader
 
 
 def patch_source(
@@ -85,9 +106,7 @@ def patch_source(
     """
     store, opened = open_store(path), OpenZarr()
     found = array_or_level(store, name, scale)
-    reader = zarr_reader(store, found.name, found.said, opened, **reading)
-    if found.image is not None and len(found.image.axes) != len(reader.shape):
-        raise FormatError(f"{found.image.where} has {len(found.image.axes)} axes, and {found.name!r} has shape {list(reader.shape)}")
+    reader = _reader_of(store, found, opened, reading)
     patch = _extents("patch_shape", patches.shape, _axis_names(store, found), reader.shape, found.name)
     before = len(reader.shape) - len(patch)
     names, shape = _axis_names(store, found)[before:], reader.shape[before:]
@@ -158,12 +177,7 @@ def _labels(
         return _plain_labels(store, found, path, grid, pad, opened, reading)
     axes = _follow(found.image, image, len(grid.patch))
     level = _nearest_level(found.image, found.level, image)
-    said = metadata_of(store, level.path)
-    if said is None or said["node_type"] != "array":
-        raise FormatError(f"{image.where} lists {level.path!r} as a level, and there is no such array")
-    reader = zarr_reader(store, level.path, said, opened, **reading)
-    if len(image.axes) != len(reader.shape):
-        raise FormatError(f"{image.where} has {len(image.axes)} axes, and {level.path!r} has shape {list(reader.shape)}")
+    reader = _reader_of(store, _level_of(store, image, level), opened, reading)
     before, tables = len(found.image.axes) - len(grid.patch), dict[int, npt.NDArray[np.int64]]()
     for number, axis in enumerate(axes):
         if axis is None:
