@@ -6,14 +6,16 @@ ends of an iterable dataset, which nobody knows beforehand.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from headrace.errors import StateError
 from headrace.loader.draws import Draws
-from headrace.order import RankBatches, Ticket
+from headrace.order import Order, OrderSampler, RankBatches, Ticket
 from headrace.order.seeding import SampleSeeder
 
 OF_SAMPLER, OF_STREAM, OF_COLLATE = -1, -2, -3
@@ -47,6 +49,18 @@ class Plan(ABC):
     def parameters(self) -> dict[str, Any]:
         """What the order of the batches depends on, for the state."""
 
+    def received(self, epoch: int, position: int) -> None:
+        """The user has received so many batches of an epoch."""
+        return
+
+    def state_at(self, epoch: int, position: int) -> Any:
+        """What else is to be saved to go on at a position; None: nothing."""
+        return None
+
+    def load_state(self, epoch: int, position: int, state: Any) -> None:
+        """Takes over what was saved for a position."""
+        return
+
 
 class OrderPlan(Plan):
     """headrace's own order (laws 2 to 4)."""
@@ -55,6 +69,11 @@ class OrderPlan(Plan):
         self._batches = batches
         self.seed = batches.order.seed
         self.padding = batches.padding
+
+    @property
+    def order(self) -> Order:
+        """The order of some epoch."""
+        return self._batches.order
 
     def steps(self) -> int:
         return len(self._batches)
@@ -70,8 +89,9 @@ class OrderPlan(Plan):
         return indices
 
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
-        for step, indices in enumerate(self._of_epoch(epoch).iter_from(min(start, self.steps())), start):
-            yield Ticket(indices.tolist(), self.seed, epoch, step)
+        repeats = self.order.repeats
+        for step, (indices, positions) in enumerate(self._of_epoch(epoch).with_positions(min(start, self.steps())), start):
+            yield Ticket(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
 
     def samples_before(self, step: int) -> int:
         return self._batches.samples_before(step)
@@ -83,9 +103,11 @@ class OrderPlan(Plan):
 
 
 class SamplerPlan(Plan):
-    """A sampler, or batch sampler, of the user's: replayed from its start to resume.
+    """A sampler, or batch sampler, of the user's.
 
-    Whatever it draws from, be it a global generator or one of its own, is seeded by (seed, epoch), so that it draws the same again.
+    Whatever it draws from, be it a global generator or one of its own, is seeded by (seed, epoch), so that it draws the same again:
+    to resume, it is replayed from its start. Where it, or its iterator, has a `state_dict` and a `load_state_dict`, it is asked for its
+    state after each batch, and goes on from the state of the last one that the user has received.
     """
 
     def __init__(
@@ -100,6 +122,7 @@ class SamplerPlan(Plan):
         self._sampler, self._batch_sampler = sampler, batch_sampler
         self._size = 1 if batch_sampler is not None else batch_size or 1
         self._seeder = SampleSeeder(sampler, batch_sampler)
+        self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
 
     def steps(self) -> int | None:
         if self._batch_sampler is not None:
@@ -113,17 +136,39 @@ class SamplerPlan(Plan):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-        position, draws = 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
+        saved = self._states.get((epoch, start))
+        self._states = {} if saved is None else {(epoch, start): saved}
+        if saved is not None and (saved.get("ended") or self.ends_at(start)):
+            return  # a sampler at its end may begin anew when it is asked again
+        first_step, position, draws = 0, 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
         with draws():
-            rest = iter(source)
-        for step in itertools.count():
+            if saved is not None and not saved["of_iterator"]:
+                source.load_state_dict(copy.deepcopy(saved["state"]))
+            rest: Any = iter(source)
+            if saved is not None:
+                first_step, position = start, saved["samples"]
+                if saved["of_iterator"]:
+                    rest.load_state_dict(copy.deepcopy(saved["state"]))
+        holder = next((part for part in (rest, source) if self._tells_state(part)), None)
+        for step in itertools.count(first_step):
             with draws():
                 indices = self._next(rest)
             if indices is None:
+                if (epoch, step) in self._states:
+                    self._states[epoch, step]["ended"] = True
                 return
+            first, position = position, position + len(indices)
+            if holder is not None:
+                state = copy.deepcopy(holder.state_dict())
+                self._states[epoch, step + 1] = {"of_iterator": holder is rest, "samples": position, "state": state}
             if step >= start:
-                yield Ticket(indices, self.seed, epoch, step, draws=range(position, position + len(indices)))
-            position += len(indices)
+                yield Ticket(indices, self.seed, epoch, step, draws=range(first, position))
+
+    def _tells_state(self, part: Any) -> bool:
+        if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+            return False
+        # ours counts whole batches of its own: between two of them only a replay is exact
+        return not (isinstance(part, OrderSampler) and self._size % part.batches.batch_size)
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
@@ -136,6 +181,18 @@ class SamplerPlan(Plan):
     def parameters(self) -> dict[str, Any]:
         kind = "sampler" if self._batch_sampler is None else "batch_sampler"
         return {"shuffle": kind, "seed": self.seed, "global_batch": self._size}
+
+    def received(self, epoch: int, position: int) -> None:
+        for key in [key for key in self._states if key[0] == epoch and key[1] < position]:
+            del self._states[key]
+
+    def state_at(self, epoch: int, position: int) -> Any:
+        return copy.deepcopy(self._states.get((epoch, position)))
+
+    def load_state(self, epoch: int, position: int, state: Any) -> None:
+        if state is not None and not (isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()):
+            raise StateError(f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}")
+        self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
 
 
 def _index(given: Any) -> Any:

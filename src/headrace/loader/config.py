@@ -15,6 +15,7 @@ from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
 
+_FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
 _OLD_WORDS = {  # words of other loaders and older guides -> what to say instead
     "is_train": "DataLoaderConfig.train() or .eval()",
     "train": "DataLoaderConfig.train() or .eval()",
@@ -36,7 +37,7 @@ class DataLoaderConfig:
     Attributes:
         batch_size: samples a batch and rank. None: the dataset yields batches.
         shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order. None: False
-            with a sampler, "block" in mode "streaming", else True.
+            with a sampler, weights or balanced, "block" in mode "streaming", else True.
         num_workers: worker processes; 0: in this process.
         pin_memory: batches arrive in page-locked memory.
         prefetch_factor: batches on their way, a worker.
@@ -44,9 +45,15 @@ class DataLoaderConfig:
         drop_last: leave the last, incomplete global batch out.
         pad: fill the epoch up with its own first samples to a multiple of the number of ranks; False: for exact evaluation.
         collate_fn: makes a batch of samples: a callable, or the name of a registered one.
-        sampler: an iterable of indices, of one's own; its order is replayed to resume. Whatever it draws from, the global generators
-            or one that it holds, is seeded by (seed, epoch).
+        sampler: an iterable of indices, of one's own. Whatever it draws from, the global generators or one that it holds, is seeded by
+            (seed, epoch). If it, or its iterator, has a `state_dict`, that is saved with the loader's; else its order is replayed to
+            resume.
         batch_sampler: an iterable of lists of indices, of one's own; then `batch_size` and `drop_last` don't count.
+        weights: [samples] how likely each sample is to be drawn, in any scale; 0: never. The order then is a `WeightedOrder`.
+        balanced: all classes of the dataset's targets come equally often, in a `BalancedOrder`.
+        replacement: with weights, may a sample be drawn again; with balanced, may it come again when its class is through.
+        num_samples: samples of an epoch, over all ranks. None: all; for weights and balanced as many as there are (see
+            `WeightedOrder`, `BalancedOrder`). Fewer: an epoch is the beginning of the order. More: it begins again, in another order.
         seed: of order and random transforms.
         interleave: for "block": lanes that a global batch draws from (64).
         turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own (12).
@@ -75,6 +82,10 @@ class DataLoaderConfig:
     collate_fn: Callable[[list[Any]], Any] | str | None = None
     sampler: Iterable[int] | None = None
     batch_sampler: Iterable[list[int]] | None = None
+    weights: Any = None
+    replacement: bool = True
+    balanced: bool = False
+    num_samples: int | None = None
     seed: int = 42
     interleave: int | None = None
     turns: int | None = None
@@ -95,6 +106,7 @@ class DataLoaderConfig:
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "interleave": 1, "turns": 1, "rank": 0, "world_size": 1}
+        least |= {"num_samples": 1}
         for name, at_least in least.items():
             self._check_int(name, at_least, optional=True)
         self._check_int("seed", None)
@@ -107,7 +119,7 @@ class DataLoaderConfig:
             MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
 
     def _check_flags(self) -> None:
-        for name in ("pin_memory", "persistent_workers", "drop_last", "pad", "enable_monitoring", "log_loading_stats"):
+        for name in ("pin_memory", "persistent_workers", *_FLAGS):
             value = getattr(self, name)
             optional = name in ("pin_memory", "persistent_workers")
             if not isinstance(value, bool) and not (optional and value is None):
@@ -119,12 +131,28 @@ class DataLoaderConfig:
         for name in ("sampler", "batch_sampler"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), Iterable):
                 raise ConfigError(f"{name} must be an iterable, not {getattr(self, name)!r}")
-        if self.sampler is not None and self.batch_sampler is not None:
-            raise ConfigError("sampler and batch_sampler can't be given together: give one")
-        if self.shuffle and (self.sampler is not None or self.batch_sampler is not None):
-            raise ConfigError(f"shuffle={self.shuffle!r} and a sampler can't be given together: the sampler is the order")
+        own = self.order_of_its_own
+        if len(own) > 1:
+            raise ConfigError(f"{' and '.join(own)} can't be given together, for each is an order: give one")
+        if self.shuffle and own:
+            raise ConfigError(f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the order")
+        if self.num_samples is not None and (self.sampler is not None or self.batch_sampler is not None):
+            raise ConfigError(f"num_samples has no meaning with {own[0]}, which ends where it ends")
+        if not self.replacement and self.weights is None and not self.balanced:
+            raise ConfigError("replacement=False has a meaning with weights or balanced only: any other order draws nothing twice")
         if self.batch_sampler is not None and self.drop_last:
             raise ConfigError("drop_last has no meaning with batch_sampler, which makes the batches")
+
+    @property
+    def order_of_its_own(self) -> list[str]:
+        """The names of the options given that are an order, in place of `shuffle`."""
+        given = {
+            "sampler": self.sampler is not None,
+            "batch_sampler": self.batch_sampler is not None,
+            "weights": self.weights is not None,
+            "balanced": self.balanced,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     def _check_objects(self) -> None:
         if self.collate_fn is not None and not callable(self.collate_fn) and not isinstance(self.collate_fn, str):
@@ -161,10 +189,9 @@ class DataLoaderConfig:
 
     @classmethod
     def train(cls, **options: Any) -> DataLoaderConfig:
-        """For training: shuffled, the incomplete last batch dropped; as far as a sampler of one's own leaves that to the loader."""
-        batches = options.get("batch_sampler") is not None
-        order = batches or options.get("sampler") is not None
-        return cls().with_(**{"shuffle": None if order else True, "drop_last": not batches, **options})
+        """For training: shuffled, the incomplete last batch dropped; as far as an order of one's own leaves that to the loader."""
+        own = cls().with_(**{**options, "shuffle": None}).order_of_its_own
+        return cls().with_(**{"shuffle": None if own else True, "drop_last": "batch_sampler" not in own, **options})
 
     @classmethod
     def eval(cls, **options: Any) -> DataLoaderConfig:

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from headrace.collate import stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
-from headrace.errors import ConfigError, warn
-from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
+from headrace.errors import warn
+from headrace.loader.batches import IterablePlan, OrderPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
     beside_nbytes,
@@ -39,16 +39,16 @@ from headrace.loader.build import (
     make_room,
     resolve,
 )
-from headrace.loader.config import FIELDS, DataLoaderConfig, Shuffle, check_names, check_old_words
+from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job, is_of_workers
+from headrace.loader.plan import make_plan
 from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats
-from headrace.order import EpochOrder, OrderSampler, RankBatches, detect_world
-from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order import OrderSampler, detect_world
 
 logger = logging.getLogger("headrace.loader")
 
@@ -105,13 +105,14 @@ class Loader(DataLoader[Any]):
         self._ring_bytes: Reservation | None = None
         self._max_memory_usage = config.max_memory_usage
         config = self._within_budget(config, dataset)
-        if isinstance(config.sampler, WeightedRandomSampler):
+        draws_again = config.replacement and (config.weights is not None or config.balanced)
+        if draws_again or isinstance(config.sampler, WeightedRandomSampler):
             for inner in inner_datasets(dataset):
                 inner.mode.expect_skew()
         parts = {"dataset": dataset, "collate_fn": self._collate, "worker_init_fn": config.worker_init_fn}
         check_picklable(config, parts)
         self.config = config
-        self._plan = self._make_plan(dataset, {})
+        self._plan = make_plan(config, dataset, {})
         hold_chunks(config, inner_datasets(dataset), self._plan.parameters(), self._budget(dataset))
         self._stats = LoadingStats()
         self._pids: set[int] = set()
@@ -172,26 +173,6 @@ class Loader(DataLoader[Any]):
             return dataset.budget
         return MemoryBudget(0.8 if usage is None else usage, local_world_size=detect_world().local_world_size)
 
-    def _make_plan(self, dataset: Any, adopted: dict[str, Any]) -> Plan:
-        config = self.config
-        seed = adopted.get("seed", config.seed)
-        if config.sampler is not None or config.batch_sampler is not None:
-            return SamplerPlan(seed, config.sampler, config.batch_sampler, config.batch_size, config.drop_last)
-        if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):
-            return IterablePlan(seed, config.batch_size, length_of(dataset), config.drop_last, config.num_workers or 0)
-        rank, world_size, batch_size = config.rank or 0, config.world_size or 1, config.batch_size or 1
-        shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
-        interleave = adopted.get("interleave", config.interleave)
-        turns, global_batch = adopted.get("turns", config.turns), batch_size * world_size
-        if isinstance(dataset, BaseDataset):
-            order = dataset.epoch_order(shuffle, seed, 0, global_batch, interleave, turns)
-        else:
-            n = length_of(dataset)
-            if n is None:
-                raise ConfigError(f"{type(dataset).__name__} has no length: give it __len__, make it an IterableDataset, or pass a sampler")
-            order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
-        return OrderPlan(RankBatches(order, rank, world_size, batch_size, config.drop_last, config.pad))
-
     def _torch_arguments(self, dataset: Any) -> dict[str, Any]:
         """What torch's own constructor is told, so that everything which looks at a DataLoader finds what it expects."""
         config = self.config
@@ -222,20 +203,15 @@ class Loader(DataLoader[Any]):
     def _order_sampler(self, dataset: Any) -> OrderSampler:
         config = self.config
         assert isinstance(self._plan, OrderPlan)
-        said = self._plan.parameters()
         return _EpochSampler(
             self,
             dataset,
             batch_size=config.batch_size or 1,
-            shuffle=said["shuffle"],
-            seed=said["seed"],
+            order=self._plan.order,
             rank=config.rank,
             world_size=config.world_size,
             drop_last=config.drop_last,
             pad=config.pad,
-            blocks=dataset.blocks() if isinstance(dataset, BaseDataset) and said["shuffle"] == "block" else None,
-            interleave=said["interleave"],
-            turns=said["turns"] or DEFAULT_TURNS,
         )
 
     def _new_job(self) -> Job:
@@ -306,6 +282,7 @@ class Loader(DataLoader[Any]):
         stats.add_batch(report["samples"], wait, elapsed)
         stats.transfer_time += transfer
         self._at, self._last_nbytes = (epoch, position), delivered.nbytes
+        self._plan.received(epoch, position)
         if self._ring_bytes is None and delivered.nbytes:
             self._reserve_ring(delivered.nbytes)
         if self.config.enable_monitoring:
@@ -363,6 +340,7 @@ class Loader(DataLoader[Any]):
             self._stats.skipped_count,
             list(self._stats.skipped),
             has_ended,
+            self._plan.state_at(epoch, position),
         )
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
@@ -381,7 +359,7 @@ class Loader(DataLoader[Any]):
         differing = check_order(state, self._plan.parameters(), world_size, strict)
         plan = self._plan
         if differing:
-            plan = self._make_plan(self.dataset, differing)
+            plan = make_plan(self.config, self.dataset, differing)
             check_order(state, plan.parameters(), world_size, strict=False)
         check_samples(state, plan.samples_before(int(state["batches"])))
         if differing:
@@ -395,6 +373,7 @@ class Loader(DataLoader[Any]):
         has_ended = self._plan.ends_at(position) or bool(state.get("ended"))
         self._resume = self._at = epoch, position
         self._end = self._at if has_ended else None
+        self._plan.load_state(epoch, position, state.get("sampler_state"))
         self._is_named = False
         self._next_epoch = epoch + 1 if has_ended else epoch
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))

@@ -104,7 +104,8 @@ class DataModule:
         pad = n is not None and n < ranks
         if pad:
             warn(f"{n} validation samples are fewer than {ranks} ranks: some come several times, so that each rank has one")
-        return self.config.with_(shuffle=False, drop_last=False, pad=pad, sampler=None, batch_sampler=None)
+        in_order = {"sampler": None, "batch_sampler": None, "weights": None, "balanced": False, "replacement": True, "num_samples": None}
+        return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training stands: the state of its loader. A validation begins anew. Lightning's hook of this name may return it."""

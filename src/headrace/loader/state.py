@@ -22,11 +22,16 @@ _FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is
     "global_batch": ((int,), None),
     "interleave": ((int, type(None)), None),
     "turns": ((int, type(None)), None),
+    "num_samples": ((int, type(None)), None),
+    "weights": ((str, type(None)), None),
+    "classes": ((str, type(None)), None),
+    "replacement": ((bool, type(None)), None),
     "skipped": ((int,), 0),
     "skipped_samples": ((list,), []),
 }
-_FOREIGN = ("sampler", "batch_sampler", "iterable")
-_SHUFFLES = (False, True, "block", *_FOREIGN)
+_OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
+_SHUFFLES = (False, True, "block", *_OWN)
+_FIXED = ("num_samples", "weights", "classes", "replacement")
 _COUNTS = ("batches", "skipped")
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 
@@ -41,8 +46,9 @@ def make_state(
     skipped: int,
     skipped_samples: list[dict[str, Any]],
     has_ended: bool = False,
+    sampler_state: Any = None,
 ) -> dict[str, Any]:
-    """The state as users save it: plain numbers and texts."""
+    """The state as users save it: plain numbers and texts, and what a sampler of the user's calls its state."""
     state = {
         "version": VERSION,
         "fingerprint": fingerprint,
@@ -56,6 +62,8 @@ def make_state(
         state["skipped"], state["skipped_samples"] = skipped, skipped_samples
     if has_ended:  # of an epoch whose number of batches nobody knows before
         state["ended"] = True
+    if sampler_state is not None:
+        state["sampler_state"] = sampler_state
     return state
 
 
@@ -97,8 +105,11 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
     differing = {k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]}
     said = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
     kinds = {state["shuffle"], parameters["shuffle"]}
-    if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_FOREIGN)):
+    if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_OWN)):
         raise StateError(f"load_state_dict: the state is of another order: {said}. Build the loader as it was")
+    if others := [k for k in _FIXED if state.get(k) != parameters.get(k)]:
+        had = ", ".join(f"{k} was {state.get(k)!r}, is {parameters.get(k)!r}" for k in others)
+        raise StateError(f"load_state_dict: the state is of another order: {had}. Build the loader as it was")
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
         if isinstance(saved, int) and saved % world_size == 0:

@@ -3,11 +3,18 @@
 The order of an epoch is a pure function of integers; ranks and workers take their shares of it by arithmetic.
 """
 
+from headrace.order.balanced import BalancedOrder
+from headrace.order.base import Order
 from headrace.order.epoch import EpochOrder
 from headrace.order.ranks import RankBatches
+from headrace.order.resized import ResizedOrder
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
 from headrace.order.ticket import Ticket
+from headrace.order.weighted import WeightedOrder
 from headrace.order.world import World, detect_world
 
-__all__ = ["EpochOrder", "OrderSampler", "RankBatches", "Ticket", "World", "detect_world", "seed_everything"]
+__all__ = [
+    "BalancedOrder", "EpochOrder", "Order", "OrderSampler", "RankBatches", "ResizedOrder", "Ticket", "WeightedOrder", "World",
+    "detect_world", "seed_everything",
+]  # fmt: skip

@@ -6,30 +6,19 @@ go on anywhere, and workers and ranks need not talk to agree.
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import operator
-from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias, overload
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from headrace.errors import ConfigError
+from headrace.order.base import DEFAULT_GLOBAL_BATCH, IntArray, Order, Shuffle, check_integer, digest_of
 from headrace.order.lanes import BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 
-IntArray: TypeAlias = NDArray[np.int64]
-Shuffle: TypeAlias = bool | Literal["block"]
-
-DEFAULT_GLOBAL_BATCH = 64
 DEFAULT_INTERLEAVE = 64
 DEFAULT_TURNS = 12  # divided by 1, 2, 3, 4, 6 and 12 workers, so that each has lanes of its own
 
-_PART = 65_536  # positions at a time, so that temporaries don't grow with the request
 
-
-class EpochOrder:
+class EpochOrder(Order):
     """The order of an epoch, as a sequence of sample indices that is computed and not stored.
 
     A pure function of its arguments: the same on every machine, rank and worker. Memory is O(1) for ``shuffle=False``
@@ -70,55 +59,22 @@ class EpochOrder:
         interleave: int | None = None,
         turns: int = DEFAULT_TURNS,
     ) -> None:
-        self.n = _integer("n", n, least=0)
+        super().__init__(n, seed, epoch, global_batch)
         self.shuffle = _check_shuffle(shuffle)
-        self.seed = _integer("seed", seed)
-        self.epoch = _integer("epoch", epoch)
-        self.global_batch = _integer("global_batch", global_batch, least=1)
-        self.interleave = _integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
-        self.turns = _integer("turns", turns, least=1)
+        self.interleave = check_integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
+        self.turns = check_integer("turns", turns, least=1)
         self._edges = None if blocks is None else _edges_of(blocks, self.n)
         laned = self.shuffle == "block" and self._edges is not None
         self._lanes = Lanes(self.n, self.global_batch, self.interleave, self.turns) if laned else None
-        self._keys = self._derive_keys()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._keys = derive_keys("order", self.seed, self.epoch, count=KEY_COUNT)
         self._sequence: BlockSequence | None = None
-
-    def with_epoch(self, epoch: int) -> EpochOrder:
-        """Gives the order of another epoch; cheap, since all that epochs have in common is shared."""
-        other = copy.copy(self)
-        other.epoch = _integer("epoch", epoch)
-        other._keys = other._derive_keys()
-        other._sequence = None
-        return other
-
-    def __len__(self) -> int:
-        return self.n
-
-    @overload
-    def __getitem__(self, positions: int | np.integer) -> int: ...
-    @overload
-    def __getitem__(self, positions: slice | ArrayLike) -> IntArray: ...
-    def __getitem__(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Gives the indices of the samples at these positions.
-
-        Args:
-            positions: an integer, a slice, or integers of any shape; negative ones count from the end.
-
-        Returns:
-            int for an integer, else an int64 array of the positions' shape.
-
-        Raises:
-            IndexError: a position outside [-n, n), or positions that are no integers.
-        """
-        return self._answer(self._indices, positions)
 
     def block_of(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
         """Gives the number of the block that the sample at each position belongs to, in the form of `__getitem__`."""
         return self._answer(self._blocks, positions)
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.n, _PART):
-            yield from self[start : start + _PART].tolist()
 
     def parameters(self) -> dict[str, int | str | bool | None]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state.
@@ -134,7 +90,7 @@ class EpochOrder:
             "global_batch": self.global_batch,
             "interleave": self.interleave if laned else None,
             "turns": self.turns if laned else None,
-            "blocks": self._digest() if laned else None,
+            "blocks": digest_of(self._edges) if laned and self._edges is not None else None,
         }
 
     def __repr__(self) -> str:
@@ -143,14 +99,6 @@ class EpochOrder:
             f"EpochOrder({self.n}, shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}, blocks={blocks}, "
             f"global_batch={self.global_batch}, interleave={self.interleave}, turns={self.turns})"
         )
-
-    def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Applies a function of valid positions, a part at a time, and gives the result in the form of the question."""
-        flat, shape = _flatten(positions, self.n)
-        out = np.empty(flat.size, np.int64)
-        for start in range(0, flat.size, _PART):
-            out[start : start + _PART] = function(flat[start : start + _PART])
-        return int(out[0]) if shape is None else out.reshape(shape)
 
     def _indices(self, positions: IntArray) -> IntArray:
         if self._lanes is not None:
@@ -170,14 +118,6 @@ class EpochOrder:
             self._sequence = BlockSequence(self._edges, self.seed, self.epoch)
         return self._sequence
 
-    def _derive_keys(self) -> NDArray[np.uint64]:
-        return derive_keys("order", self.seed, self.epoch, count=KEY_COUNT)
-
-    def _digest(self) -> str | None:
-        if self._edges is None:
-            return None
-        return hashlib.blake2b(self._edges.astype("<i8").tobytes(), digest_size=16).hexdigest()
-
 
 def pass_epoch(epoch: int, number: int) -> int:
     """Gives the epoch by whose order pass `number` of an epoch goes, where a loader is gone through several times in one.
@@ -194,25 +134,6 @@ def pass_epoch(epoch: int, number: int) -> int:
     high, low = derive_keys("pass", epoch, number, count=2).tolist()
     hashed: int = 1 << 61 | ((high << 32 | low) & ((1 << 61) - 1))
     return hashed
-
-
-def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[IntArray, tuple[int, ...] | None]:
-    """Gives positions in [0, n) as a flat array, and their shape: None for a single integer."""
-    if isinstance(positions, slice):
-        flat = np.arange(*positions.indices(n), dtype=np.int64)
-        return flat, flat.shape
-    array = np.asarray(positions)
-    if array.size == 0:
-        return np.empty(0, np.int64), array.shape
-    if not np.issubdtype(array.dtype, np.integer):
-        raise IndexError(f"positions must be integers, a slice or an integer array, got {array.dtype}")
-    low, high = int(array.min()), int(array.max())
-    if low < -n or high >= n:
-        raise IndexError(f"position {low if low < -n else high} is outside an order of {n} samples")
-    flat = array.ravel().astype(np.int64)
-    if low < 0:
-        flat = np.where(flat < 0, flat + n, flat)
-    return flat, None if isinstance(positions, int | np.integer) else array.shape
 
 
 def _edges_of(blocks: ArrayLike, n: int) -> IntArray:
@@ -233,11 +154,3 @@ def _check_shuffle(shuffle: object) -> Shuffle:
     if isinstance(shuffle, bool | np.bool_):
         return bool(shuffle)
     raise ConfigError(f'shuffle must be False, True or "block", got {shuffle!r}')
-
-
-def _integer(name: str, value: object, least: int | None = None) -> int:
-    if not isinstance(value, int | np.integer):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if least is not None and not least <= value < 2**62:
-        raise ConfigError(f"{name} must be at least {least} (and below 2**62), got {value}")
-    return operator.index(value)

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.order.epoch import EpochOrder
+from headrace.order.base import Order
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class RankBatches:
 
     def __init__(
         self,
-        order: EpochOrder,
+        order: Order,
         rank: int = 0,
         world_size: int = 1,
         batch_size: int = 32,
@@ -130,7 +130,7 @@ class RankBatches:
         """
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
-        return self._indices(step, step + 1)
+        return self.order[self._positions(step, step + 1)]
 
     def iter_from(self, step: int) -> Iterator[IntArray]:
         """Iterates over the batches from a step on, which costs the same for every step.
@@ -141,12 +141,20 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
+        return (indices for indices, _ in self.with_positions(step))
+
+    def with_positions(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
+        """Iterates like `iter_from`, over pairs of the indices and their positions in the order.
+
+        Raises:
+            IndexError: there is no such step.
+        """
         if not 0 <= step <= self.steps:
             raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
         return self._iterate(step)
 
     def __iter__(self) -> Iterator[IntArray]:
-        return self._iterate(0)
+        return self.iter_from(0)
 
     def samples_before(self, step: int) -> int:
         """Gives how many different samples all ranks together have got when `step` begins."""
@@ -170,17 +178,17 @@ class RankBatches:
             return self.total_size
         return step * self.global_batch - (self._handed if step == self.steps - 1 else 0)
 
-    def _indices(self, first: int, last: int) -> IntArray:
-        """This rank's indices of the steps from `first` to before `last`."""
+    def _positions(self, first: int, last: int) -> IntArray:
+        """This rank's positions of the steps from `first` to before `last`."""
         positions = np.arange(self._start(first) + self.rank, self._start(last), self.world_size, dtype=np.int64)
         if last == self.steps and self.padding:
             positions %= self.order.n  # padding is the epoch from its beginning, over and over if it has fewer samples
-        return self.order[positions]
+        return positions
 
-    def _iterate(self, step: int) -> Iterator[IntArray]:
+    def _iterate(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
         stride = max(1, _PART // self.batch_size)
         for first in range(step, self.steps, stride):
             last = min(first + stride, self.steps)
-            indices = self._indices(first, last)
+            positions = self._positions(first, last)
             cuts = [(self._start(s) - self._start(first)) // self.world_size for s in range(first + 1, last)]
-            yield from np.split(indices, cuts)
+            yield from zip(np.split(self.order[positions], cuts), np.split(positions, cuts), strict=True)

@@ -12,7 +12,8 @@ import torch.utils.data
 from numpy.typing import ArrayLike
 
 from headrace.errors import StateError
-from headrace.order.epoch import DEFAULT_TURNS, EpochOrder, Shuffle
+from headrace.order.base import Order, Shuffle
+from headrace.order.epoch import DEFAULT_TURNS, EpochOrder
 from headrace.order.ranks import RankBatches
 from headrace.order.world import detect_world
 
@@ -53,6 +54,8 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         blocks: see `EpochOrder`.
         interleave: see `EpochOrder`.
         turns: see `EpochOrder`.
+        order: an order of another kind, such as a `WeightedOrder`, made for the global batch; `shuffle`, `seed`, `blocks`, `interleave`
+            and `turns` don't count then.
 
     Attributes:
         dataset: the dataset, or a range of the length.
@@ -80,29 +83,31 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         blocks: ArrayLike | None = None,
         interleave: int | None = None,
         turns: int = DEFAULT_TURNS,
+        order: Order | None = None,
     ) -> None:
         world = detect_world(rank, world_size)
-        order = EpochOrder(
-            len(dataset) if isinstance(dataset, Sized) else dataset,
-            shuffle=shuffle,
-            seed=seed,
-            blocks=blocks,
-            global_batch=batch_size * world.world_size,
-            interleave=interleave,
-            turns=turns,
-        )
+        if order is None:
+            order = EpochOrder(
+                len(dataset) if isinstance(dataset, Sized) else dataset,
+                shuffle=shuffle,
+                seed=seed,
+                blocks=blocks,
+                global_batch=batch_size * world.world_size,
+                interleave=interleave,
+                turns=turns,
+            )
         super().__init__(
             dataset if isinstance(dataset, Sized) else range(order.n),  # type: ignore[arg-type]  # only its length counts
             num_replicas=world.world_size,
             rank=world.rank,
-            shuffle=bool(shuffle),
+            shuffle=bool(order.shuffle),
             seed=order.seed,
             drop_last=drop_last,
         )
         self.batches = RankBatches(order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad)
         self.num_samples = self.batches.num_samples
         self.total_size = self.batches.total_size
-        self.shuffle = shuffle  # type: ignore[assignment]  # "block" counts as true
+        self.shuffle = order.shuffle  # type: ignore[assignment]  # "block" and its like count as true
         self._handed_out = 0  # global batches of the running iteration
         self._resume_at = 0  # global batch that the next iteration begins with
 

@@ -1,0 +1,140 @@
+"""What does every order of an epoch answer?
+
+Which sample stands at a position, from a few arguments alone: so a run can stop and go on anywhere, and workers and ranks need not
+talk to agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.errors import ConfigError
+
+IntArray: TypeAlias = NDArray[np.int64]
+Shuffle: TypeAlias = bool | Literal["block"]
+
+DEFAULT_GLOBAL_BATCH = 64
+
+_PART = 65_536  # positions at a time, so that temporaries don't grow with the request
+
+
+class Order(ABC):
+    """The samples of an epoch, as a sequence of indices that is asked by position. Picklable; don't change its attributes.
+
+    Args:
+        n: positions of an epoch.
+        seed: any integer.
+        epoch: any integer.
+        global_batch: samples in a batch over all ranks.
+
+    Attributes:
+        n, seed, epoch, global_batch: the arguments.
+        shuffle: what kind of order it is: False, True, "block", "weights" or "balanced".
+        repeats: may an index come more than once in an epoch? Then the position stands beside the index in the seed of a sample's
+            random transforms (`k` in `order.seeding`), so that they differ.
+
+    Raises:
+        ConfigError: an argument that makes no sense.
+    """
+
+    repeats = False
+    shuffle: bool | str
+
+    def __init__(self, n: int, seed: int, epoch: int, global_batch: int) -> None:
+        self.n = check_integer("n", n, least=0)
+        self.seed = check_integer("seed", seed)
+        self.epoch = check_integer("epoch", epoch)
+        self.global_batch = check_integer("global_batch", global_batch, least=1)
+
+    def with_epoch(self, epoch: int) -> Self:
+        """Gives the order of another epoch; cheap, since all that epochs have in common is shared."""
+        other = copy.copy(self)
+        other.epoch = check_integer("epoch", epoch)
+        other._begin()
+        return other
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Makes what belongs to `epoch` alone."""
+
+    @abstractmethod
+    def _indices(self, positions: IntArray) -> IntArray:
+        """The indices at positions in [0, n)."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """Gives what the order of all epochs follows from, as plain values that fit into a saved state; large ones as a digest."""
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, positions: int | np.integer) -> int: ...
+    @overload
+    def __getitem__(self, positions: slice | ArrayLike) -> IntArray: ...
+    def __getitem__(self, positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
+        """Gives the indices of the samples at these positions.
+
+        Args:
+            positions: an integer, a slice, or integers of any shape; negative ones count from the end.
+
+        Returns:
+            int for an integer, else an int64 array of the positions' shape.
+
+        Raises:
+            IndexError: a position outside [-n, n), or positions that are no integers.
+        """
+        return self._answer(self._indices, positions)
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, self.n, _PART):
+            yield from self[start : start + _PART].tolist()
+
+    def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
+        """Applies a function of valid positions, a part at a time, and gives the result in the form of the question."""
+        flat, shape = _flatten(positions, self.n)
+        out = np.empty(flat.size, np.int64)
+        for start in range(0, flat.size, _PART):
+            out[start : start + _PART] = function(flat[start : start + _PART])
+        return int(out[0]) if shape is None else out.reshape(shape)
+
+
+def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[IntArray, tuple[int, ...] | None]:
+    """Gives positions in [0, n) as a flat array, and their shape: None for a single integer."""
+    if isinstance(positions, slice):
+        flat = np.arange(*positions.indices(n), dtype=np.int64)
+        return flat, flat.shape
+    array = np.asarray(positions)
+    if array.size == 0:
+        return np.empty(0, np.int64), array.shape
+    if not np.issubdtype(array.dtype, np.integer):
+        raise IndexError(f"positions must be integers, a slice or an integer array, got {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < -n or high >= n:
+        raise IndexError(f"position {low if low < -n else high} is outside an order of {n} samples")
+    flat = array.ravel().astype(np.int64)
+    if low < 0:
+        flat = np.where(flat < 0, flat + n, flat)
+    return flat, None if isinstance(positions, int | np.integer) else array.shape
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """A short hash of an array's values, the same on every machine."""
+    return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()
+
+
+def check_integer(name: str, value: object, least: int | None = None) -> int:
+    """The value as an int; raises a ConfigError for what is none, or too small."""
+    if not isinstance(value, int | np.integer):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if least is not None and not least <= value < 2**62:
+        raise ConfigError(f"{name} must be at least {least} (and below 2**62), got {value}")
+    return operator.index(value)
