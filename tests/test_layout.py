@@ -11,13 +11,14 @@ PACKAGE = Path(headrace.__file__).parent
 GROUND = {"errors"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "tokenizer": set(),
     "memory": set(),
     "order": set(),
     "monitor": {"memory"},
     "storage": {"memory"},
     "modes": {"storage", "memory"},
-    "collate": {"memory"},
-    "datasets": {"modes", "storage", "memory", "order", "monitor"},
+    "collate": {"memory", "tokenizer"},
+    "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
     "packing": {"loader", "datasets", "modes", "storage", "memory", "order"},
     "testing": {"loader", "datasets", "modes", "order"},

@@ -12,9 +12,9 @@ import torch
 from headrace.collate.fields import Place
 from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
-from headrace.collate.tokenizer import encode_texts, vocabulary_of
 from headrace.errors import ConfigError
 from headrace.memory.ring import empty
+from headrace.tokenizer import encode_texts, vocabulary_of
 
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""

@@ -6,6 +6,7 @@ from headrace.datasets.detect import open_dataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
+from headrace.datasets.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "MemoryEfficientDataset",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "TextDataset",
     "ZarrDataset",
     "open_dataset",
 ]

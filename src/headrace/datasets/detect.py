@@ -9,6 +9,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import EXTENSIONS
+from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import FormatError
 from headrace.storage.hdf5_files import is_hdf5
@@ -34,6 +35,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         if is_hdf5(data_path):
             info = packed_info(data_path)
             return (ImageDataset if info is not None and info.kind == "image" else HDF5Dataset)(data_path, **options)
+        if os.fspath(data_path).lower().endswith(TEXT_EXTENSIONS):
+            return TextDataset(data_path, **options)
         if not os.fspath(data_path).lower().endswith(EXTENSIONS):
-            raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, HDF5 and Zarr by now")
+            raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr by now")
     return ImageDataset(data_path, **options)

@@ -36,8 +36,8 @@ _STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.floa
 class Filled(NamedTuple):
     """A batch whose inputs lie in its buffer already."""
 
-    inputs: torch.Tensor
-    """[samples, ...]"""
+    inputs: Any
+    """[samples, ...] tensors, in any structure."""
     targets: Any
     """A tensor; or a list of a target for each sample, which are still to be stacked; None: samples have none."""
     samples: int

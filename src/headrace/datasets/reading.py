@@ -130,14 +130,14 @@ class SampleReading:
         try:
             return self._source.read([index])[0]
         except Exception as error:
-            _raise_if_of_the_machine(error, index)
+            raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
 
     def _decoded(self, index: int, record: Any) -> Any:
         try:
             return self.decode(record)
         except Exception as error:
-            _raise_if_of_the_machine(error, index)
+            raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be decoded", error)
 
     def _failed(self, index: int, what: str, error: Exception) -> SampleError:
@@ -169,7 +169,7 @@ class SampleReading:
         return []
 
 
-def _raise_if_of_the_machine(error: Exception, index: int) -> None:
+def raise_if_of_the_machine(error: Exception, index: int) -> None:
     """Memory or file descriptors that ran out are no fault of a sample, and no reason to leave it out."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")

@@ -45,7 +45,7 @@ class KeptArrays:
 
     def __init__(self, cache_dir: str, kind: str, version: int, about: dict[str, Any], types: Sequence[str]) -> None:
         self._kind, self._version, self._types = kind, version, tuple(types)
-        self._meta = json.dumps({**about, "user": _user()}).encode()
+        self._meta = json.dumps({**about, "user": user_id()}).encode()
         name = f"{_PREFIX}{kind}-{hashlib.blake2b(self._meta, digest_size=16).hexdigest()}{_SUFFIX}"
         self.path = os.path.join(cache_dir, name)
 
@@ -59,7 +59,7 @@ class KeptArrays:
         fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(fd, "rb") as file:
             status = os.fstat(fd)
-            if not _is_ours(status):
+            if not is_ours(status):
                 raise UntrustedError("it is another user's, or others may write to it")
             head = file.readline(200).split()
             if head[:2] != [self._magic, b"%d" % self._version]:
@@ -81,11 +81,8 @@ class KeptArrays:
             OSError: it can't be written.
         """
         stored = [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, self._types, strict=True)]
-        folder = os.path.dirname(self.path)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        self._remove_abandoned(folder)
-        with _written_to(self.path) as file:
+        make_folder(os.path.dirname(self.path), f"{_PREFIX}{self._kind}-")
+        with written_to(self.path) as file:
             file.write(b"%s %d %s\n%s\n" % (self._magic, self._version, self._digest(stored), self._meta))
             file.write(np.array([a.nbytes for a in stored], "<i8").tobytes())
             for array in stored:
@@ -101,21 +98,27 @@ class KeptArrays:
             digest.update(array.data)
         return digest.hexdigest().encode()
 
-    def _remove_abandoned(self, folder: str) -> None:
-        with os.scandir(folder) as listing:
-            for item in listing:
-                if item.name.startswith(f"{_PREFIX}{self._kind}-") and item.name.endswith(_TEMPORARY):
-                    with contextlib.suppress(OSError):  # another user's, or gone
-                        if item.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED_S:
-                            os.unlink(item.path)
+
+def make_folder(folder: str, prefix: str) -> None:
+    """Makes the folder if only that is missing, and removes the temporary files of that prefix whose writers are gone."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    with os.scandir(folder) as listing:
+        for item in listing:
+            if item.name.startswith(prefix) and item.name.endswith(_TEMPORARY):
+                with contextlib.suppress(OSError):  # another user's, or gone
+                    if item.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED_S:
+                        os.unlink(item.path)
 
 
-def _user() -> int:
+def user_id() -> int:
+    """Who runs this process."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def _is_ours(status: os.stat_result) -> bool:
-    private = not hasattr(os, "geteuid") or (status.st_uid == _user() and not status.st_mode & 0o022)
+def is_ours(status: os.stat_result) -> bool:
+    """Is it a plain file of this user, which nobody else may write to?"""
+    private = not hasattr(os, "geteuid") or (status.st_uid == user_id() and not status.st_mode & 0o022)
     return private and stat.S_ISREG(status.st_mode)
 
 
@@ -127,12 +130,12 @@ def _read_array(file: BinaryIO, nbytes: int, dtype: str) -> npt.NDArray[Any]:
 
 
 @contextlib.contextmanager
-def _written_to(path: str) -> Iterator[BinaryIO]:
+def written_to(path: str) -> Iterator[BinaryIO]:
     """A file that has its name, and is on the disk, when all of it was written; only its owner may read it."""
     folder, name = os.path.split(path)
     fd, temporary = tempfile.mkstemp(_TEMPORARY, f"{name}.", folder)
     try:
-        with open(fd, "wb") as file:
+        with open(fd, "wb+") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What does a collator ask of a tokenizer, whoever made it?
+"""What do a dataset of texts and a collator ask of a tokenizer, whoever made it?
 
 None is imported: a tokenizer is known by what it has. HuggingFace's (slow and fast) are called with all texts at once; what has
 ``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) likewise; any other callable, or what has ``encode``, is given text by text.
@@ -6,11 +6,13 @@ None is imported: a tokenizer is known by what it has. HuggingFace's (slow and f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ConfigError
 
@@ -36,6 +38,80 @@ class Vocabulary:
     size: int | None = None
     special: tuple[int, ...] = ()
     side: str | None = None
+
+
+class CharTokenizer:
+    """Each character is a token. 0 is padding, 1 an unknown character.
+
+    >>> CharTokenizer("abc")("bad").tolist()
+    [3, 2, 1]
+
+    Args:
+        characters: those that have an id, which is 2 and more in the order of their code points. None: all; then the id of a character is
+            its code point + 2, and nothing is unknown.
+
+    Attributes:
+        characters: sorted, or None.
+        pad_token_id, unk_token_id: 0 and 1.
+    """
+
+    pad_token_id, unk_token_id = 0, 1
+
+    def __init__(self, characters: Iterable[str] | None = None) -> None:
+        self.characters = None if characters is None else "".join(sorted(set("".join(characters))))
+        self._codes = None if self.characters is None else _codes_of(self.characters)
+
+    def __call__(self, text: str) -> npt.NDArray[np.int32]:
+        """The ids of a text, int32 [characters]."""
+        codes = _codes_of(text)
+        if self._codes is None:
+            return codes + np.int32(2)
+        places = np.searchsorted(self._codes, codes)
+        known = np.append(self._codes, -1)[places] == codes
+        return np.where(known, places + 2, self.unk_token_id).astype(np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; padding is left out, and what was unknown is U+FFFD."""
+        given = np.asarray(ids, np.int64).reshape(-1)
+        given = given[given != self.pad_token_id]
+        codes = np.full(given.shape, 0xFFFD, np.int64)
+        known = given >= 2
+        codes[known] = given[known] - 2 if self._codes is None else self._codes[given[known] - 2]
+        return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the two special ones included."""
+        return 2 + (0x110000 if self.characters is None else len(self.characters))
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"CharTokenizer({'' if self.characters is None else repr(self.characters)})"
+
+
+def _codes_of(text: str) -> npt.NDArray[np.int32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<i4").astype(np.int32, copy=False)
+
+
+def identity_of(tokenizer: Any) -> str | None:
+    """A text by which a tokenizer is known again at another start, so that what it made can be kept; None: it can't be.
+
+    Known are ours, `tokenizers.Tokenizer`, HuggingFace's fast ones, and what has a ``fingerprint`` of its own (str).
+    """
+    name = type(tokenizer).__qualname__
+    if isinstance(tokenizer, CharTokenizer):
+        return repr(tokenizer)
+    own = getattr(tokenizer, "fingerprint", None)
+    if isinstance(own, str):
+        return f"{name}:{own}"
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    tell = _method(inner, "to_str") if _method(inner, "encode_batch") else None
+    if tell is None:
+        return None
+    said = f"{tell()}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
+    return f"{name}:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
@@ -87,6 +163,34 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
     one: Callable[[str], Any] | None = tokenizer if callable(tokenizer) else _method(tokenizer, "encode")
     encodings = batched(texts) if batched is not None else [one(text) for text in texts] if one is not None else []
     return [_cut(_record(encoding), max_length) for encoding in encodings]
+
+
+def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = None) -> list[npt.NDArray[Any]]:
+    """The ids of texts as arrays of the smallest dtype, which is the same for all where the tokenizer says how many ids there are.
+
+    Args:
+        tokenizer, texts, max_length: as for `encode_texts`.
+
+    Returns:
+        For each text its ids: uint16 [tokens], or int32 where that is too small.
+
+    Raises:
+        ConfigError: what the tokenizer gives are no ids, or they don't fit int32.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        found = [tokenizer(text if max_length is None else text[:max_length]) for text in texts]
+    else:
+        found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
+    for ids in found:
+        if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+            raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")
+    size = vocabulary_of(tokenizer).size
+    return [ids.astype(smallest_dtype(max(size or 0, int(ids.max(initial=0)) + 1))) for ids in found]
+
+
+def smallest_dtype(size: int) -> str:
+    """The dtype that so many ids fit."""
+    return "uint16" if size <= 1 << 16 else "int32"
 
 
 def _record(encoding: Any) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace import ConfigError
-from headrace.collate.tokenizer import Vocabulary, encode_texts, vocabulary_of
+from headrace.tokenizer import Vocabulary, encode_texts, vocabulary_of
 from tests.collate.tokenizers import (
     CLS,
     IDS,

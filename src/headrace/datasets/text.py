@@ -1,0 +1,345 @@
+"""Texts as token ids: files, lines, records, windows, or packed blocks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.datasets.base import BaseDataset, CommonOptions
+from headrace.datasets.filling import Filled
+from headrace.datasets.labels import folder_targets
+from headrace.datasets.reading import raise_if_of_the_machine
+from headrace.datasets.tokenizing import Tokenising
+from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.memory.machine import cache_folder
+from headrace.memory.ring import empty
+from headrace.modes import LoadingMode
+from headrace.modes.mode import Mode
+from headrace.order.ticket import Ticket
+from headrace.storage import records
+from headrace.storage.files import FilesSource
+from headrace.storage.lines import Newline
+from headrace.storage.paths import is_url
+from headrace.storage.plain import check_encoding, decompressed
+from headrace.storage.scan import DataPath, entries_of
+from headrace.storage.stamps import Stamp
+from headrace.storage.texts import LinesSource
+from headrace.storage.tokens import BlocksSource, DocumentsSource, TokensSource
+from headrace.tokenizer import CharTokenizer, token_arrays, vocabulary_of
+
+_PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
+TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", ".gz", ".zst"))
+UNITS = ("file", "line", "record")
+_MARK = "\ufeff"
+_NEWLINES = (None, "\n", "\r", "\r\n")
+_OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
+
+
+class TextDataset(BaseDataset):
+    """Samples are texts as token ids: ``{"input_ids": int64 [tokens]}``, with ``"labels"`` where there are targets.
+
+    They are not padded: batches are padded by `TextCollator`, which is what a loader takes where nothing else is said.
+
+    With ``stride`` samples are windows over whole documents, and with ``packing`` blocks of `max_length` tokens over all documents as if
+    they were one, ``{"input_ids": int64 [max_length], "document_ids": int32 [max_length]}`` (see `document_mask`). Both need all tokens
+    beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
+    ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
+
+    Args:
+        data_path: a folder (searched through), a file, a glob, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz and
+            .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`.
+        tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
+            or ``encode``. None: `CharTokenizer()`.
+        max_length: tokens of a sample: what is longer is cut; None: nothing is.
+        unit: "file": each file is a document; "line": each line (blank ones too); "record": each record of .jsonl (a line), .json (an
+            element of its list), .csv and .tsv (a row, named by the first).
+        transform: called with the sample's dict, without "labels".
+        loading_mode: see `LoadingMode`.
+        text_field: of a record: what holds the text.
+        target_field: of a record: what becomes "labels".
+        labels: "folders": "labels" are class numbers by first-level folder, and `classes` their names.
+        stride: tokens from the beginning of a window to that of the next, at most `max_length`.
+        packing: samples are blocks; what is left at the end of all tokens, less than a block, is not a sample.
+        end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
+        newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
+        encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
+        **options: see `BaseDataset`.
+
+    Attributes:
+        tokenizer, max_length: as they are used.
+        classes: names of classes, where `labels` says so.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+        DataNotFoundError: nothing there, or no text.
+        FormatError: a file is damaged, or not of its encoding; or a kind that has no records.
+        SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
+    """
+
+    collate: Callable[[list[Any]], Any] | str | None = "text"
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        tokenizer: Any = None,
+        max_length: int | None = 512,
+        unit: str = "file",
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        *,
+        text_field: str = "text",
+        target_field: str | None = None,
+        labels: str | None = None,
+        stride: int | None = None,
+        packing: bool = False,
+        end_token: int | None = None,
+        newline: Newline = None,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
+        vocabulary_of(tokenizer)  # raises where it is none
+        self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer
+        self.max_length = max_length
+        self.classes: list[str] = []
+        self._text_field, self._target_field = text_field, target_field
+        self._encoding, self._errors = check_encoding(encoding, errors), errors
+        if any(is_url(path) for path in entries_of(data_path)):
+            raise ConfigError("data_path: texts are read from local files by now, not from URLs: copy them first")
+        self._documents: TextDataset | None = None
+        if packing or stride is not None:
+            of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
+            described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
+            self._documents = TextDataset(data_path, self.tokenizer, None, unit, **described, **of_reading)
+            source: Any = _parts(self._documents, max_length, stride, packing, end_token, options)
+            targets = self._documents.targets
+            if isinstance(source, BlocksSource):
+                targets, self.collate = None, None
+            elif targets is not None:
+                targets = targets[source.document_of(np.arange(len(source)))]
+            self.classes = self._documents.classes
+        else:
+            source = self._opened(data_path, unit, newline, options)
+            targets = None if labels is None else self._folder_labels(source)
+        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+
+    def _opened(self, data_path: DataPath, unit: str, newline: Newline, options: CommonOptions) -> FilesSource | LinesSource:
+        cache_dir = options.get("cache_dir")
+        files = FilesSource(data_path, TEXT_EXTENSIONS, cache_dir=cache_dir)
+        if unit == "file":
+            return files
+        folder = cache_folder(cache_dir)
+        if cache_dir is None:
+            os.makedirs(folder.parent, exist_ok=True)
+        return LinesSource(files.files, unit, newline, self._encoding, self._errors, cache_dir, folder, options.get("progress"))
+
+    def _folder_labels(self, source: FilesSource | LinesSource) -> npt.NDArray[np.int64]:
+        by_file, self.classes = folder_targets(source.files)
+        if by_file is None:
+            raise ConfigError('labels="folders": the files lie in no class folders')
+        return by_file if isinstance(source, FilesSource) else by_file[source.file_numbers()]
+
+    # -- texts
+
+    def text_of(self, index: int) -> str:
+        """The text of a sample, before it is tokenised; of a window its document.
+
+        Raises:
+            SampleError: it can't be read.
+            ConfigError: with `packing`: a block is of no one text.
+        """
+        whole = int(self._whole_indices([range(len(self))[index]])[0])
+        if isinstance(self._source, BlocksSource):
+            raise ConfigError("text_of: with packing=True a sample is a block of tokens, of no one text")
+        if self._documents is not None and isinstance(self._source, TokensSource):
+            return self._documents.text_of(int(self._source.document_of(np.array([whole]))[0]))
+        record = self._records([whole], self._source.read)[0]
+        try:
+            return self._text(whole, record)[0]
+        except FormatError as error:
+            failure = self._failed(whole, "can't be decoded", error)
+            raise failure from error
+
+    def _text(self, index: int, record: bytes) -> tuple[str, Any]:
+        """Text and target of a document.
+
+        Raises:
+            FormatError: its bytes are no text of the encoding, or no such record.
+        """
+        source: Any = self._source
+        if isinstance(source, FilesSource):
+            data = decompressed(record, os.fsdecode(source.files.names[index]))
+            return _decoded(data, self._encoding, self._errors, lambda: 0).removeprefix(_MARK), None
+        encoding, errors = source.codec
+        text = _decoded(record, encoding, errors, lambda: source.offset_of(index))
+        if not source.has_records:
+            return text, None
+        row = source.fields(index, text)
+        found = records.field_of(row, self._text_field)
+        if not isinstance(found, str):
+            raise FormatError(f"its field {self._text_field!r} is a {type(found).__name__} and no text")
+        return found, None if self._target_field is None else records.field_of(row, self._target_field)
+
+    # -- from records to ids: a batch at a time, as tokenizers like it
+
+    def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
+        if isinstance(self._source, TokensSource):
+            return super()._values(indices)
+        found = self._fetched(indices.tolist())
+        start = time.perf_counter()
+        values = [value for _, value, _ in found]
+        todo = [n for n, (_, value, is_record) in enumerate(found) if is_record or self.holds_encoded]
+        for number, made in zip(todo, self._made([found[n][:2] for n in todo]), strict=True):
+            index, record, is_record = found[number]
+            if is_record and not isinstance(made, SampleError):
+                self.mode.keep(index, record if self.holds_encoded else made)
+            values[number] = made
+        self._counts["decode_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
+        return values
+
+    def _load(self, indices: Sequence[int]) -> list[Any]:
+        if isinstance(self._source, TokensSource) or self.holds_encoded:
+            return super()._load(indices)
+        found = self._records(list(indices), self._source.read)
+        return self._made(list(zip(indices, found, strict=True)))
+
+    def _made(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
+        """The ids of documents, with the target if there is one; or a SampleError each."""
+        made: list[Any] = [record for _, record in found]
+        texts: dict[int, str] = {}
+        targets: dict[int, Any] = {}
+        for number, (index, record) in enumerate(found):
+            if isinstance(record, SampleError):
+                continue
+            try:
+                texts[number], targets[number] = self._text(index, record)
+            except Exception as error:
+                raise_if_of_the_machine(error, index)
+                made[number] = self._failed(index, "can't be decoded", error)
+        for number, ids in zip(texts, self._ids([(found[n][0], text) for n, text in texts.items()]), strict=True):
+            is_plain = self._target_field is None or isinstance(ids, SampleError)
+            made[number] = ids if is_plain else (ids, targets[number])
+        return made
+
+    def _ids(self, texts: list[tuple[int, str]]) -> list[Any]:
+        try:
+            return list(token_arrays(self.tokenizer, [text for _, text in texts], self.max_length)) if texts else []
+        except Exception:
+            return [self._ids_of(index, text) for index, text in texts]  # one by one: to name the one at fault
+
+    def _ids_of(self, index: int, text: str) -> Any:
+        try:
+            return token_arrays(self.tokenizer, [text], self.max_length)[0]
+        except Exception as error:
+            raise_if_of_the_machine(error, index)
+            return self._failed(index, "can't be tokenised", error)
+
+    # -- from ids to samples
+
+    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
+        return value if self._target_field is not None else super().pair(index, value)
+
+    def present(self, value: Any) -> Any:
+        if isinstance(value, dict):  # a block
+            return {"input_ids": _tensor(value["input_ids"], np.int64), "document_ids": _tensor(value["document_ids"], np.int32)}
+        return {"input_ids": _tensor(value, np.int64)}
+
+    def assemble(self, value: Any, target: Any) -> Any:
+        if self.targets is None and self._target_field is None:
+            return value
+        return {**value, "labels": target} if isinstance(value, dict) else (value, target)
+
+    # -- blocks, straight into their batch
+
+    @property
+    def writes_batches(self) -> bool:
+        return isinstance(self._source, BlocksSource) and not (self._is_transformed or self.return_index)
+
+    def sample_nbytes(self) -> int | None:
+        return self._source.length * (8 + 4) if isinstance(self._source, BlocksSource) and not self._is_transformed else None
+
+    def fill(self, ticket: Ticket) -> Filled | list[Any] | None:
+        source = self._source
+        if not (ticket and self.writes_batches and isinstance(source, BlocksSource)) or type(self.mode).keep is not Mode.keep:
+            return None
+        start, indices = time.perf_counter(), self._whole_indices(ticket).tolist()
+        ids = empty((len(ticket), source.length), torch.int64)
+        documents = empty((len(ticket), source.length), torch.int32)
+        source.read_into(indices, ids.numpy())
+        source.documents_into(indices, documents.numpy())
+        self._counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
+        self._counts["cache_misses"] += len(ticket)
+        self._counts["bytes_read"] += ids.numel() * source.tokens.long.itemsize
+        return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
+
+
+def _parts(
+    documents: TextDataset, max_length: int | None, stride: int | None, packing: bool, end_token: int | None, options: CommonOptions
+) -> DocumentsSource | BlocksSource:
+    """All tokens of some documents, in windows or blocks."""
+    texts: Any = documents._source
+    cache_dir, files = options.get("cache_dir"), texts.files
+    folder = cache_folder(cache_dir)
+    if cache_dir is None:
+        os.makedirs(folder.parent, exist_ok=True)
+    stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
+    of = [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
+    about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
+    making = Tokenising(
+        lambda some: documents._values(np.asarray(some)), len(documents), about, documents.tokenizer, end_token, options.get("progress")
+    )
+    tokens = making.tokens(folder, documents.budget)
+    fingerprint, where = f"{texts.fingerprint()}:{making.fingerprint}", "tokens of all documents"
+    if packing:
+        return BlocksSource(tokens, fingerprint, where, max_length or 1)
+    return DocumentsSource(tokens, fingerprint, where, max_length, stride)
+
+
+def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(dtype))
+
+
+def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
+    try:
+        return data.decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        said = f"byte 0x{data[error.start]:02x} at offset {begins() + error.start:,} is no {encoding} ({error.reason})"
+        raise FormatError(f"{said}; say encoding= or errors=") from None
+
+
+def _check(
+    max_length: int | None,
+    unit: str,
+    target_field: str | None,
+    labels: str | None,
+    stride: int | None,
+    packing: bool,
+    end_token: int | None,
+    newline: Newline,
+) -> None:
+    for name, value, least in (("max_length", max_length, 1), ("stride", stride, 1), ("end_token", end_token, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least):
+            raise ConfigError(f"{name} must be an integer of at least {least}, or None, not {value!r}")
+    for name, chosen, allowed in (("unit", unit, UNITS), ("labels", labels, (None, "folders")), ("newline", newline, _NEWLINES)):
+        if chosen not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {chosen!r}")
+    if not isinstance(packing, bool):
+        raise ConfigError(f"packing must be True or False, not {packing!r}")
+    in_parts = packing or stride is not None
+    if packing and stride is not None:
+        raise ConfigError("packing and stride can't be given together: blocks follow one another, windows overlap")
+    if in_parts and max_length is None:
+        raise ConfigError("max_length: with stride or packing it says how long a sample is, and can't be None")
+    if stride is not None and max_length is not None and stride > max_length:
+        raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
+    if end_token is not None and not in_parts:
+        raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
+    if target_field is not None and (unit != "record" or in_parts or labels is not None):
+        raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")

@@ -1,0 +1,148 @@
+"""How are all texts tokenised once, for samples that are parts of them?
+
+Into one long array of tokens, kept in `cache_dir` and mapped, where the tokenizer can be known again; else in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from headrace.errors import BudgetError, SampleError, warn
+from headrace.memory.anonymous import SharedArray
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.storage.kept import UntrustedError
+from headrace.storage.mapped import MappedFile
+from headrace.storage.paths import redact
+from headrace.storage.tokens import Tokens
+from headrace.tokenizer import identity_of, smallest_dtype
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+_TOGETHER = 256  # texts that are tokenised at a time
+
+
+class HeldTokens:
+    """Tokens in memory, which workers share; within the budget."""
+
+    def __init__(self, tokens: npt.NDArray[Any], edges: npt.NDArray[np.int64], reserved: Reservation) -> None:
+        self._long, self._edges, self._reserved = SharedArray(tokens), SharedArray(edges), reserved
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """The tokens."""
+        return self._long.array
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Where documents begin."""
+        return [self._edges.array]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reserved": None}  # of the process that made them
+
+
+class Tokenising:
+    """All texts of a source as tokens.
+
+    Args:
+        read: gives the tokens of some documents, by their numbers, or a SampleError for each that can't be read.
+        count: number of documents.
+        about: what tells these texts, and how they are read, from others (JSON values).
+        end_token: an id that is put behind each document; None: none.
+        progress: show a progress bar; None: only on a terminal.
+    """
+
+    def __init__(self, read: Any, count: int, about: Any, tokenizer: Any, end_token: int | None, progress: bool | None) -> None:
+        self._read, self._count, self._end, self._progress = read, count, end_token, progress
+        self._edges = np.zeros(count + 1, np.int64)
+        self._most = 0
+        identity = identity_of(tokenizer)
+        self._tokenizer = tokenizer
+        self._about = None if identity is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
+        said = "" if self._about is None else f"{self._about['tokenizer']}|{self._end}"
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest() if said else ""
+
+    def tokens(self, folder: Path, budget: MemoryBudget) -> Tokens:
+        """The tokens that are kept, or new ones.
+
+        Raises:
+            SampleError: a document can't be read, or tokenised.
+            BudgetError: tokens that can't be kept don't fit the memory budget.
+        """
+        if self._about is None:
+            _log.info("the tokens of a %s are not kept: it has no `fingerprint` (str) to know it by", type(self._tokenizer).__name__)
+            return self._held(budget)
+        kept = MappedFile(str(folder), "tokens", self._about)
+        try:
+            return kept.open()
+        except FileNotFoundError:
+            pass
+        except (UntrustedError, OSError) as error:
+            _log.info("%s is not used: %s", redact(kept.path), error)
+        try:
+            with kept.writing("<i4") as writer:
+                for tokens in self._all():
+                    writer.write(tokens)
+                if smallest_dtype(self._most + 1) == "uint16":
+                    writer.narrow("<u2")
+                writer.short([self._edges])
+            return kept.open()
+        except (OSError, UntrustedError) as error:
+            warn(
+                f"cache_dir={str(folder)!r}: tokens are not kept ({getattr(error, 'strerror', None) or error}), so they are held in memory"
+            )
+            return self._held(budget)
+
+    def _held(self, budget: MemoryBudget) -> HeldTokens:
+        pieces, reserved = [], budget.reserve(self._edges.nbytes, "tokens")
+        try:
+            for tokens in self._all():
+                pieces.append(tokens)
+                reserved.resize(self._edges.nbytes + 4 * int(self._edges.max()))
+        except BudgetError as error:
+            reserved.close()
+            remedy = "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise max_memory_usage"
+            raise BudgetError(f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}") from None
+        dtype = smallest_dtype(self._most + 1)
+        whole = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
+        reserved.resize(self._edges.nbytes + whole.nbytes)
+        _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
+        return HeldTokens(whole, self._edges, reserved)
+
+    def _all(self) -> Iterator[npt.NDArray[np.int32]]:
+        """The tokens, a piece at a time; notes where documents begin, and the largest id."""
+        hidden = None if self._progress is None else not self._progress
+        disable = True if hidden is None and self._count < _TOGETHER else hidden
+        end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
+        left_out: list[SampleError] = []
+        with tqdm(total=self._count, desc="tokenising", unit="document", disable=disable, leave=False) as bar:
+            for start in range(0, self._count, _TOGETHER):
+                found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
+                pieces: list[npt.NDArray[np.int32]] = []
+                for number, ids in enumerate(found, start):
+                    if isinstance(ids, SampleError):
+                        left_out.append(ids)
+                        ids = np.empty(0, np.int32)
+                    elif end.size:
+                        ids = np.concatenate([ids.astype(np.int32), end])
+                    self._edges[number + 1] = self._edges[number] + len(ids)
+                    pieces.append(ids.astype(np.int32, copy=False))
+                together = np.concatenate(pieces)
+                self._most = max(self._most, int(together.max(initial=0)))
+                bar.update(len(found))
+                yield together
+        if left_out:
+            warn(f"{len(left_out)} of {self._count:,} documents can't be read and are left out, the first: {left_out[0]}")

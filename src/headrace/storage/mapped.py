@@ -1,0 +1,211 @@
+"""How do arrays that are too large for memory survive until the next start, and how are they read where they lie?
+
+A file of `cache_dir` (NOTE [ life of a kept file ]) with one long array, which is written a piece at a time and mapped by all processes
+that read it, and some short ones. Its head holds the sizes and a checksum of everything behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import AccessError
+from headrace.storage.kept import UntrustedError, is_ours, make_folder, user_id, written_to
+from headrace.storage.paths import redact
+
+HEAD = 4096
+"""Bytes before the long array: whole pages, so that it is mapped aligned."""
+_MAGIC = b"headrace-mapped 1"
+_PIECE = 1 << 20
+
+
+class MappedArrays:
+    """A long array and some short ones, in a file that was checked when it was opened.
+
+    Workers map the file anew where they don't inherit the mapping.
+
+    Args:
+        path: of the file.
+        head: its first line.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str, head: bytes) -> None:
+        self.path, self._head = path, head
+        self._long: npt.NDArray[Any] | None = None
+        self._short: list[npt.NDArray[Any]] | None = None
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """The long array, read-only.
+
+        Raises:
+            AccessError: the file is gone, or another one.
+        """
+        if self._long is None:
+            self._map()
+        assert self._long is not None
+        return self._long
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """The short arrays, read-only."""
+        if self._short is None:
+            self._map()
+        assert self._short is not None
+        return self._short
+
+    def _map(self) -> None:
+        try:
+            with open(self.path, "rb") as file:
+                head = file.read(HEAD).split(b"\n", 1)[0]
+                if head != self._head:
+                    raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise AccessError(f"{redact(self.path)}, an index of this dataset, can't be read any more: {error.strerror}") from error
+        arrays, at = [], HEAD
+        for dtype, nbytes in _parts(head):
+            arrays.append(np.frombuffer(view[at : at + nbytes], dtype))
+            at += nbytes
+        self._long, self._short = arrays[0], arrays[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_head": self._head, "_long": None, "_short": None}
+
+
+class MappedFile:
+    """Where `MappedArrays` are kept.
+
+    Args:
+        cache_dir: the folder.
+        kind: of what: one word, part of the file's name.
+        about: what tells this file from others of its kind (JSON values); the user is added.
+    """
+
+    def __init__(self, cache_dir: str, kind: str, about: dict[str, Any]) -> None:
+        meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
+        self._about = hashlib.blake2b(meta, digest_size=16).hexdigest().encode()
+        self._kind = kind
+        self.path = os.path.join(cache_dir, f"headrace-{kind}-{self._about.decode()}.bin")
+
+    def open(self) -> MappedArrays:
+        """The arrays, after their checksum was compared.
+
+        Raises:
+            OSError: there is no such file, or it can't be read.
+            UntrustedError: it is not ours, or not whole.
+        """
+        fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(fd, "rb", buffering=0) as file:
+            status = os.fstat(fd)
+            if not is_ours(status):
+                raise UntrustedError("it is another user's, or others may write to it")
+            head = file.read(HEAD).split(b"\n", 1)[0]
+            try:
+                magic, about, checksum = head.split(b"|")[:3]
+                size = HEAD + sum(nbytes for _, nbytes in _parts(head))
+            except (ValueError, TypeError):
+                raise UntrustedError("it is damaged, or of another version") from None
+            if magic != _MAGIC or about != self._about:
+                raise UntrustedError("it is of another version, or about something else")
+            if size != status.st_size or checksum != _checksum(file):
+                raise UntrustedError("it is damaged")
+        return MappedArrays(self.path, head)
+
+    @contextlib.contextmanager
+    def writing(self, dtype: str) -> Iterator[MappedWriter]:
+        """A writer of the long array; the file has its name when the context is left without an error.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        make_folder(os.path.dirname(self.path), f"headrace-{self._kind}-")
+        with written_to(self.path) as file:
+            writer = MappedWriter(file, dtype)
+            yield writer
+            writer.finish(_MAGIC + b"|" + self._about)
+
+
+class MappedWriter:
+    """Writes a long array a piece at a time."""
+
+    def __init__(self, file: BinaryIO, dtype: str) -> None:
+        self._file, self._dtype = file, np.dtype(dtype)
+        self._crc, self._nbytes = 0, 0
+        self._short: list[npt.NDArray[Any]] = []
+        file.write(b"\0" * HEAD)
+
+    def write(self, values: npt.NDArray[Any]) -> None:
+        """The next values of the long array."""
+        self._nbytes += self._put(np.ascontiguousarray(values, self._dtype))
+
+    def narrow(self, dtype: str) -> None:
+        """Rewrites the long array in a smaller dtype, which must hold its values."""
+        old, new = self._dtype, np.dtype(dtype)
+        count, read, put = self._nbytes // old.itemsize, HEAD, HEAD
+        self._file.flush()
+        self._dtype, self._crc, self._nbytes = new, 0, 0
+        for start in range(0, count, _PIECE):
+            wanted = min(_PIECE, count - start) * old.itemsize
+            self._file.seek(read)
+            piece = np.frombuffer(self._file.read(wanted), old).astype(new)
+            self._file.seek(put)
+            self._nbytes += self._put(piece)
+            read, put = read + wanted, put + piece.nbytes
+        self._file.truncate()
+
+    def short(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """The short arrays, once the long one is through."""
+        self._short = [np.ascontiguousarray(array) for array in arrays]
+        for array in self._short:
+            self._put(array)
+
+    def _put(self, array: npt.NDArray[Any]) -> int:
+        data = array.view(np.uint8).data if array.size else b""
+        self._file.write(data)
+        self._crc = google_crc32c.extend(self._crc, bytes(data)) if array.nbytes <= _PIECE else self._extended(array)
+        return array.nbytes
+
+    def _extended(self, array: npt.NDArray[Any]) -> int:
+        data, crc = array.reshape(-1).view(np.uint8), self._crc
+        for start in range(0, data.size, _PIECE):
+            crc = google_crc32c.extend(crc, data[start : start + _PIECE].tobytes())
+        return crc
+
+    def finish(self, begin: bytes) -> None:
+        """Writes the head."""
+        parts = [(self._dtype.str, self._nbytes), *((array.dtype.str, array.nbytes) for array in self._short)]
+        shown = b"|".join(b"%s:%d" % (dtype.encode(), nbytes) for dtype, nbytes in parts)
+        self._file.seek(0)
+        self._file.write(begin + b"|%08x|" % self._crc + shown + b"\n")
+
+
+def _parts(head: bytes) -> list[tuple[np.dtype[Any], int]]:
+    """Dtype and bytes of each array."""
+    found = []
+    for part in head.split(b"|")[3:]:
+        dtype, nbytes = part.split(b":")
+        found.append((np.dtype(dtype.decode()), int(nbytes)))
+        if found[-1][1] < 0 or found[-1][0].hasobject:
+            raise ValueError
+    return found
+
+
+def _checksum(file: Any) -> bytes:
+    """Of all that follows in a file."""
+    crc = 0
+    while piece := file.read(_PIECE):
+        crc = google_crc32c.extend(crc, piece)
+    return b"%08x" % crc

@@ -1,0 +1,182 @@
+"""Where do the records of a CSV, TSV, JSON or JSON Lines file begin, and what is in one?"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError
+from headrace.storage.lines import IntArray, Newline
+from headrace.storage.plain import without_compression
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+FORMATS = (*DELIMITERS, ".json", ".jsonl")
+_field_limit = threading.Lock()
+
+
+def format_of(path: str) -> str:
+    """The ending that says what a file's records are.
+
+    Raises:
+        FormatError: none of those known.
+    """
+    ending = os.path.splitext(without_compression(path))[1].lower()
+    if ending not in FORMATS:
+        raise FormatError(f"{path}: records are read from {', '.join(FORMATS)} (also .gz and .zst); take unit='line' or unit='file'")
+    return ending
+
+
+def newline_of(ending: str, newline: Newline) -> Newline:
+    """What ends a record: in JSON Lines an LF, whatever else may be white space there."""
+    return "\n" if ending == ".jsonl" else newline
+
+
+class QuoteCheck:
+    """Notices quotes that the parity of quotes misjudges: one inside of a field that is not quoted.
+
+    Args:
+        delimiter: of fields.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._may_open_after = np.array([ord(delimiter), 10, 13, 34], np.uint8)
+        self._before, self.count = 10, 0
+        """Quotes so far."""
+        self.is_plain = True
+        """Did each quote that opens a field stand at its beginning?"""
+
+    def __call__(self, piece: npt.NDArray[np.uint8]) -> None:
+        quotes = np.flatnonzero(piece == 34)
+        if quotes.size:
+            opening = quotes[self.count % 2 :: 2]
+            before = np.where(opening > 0, piece[opening - 1], np.uint8(self._before))
+            self.is_plain = self.is_plain and bool(np.isin(before, self._may_open_after).all())
+            self.count += quotes.size
+        self._before = int(piece[-1])
+
+
+def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
+    """The number of lines of each record, by Python's own reader: slow, and right for every quote.
+
+    Raises:
+        FormatError: a quote is never closed, or else no CSV.
+    """
+    with _any_field():
+        reader, before = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter, strict=True), 0
+        try:
+            for _ in reader:
+                yield reader.line_num - before
+                before = reader.line_num
+        except csv.Error as error:
+            raise FormatError(f"line {reader.line_num}: {error}") from None
+
+
+@contextlib.contextmanager
+def _any_field() -> Iterator[None]:
+    """Fields of any length; the limit is the whole process's."""
+    with _field_limit:
+        before = csv.field_size_limit(2**31 - 1)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+def csv_row(text: str, delimiter: str) -> list[str]:
+    """The fields of a record.
+
+    Raises:
+        FormatError: it is no record.
+    """
+    try:
+        with _any_field():
+            rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise FormatError(f"no record of a CSV file: {error}") from None
+    if len(rows) != 1:
+        raise FormatError(f"{len(rows)} records where there should be one")
+    return rows[0]
+
+
+def json_places(data: bytes) -> tuple[IntArray, IntArray]:
+    """Where the elements of a JSON list begin and end.
+
+    Raises:
+        FormatError: it is no list, or no JSON; the message names the offset.
+    """
+    text, decoder = data.decode("latin-1"), json.JSONDecoder()  # a character is a byte: structure is ASCII
+    starts: list[int] = []
+    ends: list[int] = []
+    at = _space(text, 0)
+    if text[at : at + 1] != "[":
+        raise FormatError("it holds no list of records: a .json file must be one list, [{...}, {...}]; for a record a line name it .jsonl")
+    at = _space(text, at + 1)
+    while text[at : at + 1] != "]":
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"record {len(starts)} at byte {at:,} is no JSON: {error}") from None
+        starts.append(at)
+        ends.append(end)
+        at = _space(text, end)
+        if text[at : at + 1] == ",":
+            at = _space(text, at + 1)
+        elif text[at : at + 1] != "]":
+            raise FormatError(f"the list breaks off at byte {at:,}, after {len(starts):,} records")
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\n", "\r") and at < len(text):
+        at += 1
+    return at
+
+
+def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
+    """The fields of a record by their names.
+
+    Raises:
+        FormatError: it is no record, or has another number of fields.
+    """
+    row = csv_row(text, delimiter)
+    if len(row) != len(names):
+        raise FormatError(f"it has {len(row)} fields, and the first line of its file names {len(names)}")
+    return dict(zip(names, row, strict=True))
+
+
+def json_record(text: str, has_more: bool) -> Any:
+    """What a record says.
+
+    Args:
+        text: the record.
+        has_more: may something follow it: the comma of a list, or its end?
+
+    Raises:
+        FormatError: it is no JSON.
+    """
+    try:
+        return json.JSONDecoder().raw_decode(text)[0] if has_more else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"no JSON: {error}") from None
+
+
+def field_of(record: Any, name: str) -> Any:
+    """A field of a record.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if not isinstance(record, dict):
+        raise FormatError(f"it is a {type(record).__name__} and no object with fields: take unit='line'")
+    if name not in record:
+        raise FormatError(f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: say text_field= or target_field=")
+    return record[name]

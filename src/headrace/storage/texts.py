@@ -1,0 +1,350 @@
+"""How are the lines and records of many text files read at random?
+
+By a table of the places where they begin: 8 bytes a line, made in one pass, kept in `cache_dir` and mapped, so that no process holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from headrace.errors import AccessError, FormatError, warn
+from headrace.memory.anonymous import SharedArray
+from headrace.storage import records
+from headrace.storage.files import fingerprint_names
+from headrace.storage.handles import WorkerFiles
+from headrace.storage.kept import UntrustedError
+from headrace.storage.lines import QUOTE, IntArray, Newline, is_blank, line_starts, strip_end
+from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
+from headrace.storage.paths import redact
+from headrace.storage.plain import is_compressed, plain_copy, shows_lines
+from headrace.storage.scan import FileList
+from headrace.storage.source import Source
+from headrace.storage.stamps import Stamp
+
+_log = logging.getLogger(__name__)
+
+KEPT_FROM = 64 << 20
+"""Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
+_VERSION = 1
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file as its lines are read."""
+
+    shown: str
+    """Its own path."""
+    path: str
+    """Of the bytes: its own, or that of a plain copy."""
+    begin: int
+    """Where the text begins there."""
+    end: int
+    stamp: Stamp
+
+
+class LinesSource(Source):
+    """Lines, or records of more than one line, as bytes without their end. Local files.
+
+    Args:
+        files: which.
+        unit: "line" or "record".
+        newline: see `headrace.storage.lines`.
+        encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
+        cache_dir: where the table, and plain copies, are kept; None: the user's cache folder, for large ones.
+        cache_folder: that folder.
+        progress: show a progress bar; None: only on a terminal.
+
+    Raises:
+        FormatError: a file is damaged, or of a kind that has no records.
+        AccessError: a file can't be read.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        unit: str,
+        newline: Newline,
+        encoding: str,
+        errors: str,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_folder: Path,
+        progress: bool | None = None,
+    ) -> None:
+        self.files, self._unit, self._newline = files, unit, newline
+        self._is_kept = cache_dir is not None
+        self._folder = str(cache_folder)
+        paths = [os.path.abspath(os.fsdecode(files.path(number))) for number in range(len(files.names))]
+        self._formats = [records.format_of(path) for path in paths] if unit == "record" else []
+        self.is_transcoded = not shows_lines(encoding)
+        self.codec = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
+        """How the bytes that `read` gives are decoded."""
+        self._texts = [self._text(path, encoding, errors) for path in paths]
+        self._table = self._made(progress)
+        first, rows, blanks, headers = self._table.short
+        self._first, self._rows = first, rows if blanks[0] else None
+        self.headers: list[list[str]] = json.loads(bytes(headers))
+        """The names of the fields, of each CSV or TSV file."""
+        self._open: WorkerFiles[int] = WorkerFiles()
+
+    def _text(self, path: str, encoding: str, errors: str) -> TextFile:
+        begin, read = 0, path
+        if is_compressed(path) or self.is_transcoded:
+            copy = plain_copy(path, encoding, errors, self._folder)
+            read, begin = copy.path, HEAD
+        try:
+            stamp = Stamp(read)
+            end = HEAD + len(copy.long) if begin else stamp.size
+            if encoding == "utf-8" or self.is_transcoded:
+                with open(read, "rb", buffering=0) as file:
+                    begin += 3 * (os.pread(file.fileno(), 3, begin) == _UTF8_MARK)
+        except OSError as error:
+            raise AccessError(f"{redact(read)} can't be read: {error.strerror}") from error
+        return TextFile(path, read, begin, end, stamp)
+
+    # -- the table
+
+    def _made(self, progress: bool | None) -> MappedArrays | _HeldArrays:
+        size = sum(text.end - text.begin for text in self._texts)
+        if not self._is_kept and size < KEPT_FROM:
+            return _HeldArrays(*self._scanned(progress, size))
+        of = [[text.path, text.stamp.size, text.stamp.mtime, text.begin] for text in self._texts]
+        kept = MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+        try:
+            return kept.open()
+        except FileNotFoundError:
+            pass
+        except (UntrustedError, OSError) as error:
+            _log.info("%s is not used: %s", redact(kept.path), error)
+        try:
+            with kept.writing("i8") as writer:
+                scan = _Scan(self, progress, size)
+                for places in scan:
+                    writer.write(places)
+                writer.short(scan.short())
+            return kept.open()
+        except (OSError, UntrustedError) as error:
+            said = getattr(error, "strerror", None) or error
+            warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
+            return _HeldArrays(*self._scanned(progress, size))
+
+    def _scanned(self, progress: bool | None, size: int) -> tuple[IntArray, list[npt.NDArray[Any]]]:
+        scan = _Scan(self, progress, size)
+        return np.concatenate([np.empty(0, np.int64), *scan]), scan.short()
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return int(self._first[-1]) if self._rows is None else len(self._rows)
+
+    def _places(self, indices: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
+        """For each index the number of its file, and where it begins and ends there."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = wanted if self._rows is None else self._rows[wanted]
+        files = np.searchsorted(self._first, numbers, side="right") - 1
+        starts = self._table.long
+        return files, starts[numbers + files], starts[numbers + files + 1]
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        files, starts, ends = self._places(indices)
+        found: list[Any] = [None] * len(indices)
+        order = np.lexsort((starts, files)).tolist()
+        of, begins, sizes = files.tolist(), starts.tolist(), (ends - starts).tolist()
+        at = 0
+        while at < len(order):
+            number = of[order[at]]
+            text, newline = self._texts[number], self._newline_in(number)
+            with self._open.reading(text.path) as fd:
+                text.stamp.check(fd)
+                while at < len(order) and of[order[at]] == number:
+                    place = order[at]
+                    line = os.pread(fd, sizes[place], begins[place])
+                    if len(line) < sizes[place]:
+                        line += self._rest(fd, text, begins[place] + len(line), sizes[place] - len(line))
+                    found[place] = strip_end(line, newline)
+                    at += 1
+        return found
+
+    def _rest(self, fd: int, text: TextFile, at: int, size: int) -> bytes:
+        """What one call to the system did not give: it stops at 2 GiB."""
+        pieces = []
+        while size:
+            piece = os.pread(fd, size, at)
+            if not piece:
+                raise AccessError(f"{redact(text.path)} is shorter than it was: open the dataset again")
+            pieces.append(piece)
+            at, size = at + len(piece), size - len(piece)
+        return b"".join(pieces)
+
+    def _newline_in(self, file: int) -> Newline:
+        return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline
+
+    @property
+    def newline(self) -> Newline:
+        """What ends a line."""
+        return self._newline
+
+    @property
+    def has_records(self) -> bool:
+        """Are samples records, and not lines?"""
+        return bool(self._formats)
+
+    def fields(self, index: int, text: str) -> Any:
+        """What a record says, by the names of its fields.
+
+        Raises:
+            FormatError: it is no such record.
+        """
+        file = int(self._places([index])[0][0])
+        kind = self._formats[file]
+        return (
+            records.json_record(text, kind == ".json")
+            if kind not in records.DELIMITERS
+            else records.csv_fields(text, records.DELIMITERS[kind], self.headers[file])
+        )
+
+    def offset_of(self, index: int) -> int:
+        """The byte in its file, or in the file's plain copy, where a line begins."""
+        files, starts, _ = self._places([index])
+        text = self._texts[int(files[0])]
+        return int(starts[0]) - (0 if text.path == text.shown else HEAD)
+
+    def nbytes(self) -> IntArray:
+        """Bytes of each line, its end included ([n] int64)."""
+        lengths = np.diff(self._table.long)
+        if len(self._texts) > 1:  # between two files lies no line
+            lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))
+        return lengths if self._rows is None else lengths[self._rows]
+
+    def file_numbers(self) -> IntArray:
+        """The number of the file of each line ([n] int64)."""
+        files = np.repeat(np.arange(len(self._texts)), np.diff(self._first))
+        return files if self._rows is None else files[self._rows]
+
+    def fingerprint(self) -> str:
+        return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
+
+    def location(self, index: int) -> str:
+        number = int(index if self._rows is None else self._rows[index])
+        file = int(np.searchsorted(self._first, number, side="right")) - 1
+        kind = self._formats[file] if self._formats else ""
+        word = "record" if kind and kind != ".jsonl" else "line"
+        return f"{redact(self._texts[file].shown)}, {word} {number - int(self._first[file]) + 1:,}"
+
+    def how(self) -> dict[str, str]:
+        copies = sum(text.path != text.shown for text in self._texts)
+        table = self._table
+        where = f"mapped from {redact(table.path)}" if isinstance(table, MappedArrays) else "in memory"
+        copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
+        return {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
+
+
+class _HeldArrays:
+    """What `MappedArrays` give, in memory."""
+
+    def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
+        self._long, self.short = SharedArray(long), short
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        return self._long.array
+
+
+class _Scan:
+    """The pass over all files: gives the places where lines begin, and each file's end."""
+
+    def __init__(self, source: LinesSource, progress: bool | None, size: int) -> None:
+        self._texts, self._formats, self._newline_in, self._codec = source._texts, source._formats, source._newline_in, source.codec
+        self._counts: list[int] = []
+        self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
+        self._headers: list[list[str]] = []
+        hidden = None if progress is None else not progress
+        disable = True if hidden is None and size < KEPT_FROM else hidden  # None: off where there is no terminal
+        self._bar = tqdm(total=size, desc="finding lines", unit="B", unit_scale=True, disable=disable, leave=False)
+
+    def __iter__(self) -> Iterator[IntArray]:
+        with self._bar:
+            for number, text in enumerate(self._texts):
+                try:
+                    with open(text.path, "rb") as file:
+                        yield from self._file(file, number, text)
+                except (OSError, EOFError) as error:
+                    said = getattr(error, "strerror", None) or error
+                    raise AccessError(f"{redact(text.shown)} can't be read to its end: {said}") from error
+                except FormatError as error:
+                    raise FormatError(f"{redact(text.shown)}: {error}") from error
+
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Once the scan is through: the number of the first line of each file, and of all; which lines are records, and whether some are
+        none; the headers."""
+        first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
+        blank = np.concatenate([np.empty(0, np.int64), *(some + start for some, start in zip(self._blank, first, strict=False))])
+        rows = np.delete(np.arange(first[-1]), blank) if blank.size else blank
+        headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
+        return [first, rows, np.array([blank.size], np.int64), headers]
+
+    def _file(self, file: BinaryIO, number: int, text: TextFile) -> Iterator[IntArray]:
+        kind = self._formats[number] if self._formats else ""
+        count, last = 0, np.empty(0, np.int64)
+        blank = []
+        for places in self._places(file, number, text, kind):
+            joined = np.concatenate([last, places])
+            if kind and kind != ".json":
+                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + count)
+            count, last = count + joined.size - 1, joined[-1:]
+            yield places
+        self._counts.append(count)
+        self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
+
+    def _places(self, file: BinaryIO, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
+        newline, fd = self._newline_in(number), file.fileno()
+        if kind == ".json":
+            self._headers.append([])
+            file.seek(text.begin)
+            starts, ends = records.json_places(file.read(text.end - text.begin))
+            yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
+        elif kind in records.DELIMITERS:
+            header, places = self._without_header(file, self._csv_places(fd, text, newline, records.DELIMITERS[kind]), kind)
+            self._headers.append(header)
+            yield places
+        else:
+            self._headers.append([])
+            yield from line_starts(fd, text.begin, text.end, newline, watch=self._watch)
+
+    def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
+        self._bar.update(piece.size)
+
+    def _csv_places(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> IntArray:
+        """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
+        check = records.QuoteCheck(delimiter)
+        places = np.concatenate(list(line_starts(fd, text.begin, text.end, newline, QUOTE, check)))
+        if check.is_plain and check.count % 2 == 0:
+            return places
+        lines = np.concatenate(list(line_starts(fd, text.begin, text.end, newline)))
+        whole = (os.pread(fd, int(end - begin), int(begin)) for begin, end in itertools.pairwise(lines))
+        counts = np.fromiter(records.csv_records(whole, delimiter), np.int64)
+        found: IntArray = lines[np.concatenate([[0], np.cumsum(counts)])]
+        return found
+
+    def _without_header(self, file: BinaryIO, places: IntArray, kind: str) -> tuple[list[str], IntArray]:
+        read = _reader(file, places)
+        for number in range(len(places) - 1):
+            line = read(number)
+            if line.strip(b"\r\n"):
+                return records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind]), places[number + 1 :]
+        raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+
+
+def _reader(file: BinaryIO, places: IntArray) -> Callable[[int], bytes]:
+    return lambda number: os.pread(file.fileno(), int(places[number + 1] - places[number]), int(places[number]))

@@ -1,0 +1,159 @@
+"""How are tokens read at random that lie one after the other in one long array?
+
+A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
+found by arithmetic, and read where they lie, in a file that is mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError
+from headrace.storage.lines import IntArray
+from headrace.storage.paths import redact
+from headrace.storage.source import Rows, Source
+
+
+class Tokens(Protocol):
+    """Tokens, and where documents end. Picklable."""
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """[tokens] ids, of any unsigned or signed integer dtype."""
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """The first: [documents + 1] int64, where each document begins, and the last one ends."""
+
+
+class TokensSource(Source):
+    """Parts of documents, as arrays of ids. The common part of the sources below.
+
+    Args:
+        tokens: the array.
+        fingerprint: of the texts and of what they were made with.
+        where: for messages: what the tokens are of.
+    """
+
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str) -> None:
+        self.tokens, self._fingerprint, self.where = tokens, fingerprint, where
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the tokens of each sample begin and end."""
+        raise NotImplementedError
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of the document that each sample begins in."""
+        return np.searchsorted(self.tokens.short[0], self._reach(indices)[0], side="right") - 1
+
+    def lengths(self) -> IntArray:
+        """Tokens of each sample ([n] int64)."""
+        begins, ends = self._reach(np.arange(len(self)))
+        return ends - begins
+
+    def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+        begins, ends = self._reach(np.asarray(indices, np.int64))
+        tokens = self.tokens.long
+        return [tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def how(self) -> dict[str, str]:
+        tokens = self.tokens
+        where = getattr(tokens, "path", None)
+        place = "in memory, which workers share" if where is None else f"mapped from {redact(where)}"
+        return {"tokens": f"{len(tokens.long):,} of {len(tokens.short[0]) - 1:,} documents, as {tokens.long.dtype}, {place}"}
+
+    def fingerprint(self) -> str:
+        return f"{self._fingerprint}:{len(self)}"
+
+    def location(self, index: int) -> str:
+        document = int(self.document_of(np.array([index]))[0])
+        return f"{self.where}, document {document:,}"
+
+
+class DocumentsSource(TokensSource):
+    """Documents, of each its first `max_length` tokens; or, with a stride, windows over all of it.
+
+    Args:
+        max_length: tokens of a sample, at most; None: all.
+        stride: tokens from the beginning of one window to that of the next; a document's last window is as long as what is left.
+    """
+
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str, max_length: int | None, stride: int | None) -> None:
+        super().__init__(tokens, fingerprint, where)
+        self._max_length, self._stride = max_length, stride
+        sizes = np.diff(tokens.short[0])
+        self._first = None  # the number of each document's first window
+        if stride is not None and max_length is not None:
+            counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
+            self._first = np.concatenate([[0], np.cumsum(counts)])
+
+    def __len__(self) -> int:
+        return len(self.tokens.short[0]) - 1 if self._first is None else int(self._first[-1])
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        edges = self.tokens.short[0]
+        if self._first is None:
+            begins, ends = edges[indices], edges[indices + 1]
+        else:
+            documents = np.searchsorted(self._first, indices, side="right") - 1
+            begins = edges[documents] + (indices - self._first[documents]) * (self._stride or 1)
+            ends = edges[documents + 1]
+        return begins, ends if self._max_length is None else np.minimum(ends, begins + self._max_length)
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of each sample's document: an empty one begins where the next does."""
+        return indices if self._first is None else np.searchsorted(self._first, indices, side="right") - 1
+
+
+class BlocksSource(TokensSource):
+    """Blocks of `length` tokens, over all documents as if they were one; what is left at the end is no block.
+
+    Args:
+        length: tokens of a block.
+    """
+
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str, length: int) -> None:
+        super().__init__(tokens, fingerprint, where)
+        self.length, self._count = length, len(tokens.long) // length
+        if not self._count and len(tokens.long):
+            raise ConfigError(
+                f"max_length={length}: with packing=True a sample has so many tokens, and there are {len(tokens.long):,} in all"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        begins = indices * self.length
+        return begins, begins + self.length
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """For each block a dict of "input_ids" and "document_ids"."""
+        documents = np.empty((len(indices), self.length), np.int32)
+        self.documents_into(indices, documents)
+        ids = super().read(indices)
+        return [{"input_ids": one, "document_ids": numbers} for one, numbers in zip(ids, documents, strict=True)]
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        """Also into rows of a wider dtype."""
+        tokens, length = self.tokens.long, self.length
+        for begin, row in zip((np.asarray(indices, np.int64) * length).tolist(), rows, strict=True):
+            row[:] = tokens[begin : begin + length]
+
+    def documents_into(self, indices: Sequence[int], rows: Rows) -> None:
+        """Writes the number of each token's document into rows [length]; numbered from 0 in each block."""
+        edges, length = self.tokens.short[0], self.length
+        begins = np.asarray(indices, np.int64) * length
+        firsts = np.searchsorted(edges, begins, side="right")
+        lasts = np.searchsorted(edges, begins + length, side="left")
+        for begin, first, last, row in zip(begins.tolist(), firsts.tolist(), lasts.tolist(), rows, strict=True):
+            row[:] = 0
+            if last > first:
+                starts = edges[first:last] - begin
+                starts = starts[np.append(starts[1:] != starts[:-1], True)]  # an empty document is none
+                for start in starts.tolist():
+                    row[start:] += 1
