@@ -83,7 +83,8 @@ class LineScanner:
         quotes = np.flatnonzero(piece == self._quote)
         inside = (np.searchsorted(quotes, ends) + self.is_open) % 2 == 1
         self.is_open = (quotes.size + self.is_open) % 2 == 1
-        return ends[~inside]
+        outside: IntArray = ends[~inside]
+        return outside
 
 
 def line_starts(

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import zstandard
-from isal import igzip, isal_zlib
+from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError
 from headrace.storage.kept import UntrustedError
@@ -22,7 +22,7 @@ from headrace.storage.paths import redact
 
 COMPRESSED = (".gz", ".zst")
 _VERSION = 1
-_BROKEN: tuple[type[Exception], ...] = (zlib.error, igzip.BadGzipFile, isal_zlib.error)
+_BROKEN: tuple[Any, ...] = (zlib.error, igzip.BadGzipFile, igzip_lib.IsalError)
 _PIECE = 1 << 20
 
 
