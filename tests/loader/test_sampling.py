@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, ConcatDataset, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
 
-from headrace import ConfigError, DataLoaderConfig, DataModule, OrderSampler, StateError
-from headrace.order import BalancedOrder, EpochOrder, ResizedOrder, WeightedOrder
+from headrace import ConfigError, DataLoaderConfig, DataModule, OrderSampler, StateError, TextDataset
+from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, ResizedOrder, WeightedOrder
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
 N = 42  # samples of SquareDataset
 WEIGHTS = np.arange(N)
+LENGTHS = np.arange(N) * 7 % 13
 CLASSES = np.repeat([0, 1, 2], [30, 2, 10])
 
 
@@ -38,6 +40,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "balanced": {"balanced": True},
     "fewer": {"num_samples": 17},
     "more": {"num_samples": 100},
+    "bucketed": {"bucket_by_length": LENGTHS},
     "more, in order": {"num_samples": 100, "shuffle": False},
 }
 
@@ -48,6 +51,8 @@ def order_of(options: dict[str, Any], global_batch: int = 6) -> Any:
         return WeightedOrder(WEIGHTS, n=options.get("num_samples"), replacement=options.get("replacement", True), **common)
     if "balanced" in options:
         return BalancedOrder(CLASSES, **common)
+    if "bucket_by_length" in options:
+        return BucketedOrder(LENGTHS, **common)
     return ResizedOrder(EpochOrder(N, shuffle=options.get("shuffle", True), **common), options["num_samples"])
 
 
@@ -167,6 +172,10 @@ class TestConfig:
             ({"sampler": [0], "num_samples": 3}, "num_samples has no meaning with sampler"),
             ({"batch_sampler": [[0]], "num_samples": 3}, "num_samples has no meaning with batch_sampler"),
             ({"replacement": False}, "with weights or balanced only"),
+            ({"bucket_by_length": True, "weights": [1]}, "bucket_by_length and weights can't be given together"),
+            ({"bucket_by_length": True, "shuffle": False}, "bucket_by_length and shuffle=False can't"),
+            ({"bucket_by_length": True, "shuffle": "block"}, "bucket_by_length and shuffle='block' can't"),
+            ({"bucket_by_length": [3], "num_samples": 2}, "bucket_by_length and num_samples can't"),
             ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
             ({"num_samples": 2.0}, "num_samples must be an integer"),
             ({"balanced": "yes"}, "balanced must be True or False"),
@@ -191,7 +200,7 @@ class TestConfig:
             def __iter__(self) -> Any:
                 return iter(range(3))
 
-        for options in {"weights": [1]}, {"balanced": True}, {"num_samples": 2}:
+        for options in {"weights": [1]}, {"balanced": True}, {"num_samples": 2}, {"bucket_by_length": [1]}:
             with pytest.raises(ConfigError, match=f"{next(iter(options))} can't be given for an IterableDataset"):
                 loader_of(Stream(), **options)
 
@@ -201,6 +210,34 @@ class TestConfig:
         assert loader is not None and list(itertools.chain(*numbers(loader))) == list(range(N))
         assert len(list(itertools.chain(*numbers(module.train_dataloader())))) == 5
         module.close()
+
+
+class TestLengths:
+    def test_that_do_not_fit(self, loader_of: Any) -> None:
+        with pytest.raises(ConfigError, match="holds 2 lengths, and there are 42 samples"):
+            loader_of(bucket_by_length=[1, 2])
+        for dataset in Numbers(), SquareDataset():
+            with pytest.raises(ConfigError, match="does not know how long its samples are"):
+                loader_of(dataset, bucket_by_length=True)
+
+    def test_of_texts(self, loader_of: Any, tmp_path: Path) -> None:
+        words = np.random.default_rng(2).integers(1, 60, 200)
+        (tmp_path / "a.txt").write_text("".join("x" * int(n) + "\n" for n in words))
+        found = {}
+        for bucketed in (False, True):
+            loader = loader_of(TextDataset(tmp_path, unit="line").subset(range(1, 200)), batch_size=8, bucket_by_length=bucketed)
+            masks = [batch["attention_mask"] for batch in loader]
+            found[bucketed] = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+            assert sum(int(mask.sum()) for mask in masks) == words[1:].sum()
+            stats = loader.get_stats()
+        assert found[True] < 0.5 * found[False]
+        assert stats["padding_fraction"] < 0.5 * stats["padding_fraction_unbucketed"]
+        assert abs(stats["padding_fraction_unbucketed"] - found[False]) < 0.1
+
+    def test_of_ranks(self, loader_of: Any) -> None:
+        alone = loader_of(bucket_by_length=LENGTHS, batch_size=6)
+        ranks = [loader_of(bucket_by_length=LENGTHS, batch_size=3, rank=rank, world_size=2, num_workers=rank * 2) for rank in range(2)]
+        assert [sorted(a + b) for a, b in zip(*map(numbers, ranks), strict=True)] == [sorted(batch) for batch in numbers(alone)]
 
 
 # -- samplers with a state

@@ -1,4 +1,4 @@
-"""Orders that repeat or leave out samples: by weight, by class, and of another length than the data."""
+"""Orders beside the plain shuffles: by weight, by class, by length, and of another number of samples than the data."""
 
 import itertools
 import pickle
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import BalancedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
+from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
+from headrace.order.bucketed import POOL, padding_fraction
 from headrace.order.epoch import pass_epoch
 from headrace.order.weighted import _log
 
@@ -19,6 +20,7 @@ GOLDEN = {
     "weighted": [744, 958, 436, 623, 999, 807, 658, 593, 968, 736, 100, 789],
     "far": [568, 741, 789, 509, 739, 826],
     "without": [847, 644, 660, 655, 247, 100, 591, 791, 934, 706, 641, 976],
+    "bucketed": [598, 672, 820, 561, 850, 73, 258, 221, 999, 407, 666, 629],
     "balanced": [36, 50, 57, 40, 69, 53, 1, 56, 54, 60, 52, 29],
 }
 CLASSES = np.repeat([0, 1, 2], [50, 5, 20])
@@ -27,6 +29,8 @@ CLASSES = np.repeat([0, 1, 2], [50, 5, 20])
 def orders(seed: int = 7, epoch: int = 0) -> list[Order]:
     common: dict[str, Any] = {"seed": seed, "epoch": epoch, "global_batch": 12}
     return [
+        BucketedOrder(np.arange(500) % 37, **common),
+        BucketedOrder(np.arange(1_600) % 37, **common),
         WeightedOrder(np.arange(40), n=100, **common),
         WeightedOrder(np.arange(40), replacement=False, **common),
         WeightedOrder(np.arange(40), n=13, replacement=False, **common),
@@ -167,6 +171,34 @@ def test_classes_may_be_strings() -> None:
     assert Counter(CLASSES[named[:]].tolist()) == {0: 20, 1: 20, 2: 20}
 
 
+@given(st.lists(st.integers(0, 30), max_size=300), st.integers(1, 8), st.integers(0, 3))
+def test_a_bucketed_epoch_holds_each_sample_once(lengths: list[int], global_batch: int, epoch: int) -> None:
+    order = BucketedOrder(lengths, epoch=epoch, global_batch=global_batch)
+    assert sorted(order) == list(range(len(lengths)))
+
+
+def test_batches_of_like_length() -> None:
+    lengths = np.random.default_rng(1).integers(1, 500, 8 * POOL * 3 + 5)
+    order = BucketedOrder(lengths, global_batch=8)
+    full = len(lengths) // 8 * 8
+    for at in range(0, full, 8 * POOL):  # in each pool the batches share out its samples by length
+        pool = [lengths[order[start : start + 8]] for start in range(at, min(at + 8 * POOL, full), 8)]
+        ranges = sorted((int(batch.min()), int(batch.max())) for batch in pool)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(ranges))
+        assert ranges != [(int(batch.min()), int(batch.max())) for batch in pool]
+    batches = lengths[order[:full]].reshape(-1, 8)
+    plain = lengths[order.shuffled(np.arange(full))].reshape(-1, 8)
+    assert padding_fraction(batches) < 0.1 * padding_fraction(plain)
+    assert {frozenset(order[s : s + 8].tolist()) for s in range(0, full, 8)}.isdisjoint(
+        frozenset(order.with_epoch(1)[s : s + 8].tolist()) for s in range(0, full, 8)
+    )
+
+
+def test_how_much_is_padding() -> None:
+    assert padding_fraction(np.array([[2, 4], [5, 5]])) == 1 - 16 / 18
+    assert padding_fraction(np.zeros((0, 4), np.int64)) == padding_fraction(np.zeros((2, 4), np.int64)) == 0
+
+
 def test_an_epoch_of_another_length() -> None:
     inner = EpochOrder(10, seed=1, epoch=4)
     assert ResizedOrder(inner, 4)[:].tolist() == inner[:4].tolist()
@@ -193,6 +225,10 @@ def test_an_epoch_of_another_length() -> None:
         (lambda: BalancedOrder([None, "a", 3]), "got NoneType, int, str"),
         (lambda: BalancedOrder([[0], [1, 2]]), "one class a sample"),
         (lambda: BalancedOrder([], n=3), "there are no samples"),
+        (lambda: BucketedOrder([1.5]), "one integer a sample, got float64"),
+        (lambda: BucketedOrder([[1]]), r"shape \[1, 1\]"),
+        (lambda: BucketedOrder([[1], [1, 2]]), "one length a sample"),
+        (lambda: BucketedOrder([3, -2]), "sample 1 is -2"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make: Any, message: str) -> None:
@@ -207,5 +243,6 @@ def test_orders_are_the_same_for_ever() -> None:
         "far": WeightedOrder(np.arange(1_000), n=2**61, **common)[2**60 : 2**60 + 6].tolist(),
         "without": WeightedOrder(np.arange(1_000), replacement=False, **common)[:12].tolist(),
         "balanced": BalancedOrder(CLASSES, **common)[:12].tolist(),
+        "bucketed": BucketedOrder(np.arange(1_000) % 37, global_batch=4, **common)[:12].tolist(),
     }
     assert found == GOLDEN

@@ -164,6 +164,10 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
         return None
 
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """How long each sample is ([n] int64), in tokens or what stands for them, if that is known without reading them."""
+        return None
+
     def held_as(self) -> str:
         """What, besides the record, decides the value that is held: ranks that say the same share it under ``shared="machine"``.
 

@@ -187,6 +187,17 @@ class TextDataset(BaseDataset):
             raise FormatError(f"its field {self._text_field!r} is a {type(found).__name__} and no text")
         return found, None if self._target_field is None else records.field_of(row, self._target_field)
 
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sample; of files, lines and records, which are not tokenised yet, bytes."""
+        source: Any = self._source
+        found = (
+            source.lengths() if isinstance(source, TokensSource) else source.nbytes() if isinstance(source, LinesSource) else source.sizes()
+        )
+        if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
+            found = np.minimum(found, self.max_length)
+        whole: npt.NDArray[np.int64] = found if self._chosen is None else found[self._chosen]
+        return whole
+
     # -- from records to ids: a batch at a time, as tokenizers like it
 
     def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:

@@ -13,11 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from headrace.errors import StateError
 from headrace.loader.draws import Draws
-from headrace.order import Order, OrderSampler, RankBatches, Ticket
+from headrace.order import BucketedOrder, Order, OrderSampler, RankBatches, Ticket
+from headrace.order.bucketed import padding_fraction
 from headrace.order.seeding import SampleSeeder
 
+_LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding
 OF_SAMPLER, OF_STREAM, OF_COLLATE = -1, -2, -3
 """What draws random numbers beside samples, in place of a sample's index, which is never negative."""
 
@@ -49,6 +53,10 @@ class Plan(ABC):
     def parameters(self) -> dict[str, Any]:
         """What the order of the batches depends on, for the state."""
 
+    def stats(self) -> dict[str, float]:
+        """What can be said of the batches, for `get_stats()`."""
+        return {}
+
     def received(self, epoch: int, position: int) -> None:
         """The user has received so many batches of an epoch."""
         return
@@ -69,6 +77,7 @@ class OrderPlan(Plan):
         self._batches = batches
         self.seed = batches.order.seed
         self.padding = batches.padding
+        self._stats: dict[str, float] | None = None
 
     @property
     def order(self) -> Order:
@@ -92,6 +101,18 @@ class OrderPlan(Plan):
         repeats = self.order.repeats
         for step, (indices, positions) in enumerate(self._of_epoch(epoch).with_positions(min(start, self.steps())), start):
             yield Ticket(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
+
+    def stats(self) -> dict[str, float]:
+        order, batches = self.order, self._batches
+        if not isinstance(order, BucketedOrder):
+            return {}
+        if self._stats is None:
+            whole = range(0, min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch, order.global_batch)
+            mine = np.arange(batches.rank, order.global_batch, batches.world_size)
+            positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
+            found = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
+            self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, found), strict=True))
+        return self._stats
 
     def samples_before(self, step: int) -> int:
         return self._batches.samples_before(step)

@@ -38,8 +38,8 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
     reasons["rank"] = reasons["world_size"] = world.source
     foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
-    if foreign_stream and (config.shuffle or config.order_of_its_own or config.num_samples is not None):
-        given = ["shuffle"] * bool(config.shuffle) + config.order_of_its_own + ["num_samples"] * (config.num_samples is not None)
+    ordered = {"shuffle": bool(config.shuffle), "num_samples": config.num_samples is not None, "bucket_by_length": config.is_bucketed}
+    if foreign_stream and (given := [name for name, is_given in ordered.items() if is_given] + config.order_of_its_own):
         raise ConfigError(f"{' and '.join(given)} can't be given for an IterableDataset, which has an order of its own")
     if config.shuffle is None:
         changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
@@ -64,6 +64,8 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
 def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) -> tuple[Shuffle, str]:
     if own := config.order_of_its_own:
         return False, f"{own[0]} is the order"
+    if config.is_bucketed:
+        return True, "bucket_by_length is a shuffle"
     if foreign_stream:
         return False, "an IterableDataset has an order of its own"
     if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.STREAMING:

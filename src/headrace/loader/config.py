@@ -52,6 +52,8 @@ class DataLoaderConfig:
         weights: [samples] how likely each sample is to be drawn, in any scale; 0: never. The order then is a `WeightedOrder`.
         balanced: all classes of the dataset's targets come equally often, in a `BalancedOrder`.
         replacement: with weights, may a sample be drawn again; with balanced, may it come again when its class is through.
+        bucket_by_length: batches hold samples of like length, in a `BucketedOrder`, so that little is padded. True: the lengths are those
+            that the dataset knows (a `TextDataset` does); or one integer a sample.
         num_samples: samples of an epoch, over all ranks. None: all; for weights and balanced as many as there are (see
             `WeightedOrder`, `BalancedOrder`). Fewer: an epoch is the beginning of the order. More: it begins again, in another order.
         seed: of order and random transforms.
@@ -85,6 +87,7 @@ class DataLoaderConfig:
     weights: Any = None
     replacement: bool = True
     balanced: bool = False
+    bucket_by_length: Any = False
     num_samples: int | None = None
     seed: int = 42
     interleave: int | None = None
@@ -142,6 +145,16 @@ class DataLoaderConfig:
             raise ConfigError("replacement=False has a meaning with weights or balanced only: any other order draws nothing twice")
         if self.batch_sampler is not None and self.drop_last:
             raise ConfigError("drop_last has no meaning with batch_sampler, which makes the batches")
+        if self.is_bucketed and (own or self.shuffle in (False, "block") or self.num_samples is not None):
+            given = own[0] if own else f"shuffle={self.shuffle!r}" if self.shuffle is not None else "num_samples"
+            raise ConfigError(
+                f"bucket_by_length and {given} can't be given together: samples of like length are brought together by a shuffle"
+            )
+
+    @property
+    def is_bucketed(self) -> bool:
+        """Are batches to hold samples of like length?"""
+        return self.bucket_by_length is not False and self.bucket_by_length is not None
 
     @property
     def order_of_its_own(self) -> list[str]:

@@ -390,8 +390,9 @@ class Loader(DataLoader[Any]):
         Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
         p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, work_seconds. Bytes: bytes_read,
         held_bytes, queued_bytes, avg_memory_usage and peak_memory_usage (PSS of this process and its workers). wait_fraction is
-        wait_time / total_time. queued_batches are on their way or ready. If samples were skipped, "skipped_samples" lists the first
-        1,000 (index, path, error).
+        wait_time / total_time. queued_batches are on their way or ready. padding_fraction, with bucket_by_length: how much of the epoch's
+        first 1,000 batches is padding, by the lengths that are known, and padding_fraction_unbucketed how much would be. If samples
+        were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
         """
         stats = self._stats.as_dict()
         if not stats:
@@ -410,6 +411,7 @@ class Loader(DataLoader[Any]):
             "queued_batches": queued,
             "queued_bytes": queued * self._last_nbytes,
             **stats,
+            **self._plan.stats(),
             **held,
             **({} if job is None else job.ring.stats()),
         }

@@ -105,6 +105,7 @@ class DataModule:
         if pad:
             warn(f"{n} validation samples are fewer than {ranks} ranks: some come several times, so that each rank has one")
         in_order = {"sampler": None, "batch_sampler": None, "weights": None, "balanced": False, "replacement": True, "num_samples": None}
+        in_order["bucket_by_length"] = False
         return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
 
     def state_dict(self) -> dict[str, Any]:

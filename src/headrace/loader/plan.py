@@ -11,7 +11,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.config import DataLoaderConfig, Shuffle
-from headrace.order import BalancedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
+from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
 
 
 def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
@@ -47,6 +47,8 @@ def _make_order(config: DataLoaderConfig, dataset: Any, seed: int, global_batch:
         return weights
     if config.balanced:
         return BalancedOrder(classes_of(dataset, n), **drawn)
+    if config.is_bucketed:
+        return BucketedOrder(_lengths_of(config.bucket_by_length, dataset, n), seed=seed, global_batch=global_batch)
     shuffle: Shuffle = adopted.get("shuffle", config.shuffle or False)
     if isinstance(dataset, BaseDataset):
         interleave, turns = adopted.get("interleave", config.interleave), adopted.get("turns", config.turns)
@@ -54,6 +56,17 @@ def _make_order(config: DataLoaderConfig, dataset: Any, seed: int, global_batch:
     else:
         order = EpochOrder(n, shuffle=shuffle, seed=seed, global_batch=global_batch)
     return order if config.num_samples in (None, n) else ResizedOrder(order, config.num_samples or 0)
+
+
+def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
+    lengths = dataset.lengths() if given is True and isinstance(dataset, BaseDataset) else None if given is True else given
+    if lengths is None:
+        raise ConfigError(
+            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: give one integer a sample"
+        )
+    if len(lengths) != n:
+        raise ConfigError(f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: give one for each")
+    return lengths
 
 
 def classes_of(dataset: Any, n: int) -> Any:

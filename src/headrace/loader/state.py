@@ -26,12 +26,13 @@ _FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is
     "weights": ((str, type(None)), None),
     "classes": ((str, type(None)), None),
     "replacement": ((bool, type(None)), None),
+    "lengths": ((str, type(None)), None),
     "skipped": ((int,), 0),
     "skipped_samples": ((list,), []),
 }
 _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
 _SHUFFLES = (False, True, "block", *_OWN)
-_FIXED = ("num_samples", "weights", "classes", "replacement")
+_FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
 _COUNTS = ("batches", "skipped")
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
 

@@ -5,6 +5,7 @@ The order of an epoch is a pure function of integers; ranks and workers take the
 
 from headrace.order.balanced import BalancedOrder
 from headrace.order.base import Order
+from headrace.order.bucketed import BucketedOrder
 from headrace.order.epoch import EpochOrder
 from headrace.order.ranks import RankBatches
 from headrace.order.resized import ResizedOrder
@@ -15,6 +16,6 @@ from headrace.order.weighted import WeightedOrder
 from headrace.order.world import World, detect_world
 
 __all__ = [
-    "BalancedOrder", "EpochOrder", "Order", "OrderSampler", "RankBatches", "ResizedOrder", "Ticket", "WeightedOrder", "World",
-    "detect_world", "seed_everything",
+    "BalancedOrder", "BucketedOrder", "EpochOrder", "Order", "OrderSampler", "RankBatches", "ResizedOrder", "Ticket", "WeightedOrder",
+    "World", "detect_world", "seed_everything",
 ]  # fmt: skip
