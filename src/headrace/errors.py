@@ -44,6 +44,14 @@ class SampleError(HeadraceError, OSError):
     """Did the user choose that such samples are left out (``on_error="skip"``)?"""
 
 
+class RemoteError(HeadraceError, ConnectionError):
+    """A server did not give what it was asked for, however often; the message names URL, range, attempts and the last cause."""
+
+
+class ReplacedError(HeadraceError, OSError):
+    """A file is another one than when it was opened: what was read of both must not be mixed."""
+
+
 class WriteError(HeadraceError, OSError):
     """A file can't be written; nothing stands under its name that was not there before."""
 

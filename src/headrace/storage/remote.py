@@ -1,0 +1,469 @@
+"""How are bytes fetched from a server that is far away, busy, and now and then wrong?
+
+NOTE [ a fetch ]
+
+* Ranges that lie close to one another become one; long ones are cut, so that several connections share them. Each piece is asked for
+  by itself.
+* A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
+  that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
+  its attempts end at the deadline. Time is that of the monotonic clock.
+* How many pieces are on their way at once follows from how it goes: one more after as many successes, half as many when the server is
+  overloaded (additive increase, multiplicative decrease), and never more bytes than `window`.
+* Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
+  compared. A file that was replaced is an error, never a mix.
+* Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import functools
+import inspect
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.storage.handles import WorkerHandle
+from headrace.storage.paths import redact
+from headrace.storage.scan import open_filesystem, path_in
+
+RETRIES, DEADLINE = 5, 60.0
+WINDOW = 64 << 20
+"""Bytes that a process fetches at once, at most."""
+GAP, PIECE = 64 << 10, 4 << 20
+"""Ranges with so few bytes between them are fetched as one; longer ones are cut."""
+FEWEST, FIRST, MOST = 2, 8, 48
+"""Pieces on their way: at least, in the beginning, at most."""
+_WAIT, _LONGEST_WAIT = 0.1, 10.0
+_PASSING = frozenset({408, 425, 429, *range(500, 600)})
+_OVERLOADED = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A file at one moment."""
+
+    size: int
+    """Bytes."""
+    tag: str | None
+    """What changes when the content does: its ETag, or else when it was last changed; None: the server says nothing of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A stretch of a file."""
+
+    path: str
+    """URL, as the user gave it."""
+    start: int
+    stop: int
+    version: Version | None = None
+    """Of which version; None: of any."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Remote:
+    """Byte ranges of the files of one server, in any thread and process.
+
+    Args:
+        url: of any file there.
+        storage_options: to fsspec.
+        retries: attempts after the first, for each piece.
+        deadline: seconds for all attempts of a piece.
+        window: bytes on their way at once, at most.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        retries: int | None = None,
+        deadline: float | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        self.retries, self.deadline = RETRIES if retries is None else retries, DEADLINE if deadline is None else float(deadline)
+        if isinstance(retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise ConfigError(f"retries must be an integer of at least 0, not {retries!r}")
+        if not 0 < self.deadline < float("inf"):
+            raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+        self._window = window
+        self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), _forget)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._flow = _Flow(self._window)
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    # -- what callers ask for
+
+    def versions(self, urls: Sequence[str]) -> list[Version]:
+        """Size and tag of each file.
+
+        Raises:
+            DataNotFoundError, AccessError: there is none, or it may not be read.
+            RemoteError: the server does not say.
+        """
+
+        async def one(url: str) -> Version:
+            def ask() -> Awaitable[Any]:
+                return _call(self._fs, "info", self._path(url))
+
+            info = await self._persist(ask, f"{redact(url)}", lambda info: info.get("size") is not None)
+            tag = next(
+                (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
+                None,
+            )
+            return Version(int(info["size"]), None if tag is None else str(tag))
+
+        async def each() -> list[Version]:
+            return await _together([functools.partial(one, url) for url in urls], self._flow, [0] * len(urls))
+
+        found: list[Version] = self._run(each)
+        return found
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of each range.
+
+        Raises:
+            RemoteError: they can't be had within retries and deadline.
+            ReplacedError: the file is another one than that of the range's version.
+            DataNotFoundError, AccessError: there is no such file, or it may not be read.
+        """
+        wanted = list(ranges)
+        pieces, places = _plan(wanted)
+
+        async def each() -> list[bytes]:
+            return await _together(
+                [functools.partial(self._piece, piece) for piece in pieces], self._flow, [len(piece) for piece in pieces]
+            )
+
+        found: list[bytes] = self._run(each)
+        return [_assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
+
+    def take_counts(self) -> Counter[str]:
+        """Requests, retries and bytes since the last call, of this process."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def close(self) -> None:
+        """Ends this process's connections; the next call opens new ones."""
+        self._filesystem.close()
+
+    # -- one piece
+
+    async def _piece(self, piece: Range) -> bytes:
+        fs, path = self._fs, self._path(piece.path)
+        where = f"{redact(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
+
+        def ask() -> Awaitable[Any]:
+            return _fetch(fs, path, piece)
+
+        data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
+        self._count(bytes_fetched=len(data))
+        return data
+
+    async def _persist(self, ask: Callable[[], Awaitable[Any]], where: str, is_right: Callable[[Any], bool]) -> Any:
+        """Asks until the answer is right, or retries or deadline are through."""
+        begin, attempt, cause = time.monotonic(), 0, ""
+        patience = self.deadline / 2 if self.retries else self.deadline
+        while True:
+            left = begin + self.deadline - time.monotonic()
+            wait: float | None = None
+            self._count(requests=1)
+            try:
+                answer = await asyncio.wait_for(ask(), min(left, patience))
+                if is_right(answer):
+                    self._flow.went_well()
+                    return answer
+                cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes) else "the answer says no size"
+            except Exception as error:
+                cause, wait = self._judged(error, where)
+            attempt += 1
+            left = begin + self.deadline - time.monotonic()
+            if wait is None:
+                wait = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2**attempt))
+            if attempt > self.retries or wait >= left:
+                seconds = time.monotonic() - begin
+                raise RemoteError(
+                    f"{where}: {attempt} attempt{'s' * (attempt > 1)} in {seconds:.1f} s failed, the last one because {cause}: is the "
+                    f"server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
+                )
+            self._count(retries=1)
+            await asyncio.sleep(wait)
+
+    def _judged(self, error: BaseException, where: str) -> tuple[str, float | None]:
+        """The cause of a failure that may pass, in words, and how long the server wants to be left alone.
+
+        Raises:
+            DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
+        """
+        status, headers = _status_of(error)
+        text = redact(str(error)) or type(error).__name__
+        if status == 412:
+            raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
+        if isinstance(error, FileNotFoundError) or status == 404:
+            raise DataNotFoundError(f"{where}: there is no such file") from None
+        if isinstance(error, PermissionError) or status in (401, 403):
+            raise AccessError(
+                f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
+            ) from None
+        if isinstance(error, asyncio.TimeoutError | TimeoutError):
+            self._flow.went_badly()
+            return "nothing came in time", None
+        if status in _OVERLOADED:
+            self._flow.went_badly()
+        if status in _PASSING or (status is None and _is_of_network(error)):
+            return (f"the server says {status}" if status else f"{type(error).__name__}: {text}"), _retry_after(headers)
+        raise RemoteError(f"{where}: {type(error).__name__}: {text}") from None
+
+    # -- the loop
+
+    @property
+    def _fs(self) -> Any:
+        return self._filesystem.get()
+
+    def _path(self, url: str) -> str:
+        return path_in(url, self._fs)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
+
+    def _run(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Runs a coroutine in the loop of this process's file system, and waits for it."""
+        if self._pid != os.getpid():  # what is on its way there is the parent's
+            self._reset()
+        future = asyncio.run_coroutine_threadsafe(_coroutine(function), _loop_of(self._fs))
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_pid")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+class _Flow:
+    """How many pieces may be on their way, and how many are. Used in the loop's thread only."""
+
+    def __init__(self, window: int) -> None:
+        self._limit, self._window = float(FIRST), window
+        self._running, self._bytes = 0, 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def place(self, nbytes: int) -> Any:
+        """While one is on its way. The first may be of any size."""
+        while self._running and (self._running >= int(self._limit) or self._bytes + nbytes > self._window):
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(woken)
+            await woken
+        self._running, self._bytes = self._running + 1, self._bytes + nbytes
+        try:
+            yield
+        finally:
+            self._running, self._bytes = self._running - 1, self._bytes - nbytes
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def went_well(self) -> None:
+        self._limit = min(MOST, self._limit + 1 / self._limit)
+
+    def went_badly(self) -> None:
+        self._limit = max(FEWEST, self._limit / 2)
+
+
+async def _together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: _Flow, sizes: Sequence[int]) -> list[Any]:
+    """What each task gives; the first error cancels the others."""
+
+    async def placed(task: Callable[[], Awaitable[Any]], nbytes: int) -> Any:
+        async with flow.place(nbytes):
+            return await task()
+
+    running = [asyncio.ensure_future(placed(task, nbytes)) for task, nbytes in zip(tasks, sizes, strict=True)]
+    try:
+        return list(await asyncio.gather(*running))
+    except BaseException:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise
+
+
+# -- ranges to pieces
+
+
+def _plan(wanted: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
+    """The pieces to ask for, and for each range the numbers of the first and last piece that it lies in."""
+    order = sorted(range(len(wanted)), key=lambda n: (wanted[n].path, repr(wanted[n].version), wanted[n].start, wanted[n].stop))
+    pieces: list[Range] = []
+    places: list[tuple[int, int]] = [(0, 0)] * len(wanted)
+    at = 0
+    while at < len(order):
+        first = wanted[order[at]]
+        stop, end = first.stop, at + 1
+        while end < len(order):
+            following = wanted[order[end]]
+            if (following.path, following.version) != (first.path, first.version) or following.start > stop + GAP:
+                break
+            if max(stop, following.stop) - first.start > PIECE and following.start >= stop:
+                break  # it would be cut anyway
+            stop, end = max(stop, following.stop), end + 1
+        cut = [replace(first, start=s, stop=min(s + PIECE, stop)) for s in range(first.start, stop, PIECE)]
+        for number in order[at:end]:
+            one = wanted[number]
+            if len(one):
+                places[number] = (
+                    len(pieces) + (one.start - first.start) // PIECE,
+                    len(pieces) + (one.stop - 1 - first.start) // PIECE,
+                )
+        pieces += cut
+        at = end
+    return pieces, places
+
+
+def _assembled(wanted: Range, pieces: Sequence[Range], found: Sequence[bytes], place: tuple[int, int]) -> bytes:
+    if not len(wanted):
+        return b""
+    parts = []
+    for piece, data in zip(pieces[place[0] : place[1] + 1], found[place[0] : place[1] + 1], strict=True):
+        parts.append(memoryview(data)[max(0, wanted.start - piece.start) : wanted.stop - piece.start])
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+# -- fsspec
+
+
+async def _coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
+    return await function()
+
+
+def _loop_of(fs: Any) -> Any:
+    if getattr(fs, "async_impl", False):
+        return fs.loop
+    import fsspec.asyn
+
+    return fsspec.asyn.get_loop()
+
+
+async def _call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    if getattr(fs, "async_impl", False):
+        return await getattr(fs, f"_{name}")(*args, **kwargs)
+    return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
+
+
+async def _fetch(fs: Any, path: str, piece: Range) -> bytes:
+    """Asks for the version where the protocol can."""
+    tag = None if piece.version is None else piece.version.tag
+    protocols = fs.protocol if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+    is_etag = tag is not None and tag.startswith('"')
+    if is_etag and "s3" in protocols and hasattr(fs, "_call_s3"):
+        bucket, key, version = fs.split_path(path)
+        options = {} if version is None else {"VersionId": version}
+        answer = await fs._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={piece.start}-{piece.stop - 1}", IfMatch=tag, **options, **fs.req_kw
+        )
+        body: bytes = await answer["Body"].read()
+        answer["Body"].close()
+        return body
+    if is_etag and "http" in protocols:
+        headers = {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": tag}
+        data: bytes = await _call(fs, "cat_file", path, start=piece.start, end=piece.stop, headers=headers)
+        return data
+    data = await _call(fs, "cat_file", path, start=piece.start, end=piece.stop)
+    return data
+
+
+def _forget(filesystem: Any) -> None:
+    """Closes its connections, if it has any of its own."""
+    session, loop = getattr(filesystem, "_session", None), getattr(filesystem, "loop", None)
+    close = getattr(session, "close", None)
+    if close is None or loop is None or not loop.is_running():
+        return
+
+    async def closing() -> None:
+        made = close()
+        if inspect.isawaitable(made):
+            await made
+
+    with contextlib.suppress(Exception):
+        asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
+
+
+# -- errors
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen = 0
+    while error is not None and seen < 8:
+        yield error
+        error, seen = error.__cause__ or error.__context__, seen + 1
+
+
+def _status_of(error: BaseException) -> tuple[int | None, Any]:
+    """The HTTP status that an error, or what it was made of, tells of, and the headers."""
+    for one in _chain(error):
+        status = getattr(one, "status", None)
+        if isinstance(status, int) and status >= 300:
+            return status, getattr(one, "headers", None)
+        response = getattr(one, "response", None)  # botocore's
+        if isinstance(response, dict):
+            said = response.get("ResponseMetadata", {})
+            status = said.get("HTTPStatusCode")
+            if isinstance(status, int) and status >= 300:
+                return status, said.get("HTTPHeaders")
+    return None, None
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Is it of the way to the server, and may it pass?"""
+    for one in _chain(error):
+        if isinstance(one, ConnectionError | asyncio.IncompleteReadError | EOFError):
+            return True
+        module = type(one).__module__.partition(".")[0]
+        if module in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "httpx", "google", "azure") and not isinstance(
+            one, TypeError
+        ):
+            return True
+        if isinstance(one, OSError) and one.errno is not None and not isinstance(one, FileNotFoundError | PermissionError):
+            return True
+    return False
+
+
+def _retry_after(headers: Any) -> float | None:
+    """Seconds; None where the server does not say."""
+    said = None if headers is None else headers.get("Retry-After", headers.get("retry-after"))
+    if said is None:
+        return None
+    try:
+        return max(0.0, float(said))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
