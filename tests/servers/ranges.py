@@ -188,7 +188,7 @@ async def _serve(folder: str) -> None:
     answers, app = _Answers(folder), web.Application()
     app.router.add_post("/_set", answers.set)
     app.router.add_get("/_counts", answers.counts)
-    app.router.add_route("GET", "/{name:.*}", answers.file)  # HEAD too
+    app.router.add_get("/{name:.*}", answers.file, allow_head=True)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -101,6 +101,11 @@ class Remote:
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
         self._window = window
+        options = storage_options or {}
+        self.place = repr(
+            [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
+        )
+        """What tells two servers apart whose URLs look alike."""
         self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), _forget)
         self._reset()
 
@@ -218,9 +223,10 @@ class Remote:
         text = redact(str(error)) or type(error).__name__
         if status == 412:
             raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
-        if isinstance(error, FileNotFoundError) or status == 404:
+        # fsspec takes whatever goes wrong with a question for a size for a missing file
+        if status == 404 or (isinstance(error, FileNotFoundError) and status is None and not _is_of_network(error)):
             raise DataNotFoundError(f"{where}: there is no such file") from None
-        if isinstance(error, PermissionError) or status in (401, 403):
+        if status in (401, 403) or (isinstance(error, PermissionError) and status is None):
             raise AccessError(
                 f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
             ) from None

@@ -1,0 +1,80 @@
+"""How are ranges of remote files read through the disk cache?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from headrace.storage.disk_cache import DiskCache
+from headrace.storage.remote import Range, Remote, Version
+
+BLOCK = 1 << 20
+"""Bytes of a block: what is cached, and fetched at least."""
+
+
+class CachedRemote:
+    """A `Remote`, and what of it is kept on this machine's disk.
+
+    Args:
+        remote: of one server.
+        cache: None: everything is fetched.
+    """
+
+    def __init__(self, remote: Remote, cache: DiskCache | None = None) -> None:
+        self.remote, self.cache = remote, cache
+
+    def versions(self, urls: Sequence[str]) -> list[Version]:
+        """See `Remote.versions`."""
+        return self.remote.versions(urls)
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """See `Remote.read`. Ranges of no known version are not cached: nobody could say whether they still hold."""
+        cache = self.cache
+        if cache is None or any(one.version is None or one.version.tag is None for one in ranges):
+            return self.remote.read(ranges)
+        wanted = {block: None for one in ranges for block in _blocks_of(one)}
+        found = {block: cache.get(self._key(block)) for block in wanted}
+        missing = [block for block, data in found.items() if data is None]
+        if missing:
+            with cache.claim(map(self._key, missing), self.remote.deadline):
+                found.update((block, cache.get(self._key(block))) for block in missing)
+                missing = [block for block in missing if found[block] is None]
+                for block, data in zip(missing, self.remote.read(missing), strict=True):
+                    found[block] = data
+                    cache.put(self._key(block), data)
+        return [_assembled(one, found) for one in ranges]
+
+    def _key(self, block: Range) -> str:
+        version = block.version
+        assert version is not None
+        return DiskCache.key(block.path, (self.remote.place, version.size, version.tag), block.start // BLOCK)
+
+    def take_counts(self) -> Counter[str]:
+        """What was counted since the last call."""
+        counts = self.remote.take_counts()
+        if self.cache is not None:
+            counts.update(self.cache.take_counts())
+        return counts
+
+    def close(self) -> None:
+        """Ends connections."""
+        self.remote.close()
+
+
+def _blocks_of(wanted: Range) -> list[Range]:
+    assert wanted.version is not None
+    size = wanted.version.size
+    first = wanted.start // BLOCK
+    return [
+        Range(wanted.path, number * BLOCK, min((number + 1) * BLOCK, size), wanted.version)
+        for number in range(first, -(-wanted.stop // BLOCK) if len(wanted) else first)
+    ]
+
+
+def _assembled(wanted: Range, found: dict[Range, bytes | None]) -> bytes:
+    parts = []
+    for block in _blocks_of(wanted):
+        data = found[block]
+        assert data is not None
+        parts.append(memoryview(data)[max(0, wanted.start - block.start) : wanted.stop - block.start])
+    return b"".join(parts)
