@@ -26,6 +26,7 @@ from headrace.collate import stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
 from headrace.errors import warn
+from headrace.loader.agreement import Agreement
 from headrace.loader.batches import IterablePlan, OrderPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
@@ -125,6 +126,8 @@ class Loader(DataLoader[Any]):
         self._job: Job | None = None
         self._running: weakref.ref[EpochIterator] | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))
+        self._agreement = Agreement(self, world, is_given=self._given.rank is not None)
+        self._agreement.look()
 
     # -- set-up
 
@@ -251,6 +254,7 @@ class Loader(DataLoader[Any]):
             self._resume = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._agreement.look()
         epoch, start = self._next_epoch, 0
         if self._resume is not None and self._resume[0] == epoch:
             start = self._resume[1]
@@ -277,6 +281,7 @@ class Loader(DataLoader[Any]):
 
     def _received(self, delivered: Delivered, epoch: int, position: int, wait: float, elapsed: float, transfer: float) -> None:
         """The user gets a batch: what is known of it is counted, and the position moves on."""
+        self._agreement.look()
         report, stats = delivered.report, self._stats
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], wait, elapsed)
