@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -222,8 +223,8 @@ def test_a_store_that_does_not_answer_is_given_up_and_said(monkeypatch: pytest.M
         holder = int(pids.get("pid0"))
         os.kill(holder, signal.SIGSTOP)
         try:
-            while (state := open(f"/proc/{holder}/stat").read().rsplit(")", 1)[1].split()[0]) != "T":
-                assert state
+            while psutil.Process(holder).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 counts = [len(list(loader(seed=rank))) for _ in range(2)]
@@ -257,3 +258,16 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(monkeypatch: pyt
             assert len(list(loader())) == 6
         assert [str(one.message)[:55] for one in caught] == ["the store of the process group failed: connection reset"] * warned
     assert ["is gone" in record.message for record in caplog.records] == [True]
+
+
+# -- a rank that there can't be
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_outside_of_the_world_is_refused(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=rf"rank must be in \[0, world_size\), got rank={world_size} with world_size={world_size}"):
+        loader(rank=world_size, world_size=world_size)
+    monkeypatch.setenv("RANK", str(world_size))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    with pytest.raises(ConfigError, match=r"RANK must be in \[0, WORLD_SIZE\)"):
+        loader()

@@ -1,0 +1,282 @@
+"""Does a job that loses a node go on with another number of them, and see every sample once? (examples/train_multinode.py)"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from headrace import ConfigError, ImageDataset, create_dataloader
+from headrace.order import World
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "train_multinode.py"
+TINY = ["--global-batch", "6", "--image-size", "16", "--workers", "0", "--device", "cpu"]
+MAY_ISOLATE = sys.platform == "linux" and os.geteuid() == 0 and all(map(shutil.which, ("ip", "unshare", "nsenter")))
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module `train_multinode`."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # what it would set itself
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    yield importlib.import_module("train_multinode")
+    for name in ("train_multinode", "two_nodes", "ledger", "make_photos"):
+        sys.modules.pop(name, None)
+
+
+Lines = list[dict[str, Any]]
+
+
+def read(folder: Path) -> dict[int, list[tuple[dict[str, Any], Lines]]]:
+    """The ledger, read without the example's own reader: life -> the head and the steps of each rank."""
+    lives: dict[int, list[tuple[dict[str, Any], Lines]]] = {}
+    for path in folder.iterdir():
+        head, *steps = [json.loads(line) for line in path.read_text().splitlines()]
+        assert path.name == f"life-{head['life']}-rank-{head['rank']}.jsonl"
+        lives.setdefault(head["life"], []).append((head, steps))
+    for ranks in lives.values():
+        assert sorted(head["rank"] for head, _ in ranks) == list(range(ranks[0][0]["world_size"]))
+    return lives
+
+
+def that_count(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """The samples of all ranks, by (epoch, step), of the steps that count: those before the next life began."""
+    lives = read(folder)
+    found: dict[tuple[int, int], list[int]] = {}
+    for life, ranks in lives.items():
+        follower = lives.get(life + 1)
+        end = (follower[0][0]["epoch"], follower[0][0]["step"]) if follower else (1 << 62, 0)
+        for _, steps in ranks:
+            for line in steps:
+                if (line["epoch"], line["step"]) < end:
+                    found.setdefault((line["epoch"], line["step"]), []).extend(line["indices"])
+    return found
+
+
+def orders(path: Path, global_batch: int, epochs: int, seed: int = 42) -> dict[tuple[int, int], list[int]]:
+    """What each step must have seen, by a loader of one rank."""
+    with ImageDataset(path, image_size=8, return_index=True) as dataset:
+        loader = create_dataloader(dataset, batch_size=global_batch, num_workers=0, seed=seed)
+        return {(epoch, step): batch[2].tolist() for epoch in range(epochs) for step, batch in enumerate(loader)}
+
+
+# -- one rank, in this process
+
+
+def test_a_rank_alone_trains_and_there_is_nothing_to_do_twice(
+    example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [str(photos), *TINY, "--out", str(tmp_path)]
+    assert example.main([*options, "--epochs", "1"]) == 0
+    assert example.main([*options, "--epochs", "2"]) == 0
+    assert example.main([*options, "--epochs", "2"]) == 0  # through
+    assert that_count(tmp_path / "ledger") == orders(photos, 6, 2)
+    assert capsys.readouterr().out.count("epoch 1: loss") == 1
+    assert example.main(["--count", "--out", str(tmp_path)]) == 0
+    assert "epoch 1: 4 steps, 24 samples, missing 0, duplicated 0" in capsys.readouterr().out
+
+
+def test_a_life_that_dies_between_checkpoints_is_gone_on_from_the_last(
+    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [str(photos), *TINY, "--out", str(tmp_path), "--checkpoint-every", "2"]
+    write = example.Ledger.write
+
+    def dying(ledger: Any, epoch: int, step: int, *rest: Any, **options: Any) -> None:
+        write(ledger, epoch, step, *rest, **options)
+        if (epoch, step) == (1, 3):
+            raise ConfigError("killed")
+
+    monkeypatch.setattr(example.Ledger, "write", dying)
+    assert example.main(options) == 2
+    (tmp_path / "checkpoint.pt.unfinished").write_bytes(b"half a checkpoint")
+    monkeypatch.setattr(example.Ledger, "write", write)
+    assert example.main(options) == 0
+    (first, begun), (second, rest) = (ranks[0] for _, ranks in sorted(read(tmp_path / "ledger").items()))
+    assert (first["step"], second["epoch"], second["step"]) == (0, 1, 2)
+    assert [(line["epoch"], line["step"]) for line in begun[-2:]] == [(1, 2), (1, 3)] == [(line["epoch"], line["step"]) for line in rest]
+    assert that_count(tmp_path / "ledger") == orders(photos, 6, 2)
+    whole = tmp_path / "whole"
+    assert example.main([str(photos), *TINY, "--out", str(whole)]) == 0
+    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["network"] for folder in (tmp_path, whole))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_global_batch_that_does_not_fit_is_refused(
+    example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [str(photos), *TINY, "--out", str(tmp_path), "--epochs", "1"]
+    with ImageDataset(photos) as dataset, pytest.raises(ConfigError, match="--global-batch 6 can't be shared by 4 ranks"):
+        example.build(example.parse(options), World(0, 4, 0, 4, "a test"), "cpu", dataset)
+    assert example.main(options) == 0
+    assert example.main([*options, "--global-batch", "8"]) == 2
+    said = capsys.readouterr().err
+    assert "the state was saved with a global batch of 6, this loader has 8 (batch_size x world_size): take batch_size=6" in said
+
+
+# -- the ledger
+
+
+def write_ledger(folder: Path, files: dict[str, list[dict[str, Any]]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, lines in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def head(life: int, rank: int, world_size: int, step: int = 0) -> dict[str, Any]:
+    return {"life": life, "rank": rank, "world_size": world_size, "samples": 6, "epoch": 0, "step": step}
+
+
+def step(number: int, *indices: int, padding: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"epoch": 0, "step": number, "indices": indices, "padding": padding}
+
+
+def test_the_balance_finds_what_is_missing_and_what_came_twice(example: Any, tmp_path: Path) -> None:
+    first = {"life-1-rank-0": [head(1, 0, 2), step(0, 0), step(1, 1), step(2, 2)], "life-1-rank-1": [head(1, 1, 2), step(0, 3), step(1, 4)]}
+    good = write_ledger(tmp_path / "good", {**first, "life-2-rank-0": [head(2, 0, 1, 2), step(2, 2, 5, padding=(0,))]})
+    with open(good / "life-1-rank-0.jsonl", "a") as file:
+        file.write('{"epoch": 0, "ste')  # killed while it wrote
+    lives = example.read_lives(good)
+    [sums] = example.balance(lives)
+    assert (sums.steps, sums.samples, sums.missing, sums.duplicated, sums.padding) == (3, 6, 0, 0, 1)
+    assert "the 1 steps that it began after that don't: life 2 did them again" in "\n".join(example.report(lives))
+    for name, begin, missing, duplicated in (("late", 3, 0, 1), ("early", 1, 2, 0)):
+        bad = write_ledger(tmp_path / name, {**first, "life-2-rank-0": [head(2, 0, 1, begin), step(2, 2, 5)]})
+        [sums] = example.balance(example.read_lives(bad))
+        assert (sums.missing, sums.duplicated) == (missing, duplicated)
+        assert example.main(["--count", "--out", str(tmp_path / "none")]) == 2
+        shutil.copytree(bad, tmp_path / name / "ledger")
+        assert example.main(["--count", "--out", str(tmp_path / name)]) == 1
+
+
+def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Path) -> None:
+    one = write_ledger(tmp_path / "ledger", {"life-1-rank-1": [head(1, 1, 3)]})
+    with pytest.raises(ValueError, match=r"life 1 had 3 ranks, and the files of \[0, 2\] are not here"):
+        example.read_lives(one)
+    assert example.main(["--count", "--out", str(tmp_path)]) == 2
+    example.forget(one, 2)
+    assert list(one.iterdir())
+    example.forget(one, 1)
+    assert not list(one.iterdir())
+
+
+# -- two nodes
+
+
+def demo(out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), "--demo", "--workers", "1", "--device", "cpu", "--out", str(out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+NEEDS_NETWORKS = pytest.mark.skipif(not MAY_ISOLATE, reason="needs networks of its own: root, ip, unshare, nsenter")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="node 1"),
+        pytest.param(["--lose", "0", "--nproc-per-node", "2"], id="node 0 of 2 x 2 ranks"),
+        pytest.param(["--loopback"], id="loopback"),
+        pytest.param(["--images", "470"], id="padding"),
+        pytest.param(["--cut", "--timeout", "5"], id="cut off", marks=NEEDS_NETWORKS),
+    ],
+)
+def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options: list[str]) -> None:
+    with demo(tmp_path, *options) as job:
+        try:
+            said, _ = job.communicate(timeout=500)
+        finally:
+            job.kill()
+    assert job.returncode == 0, said
+    out = tmp_path / "demo"
+    samples = 470 if "470" in options else 480
+    nproc = 2 if "2" in options else 1
+    lives = read(out / "ledger")
+    assert {life: len(ranks) for life, ranks in lives.items()} == {1: 2 * nproc, 2: nproc}
+    begins = {(first["epoch"], first["step"]) for first, _ in lives[2]}
+    assert len(begins) == 1 and begins != {(0, 0)}
+    last = max((line["epoch"], line["step"]) for _, steps in lives[1] for line in steps)
+    assert min(begins) <= last < (1, 19)  # it was lost before its end, and some steps may have been done in vain
+    counted = that_count(out / "ledger")
+    for epoch in range(2):
+        seen = Counter(index for (e, _), indices in counted.items() if e == epoch for index in indices)
+        assert seen == Counter(range(samples))
+    expected = orders(out / f"photos-{samples}", 24, 2)
+    assert {at: sorted(indices) for at, indices in counted.items()} == {at: sorted(indices) for at, indices in expected.items()}
+    assert said.rstrip().endswith("all epochs: missing 0, duplicated 0")
+    assert "ended by itself with status 1" in said and "lost the other ranks: rank" in said
+    if "--loopback" not in options and MAY_ISOLATE:
+        assert "each in a network of its own" in said
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 240) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a process that was killed")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with demo(tmp_path, "--epochs", "50") as job:
+        try:
+            wait_for(lambda: all((tmp_path / f"demo/ledger/life-1-rank-{rank}.jsonl").exists() for rank in range(2)))
+            wait_for(lambda: len(psutil.Process(job.pid).children(recursive=True)) >= 6)  # two of a launcher, a rank and a worker
+            started = psutil.Process(job.pid).children(recursive=True)
+            os.kill(job.pid, number)
+            job.wait(60)
+        finally:
+            job.kill()
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in started), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    step_of = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+
+    def run(*options: str, out: Callable[[int], Path] = lambda _: tmp_path) -> list[tuple[int, str]]:
+        jobs = []
+        for rank in range(2):
+            environment = {**os.environ, **step_of, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
+            command = [sys.executable, SCRIPT, photos, *TINY, "--timeout", "60", "--out", out(rank), *options]
+            jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        try:
+            said = [job.communicate(timeout=120)[0] for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+        return [(job.returncode, text) for job, text in zip(jobs, said, strict=True)]
+
+    assert [status for status, _ in run("--epochs", "1")] == [0, 0]
+    counted = {at: sorted(indices) for at, indices in that_count(tmp_path / "ledger").items()}
+    assert counted == {at: sorted(indices) for at, indices in orders(photos, 6, 1).items()}
+    apart = run("--epochs", "2", out=lambda rank: tmp_path if rank else tmp_path / "elsewhere")
+    assert [status for status, _ in apart] == [2, 2]
+    assert all("checkpoint.pt is not the same on all ranks (life, epoch, step): [(1, 0, 0), (2, 0, 4)]" in text for _, text in apart)
+    torn = run("--seed", "7", "--epochs", "2")
+    assert [status for status, _ in torn] == [2, 2] and all("seed was 42, is 7" in text for _, text in torn)
