@@ -90,7 +90,7 @@ class Node:
         (torchrun gives its children sessions of their own, so they are no process group.)
         """
         self.poll()
-        alive = [process for process in self._seen if process.is_running()]
+        alive = [process for process in self._seen if not _is_gone(process)]
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -98,14 +98,24 @@ class Node:
             assert self._process.stdin is not None
             self._process.stdin.close()
         self._process.wait()
-        _, left = psutil.wait_procs(alive, timeout=30)
-        if left:
-            raise RuntimeError(f"processes that SIGKILL does not end: {left}")
+        deadline = time.monotonic() + 30
+        while left := [process for process in alive if not _is_gone(process)]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"processes that SIGKILL does not end: {left}")
+            time.sleep(0.02)
         return len(alive)
 
     def last_lines(self, number: int = 15) -> str:
         """The end of its output."""
         return "\n".join(f"  | {line}" for line in self.log.read_text(errors="replace").splitlines()[-number:])
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    """Has it ended? Its new parent, a container's first process perhaps, may never ask how."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class TwoNodes:

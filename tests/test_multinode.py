@@ -178,6 +178,34 @@ def test_a_ledger_without_all_its_ranks_is_no_ledger(example: Any, tmp_path: Pat
 # -- two nodes
 
 
+def wait_for(what: Callable[[], Any], seconds: float = 240) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
+def test_a_node_that_does_not_end_is_killed_with_all_that_it_started(example: Any, tmp_path: Path) -> None:
+    command = ["sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"]
+    with example.one_node(command, tmp_path / "log") as node:
+        wait_for(lambda: node.last_lines() == "  | started", 20)
+        started = wait_for(lambda: (found := psutil.Process(node.pid).children(recursive=True)) and len(found) == 2 and found, 20)
+        assert node.wait(0.1) is None
+        assert node.kill() == 3
+        assert all(is_gone(process) for process in started)
+        assert node.wait(0) == -signal.SIGKILL
+    assert node.kill() == 0
+
+
 def demo(out: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), "--demo", "--workers", "1", "--device", "cpu", "--out", str(out), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -226,14 +254,6 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
         assert "each in a network of its own" in said
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 240) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert found
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a process that was killed")
@@ -248,7 +268,20 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.S
             job.wait(60)
         finally:
             job.kill()
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in started), 60)
+    wait_for(lambda: all(map(is_gone, started)), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_demo_whose_nodes_do_not_start_says_why(tmp_path: Path) -> None:
+    with demo(tmp_path, "--loopback", str(tmp_path / "nothing")) as job:
+        try:
+            said, _ = job.communicate(timeout=200)
+        finally:
+            job.kill()
+    assert job.returncode == 2
+    assert "ended too early, with status 1" in said
+    assert any(f"{tmp_path / 'nothing'}" in log.read_text() for log in (tmp_path / "demo").glob("*.log"))
 
 
 @pytest.mark.slow

@@ -113,6 +113,8 @@ def test_everything_that_differs_is_said() -> None:
         ({"shuffle": "block"}, {"shuffle": False}, "shuffle is 'block' on rank 0, False on rank 1; interleave is "),
         ({"shuffle": "block", "turns": 2}, {"shuffle": "block", "turns": 3}, "loaders: turns is 2 on rank 0, 3 on rank 1. "),
         ({"shuffle": "block", "interleave": 2}, {"shuffle": "block", "interleave": 1}, "loaders: interleave is 2 on rank 0, 1 on rank 1. "),
+        ({"weights": [1.0] * 42}, {"weights": [2.0] + [1.0] * 41}, "loaders: weights is '"),
+        ({"weights": [1.0] * 42}, {}, "loaders: shuffle is 'weights' on rank 0, True on rank 1; "),
     ],
 )
 def test_another_order_is_said(one: dict[str, Any], other: dict[str, Any], said: str) -> None:
