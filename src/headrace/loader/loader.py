@@ -64,7 +64,7 @@ def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **ov
         **overrides: fields of `DataLoaderConfig` that replace those of `config`.
 
     Raises:
-        ConfigError: an option makes no sense; the message names it.
+        ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
     if is_path(dataset):
