@@ -96,8 +96,30 @@ def test_another_seed_is_said_on_every_rank() -> None:
 
 
 def test_the_ranks_that_differ_are_listed() -> None:
-    for said in differing([{}, {"seed": 8}, {}]):
-        assert "seed is 7 on ranks 0, 2, 8 on rank 1" in said or "seed is 7 on rank 0, 8 on rank 1 (of 3 ranks 2 have been heard" in said
+    def body(rank: int, barrier: Callable[[], None]) -> str:
+        built, said = None, ""
+        for turn in range(3):  # one after the other, the one that differs last
+            if turn == rank:
+                try:
+                    built = loader(seed=8 if rank == 2 else 7)
+                except ConfigError as error:
+                    said = str(error)
+            barrier()
+        return said or str(len(list(built)))
+
+    assert all("different loaders: seed is 7 on ranks 0, 1, 8 on rank 2. " in said for said in ranks(3, body))
+
+
+def test_who_has_not_been_heard_yet_is_said() -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> None:
+        if rank == 1:
+            barrier()
+        if rank < 2:
+            loader(seed=rank)
+        if rank != 1:
+            barrier()
+
+    assert "seed is 0 on rank 0, 1 on rank 1 (of 3 ranks 2 have been heard so far)" in ranks(3, body)[1]
 
 
 def test_everything_that_differs_is_said() -> None:
