@@ -57,6 +57,7 @@ class ImageDataset(BaseDataset):
         normalize: False gives uint8 [C, H, W] where there is no transform.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         storage_options: passed to fsspec.
+        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a file is given up.
         **options: see `BaseDataset`.
 
     Attributes:
@@ -84,13 +85,15 @@ class ImageDataset(BaseDataset):
         normalize: bool = True,
         transform_input: str = "pil",
         storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if color not in ("RGB", "L"):
             raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
         if transform_input not in ("pil", "tensor", "numpy"):
             raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
-        source, found, self.classes = _open(data_path, targets, storage_options, options.get("cache_dir"))
+        source, found, self.classes = _open(data_path, targets, storage_options, options.get("cache_dir"), retries, deadline)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.color, self.normalize, self.transform_input = color, normalize, transform_input
         self._augment, transform = split_augment(transform)
@@ -245,12 +248,17 @@ def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _open(
-    data_path: DataPath, targets: TargetsArgument, storage_options: dict[str, Any] | None, cache_dir: str | os.PathLike[str] | None
+    data_path: DataPath,
+    targets: TargetsArgument,
+    storage_options: dict[str, Any] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    retries: int | None,
+    deadline: float | None,
 ) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
     if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
         return _open_packed(data_path, targets)
     refuse_remote_hdf5(data_path)
-    source = FilesSource(data_path, EXTENSIONS, storage_options, cache_dir)
+    source = FilesSource(data_path, EXTENSIONS, storage_options, cache_dir, retries, deadline)
     if targets != FOLDERS:
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)

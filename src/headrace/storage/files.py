@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import is_url, redact
+from headrace.storage.remote import Remote, close_filesystem
 from headrace.storage.scan import (
     DataPath,
     FileList,
@@ -39,6 +41,7 @@ class FilesSource(Source):
         storage_options: passed to fsspec.
         cache_dir: a folder, made if it is missing, where listings of local folders are kept and found again while they still hold
             (see `headrace.storage.listings`); None: a folder is listed at every start.
+        retries, deadline: for URLs, see `Remote`.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.
@@ -51,17 +54,24 @@ class FilesSource(Source):
         extensions: Sequence[str],
         storage_options: dict[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
     ) -> None:
         entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
         self._filesystem: WorkerHandle[Any] | None = None
+        self._remote: Remote | None = None
         self._url_ends = "", ""  # of the URLs that messages show: what stands before the path, and after it
         if urls and len(urls) != len(entries):
             raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
         if urls:
-            self._filesystem = WorkerHandle(functools.partial(open_filesystem, str(urls[0]), storage_options), _no_close)
+            self._filesystem = WorkerHandle(functools.partial(open_filesystem, str(urls[0]), storage_options), close_filesystem)
             first, chained, rest = str(urls[0]).partition("::")
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
+            self._remote = Remote(
+                str(urls[0]), storage_options, retries=retries, deadline=deadline, filesystem=self._filesystem,
+                shown=functools.partial(_shown, self._url_ends),
+            )  # fmt: skip
             check_one_filesystem(urls, self._filesystem.get())
             files = scan(entries, extensions, self._filesystem.get())
             self._filesystem.get().invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
@@ -74,30 +84,22 @@ class FilesSource(Source):
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes."""
-        if self._filesystem is None:
+        if self._remote is None:
             return [_read_file(self.files.path(i)) for i in indices]
         paths = [os.fsdecode(self.files.path(i)) for i in indices]
         each = list(dict.fromkeys(paths))
-        try:
-            # Not `cat`, which takes names such as "img[1].jpg" for patterns.
-            found = self._filesystem.get().cat_ranges(each, None, None, on_error="raise")
-        except Exception as error:
-            raise without_secrets(error) from None
-        for content in found:
-            if isinstance(content, Exception):  # some file systems return them all the same
-                raise without_secrets(content) from None
-        contents = dict(zip(each, found, strict=True))
+        contents = dict(zip(each, self._remote.read_files(each), strict=True))
         return [contents[p] for p in paths]
+
+    def take_counts(self) -> Counter[str]:
+        return Counter() if self._remote is None else self._remote.take_counts()
 
     def fingerprint(self) -> str:
         """A hash of the sorted relative names and their number."""
         return fingerprint_names(*self.files.names.arrays)
 
     def location(self, index: int) -> str:
-        path, (before, after) = redact(self.files.path(index)), self._url_ends
-        if before == "memory://":
-            path = path.lstrip("/")
-        return path if path.startswith(before) else f"{before}{path}{after}"
+        return _shown(self._url_ends, os.fsdecode(self.files.path(index)))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each file in bytes ([n] int64); 0 where it is not known."""
@@ -115,8 +117,12 @@ def _folder(cache_dir: object) -> str:
     return os.path.abspath(os.path.expanduser(os.fsdecode(cache_dir)))
 
 
-def _no_close(filesystem: Any) -> None:
-    """A file system is left to the garbage collector: fsspec has no common way to close one."""
+def _shown(ends: tuple[str, str], path: str) -> str:
+    """A path as messages name it: the URL that it belongs to, without secrets."""
+    (before, after), path = ends, redact(path)
+    if before == "memory://":
+        path = path.lstrip("/")
+    return path if path.startswith(before) else f"{before}{path}{after}"
 
 
 def _read_file(path: bytes) -> bytes:

@@ -43,6 +43,7 @@ GAP, PIECE = 64 << 10, 4 << 20
 FEWEST, FIRST, MOST = 2, 8, 48
 """Pieces on their way: at least, in the beginning, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
+_GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _OVERLOADED = frozenset({429, 503})
 
@@ -81,6 +82,8 @@ class Remote:
         retries: attempts after the first, for each piece.
         deadline: seconds for all attempts of a piece.
         window: bytes on their way at once, at most.
+        filesystem: of that server, if there is one already.
+        shown: how messages name a path.
 
     Raises:
         ConfigError: an argument makes no sense.
@@ -94,19 +97,21 @@ class Remote:
         retries: int | None = None,
         deadline: float | None = None,
         window: int = WINDOW,
+        filesystem: WorkerHandle[Any] | None = None,
+        shown: Callable[[str], str] = redact,
     ) -> None:
         self.retries, self.deadline = RETRIES if retries is None else retries, DEADLINE if deadline is None else float(deadline)
         if isinstance(retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise ConfigError(f"retries must be an integer of at least 0, not {retries!r}")
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
-        self._window = window
+        self._window, self._shown = window, shown
         options = storage_options or {}
         self.place = repr(
             [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
         )
         """What tells two servers apart whose URLs look alike."""
-        self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), _forget)
+        self._filesystem = filesystem or WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
         self._reset()
 
     def _reset(self) -> None:
@@ -129,7 +134,7 @@ class Remote:
             def ask() -> Awaitable[Any]:
                 return _call(self._fs, "info", self._path(url))
 
-            info = await self._persist(ask, f"{redact(url)}", lambda info: info.get("size") is not None)
+            info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
             tag = next(
                 (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
                 None,
@@ -161,6 +166,27 @@ class Remote:
         found: list[bytes] = self._run(each)
         return [_assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
 
+    def read_files(self, paths: Sequence[str]) -> list[bytes]:
+        """The content of whole files, however long they are.
+
+        Raises:
+            RemoteError, DataNotFoundError, AccessError: as for `read`.
+        """
+
+        async def one(path: str) -> bytes:
+            def ask() -> Awaitable[Any]:
+                return _call(self._fs, "cat_file", path)
+
+            data: bytes = await self._persist(ask, self._shown(path), lambda _: True)
+            self._count(bytes_fetched=len(data))
+            return data
+
+        async def each() -> list[bytes]:
+            return await _together([functools.partial(one, path) for path in paths], self._flow, [_GUESSED] * len(paths))
+
+        found: list[bytes] = self._run(each)
+        return found
+
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
         with self._lock:
@@ -175,7 +201,7 @@ class Remote:
 
     async def _piece(self, piece: Range) -> bytes:
         fs, path = self._fs, self._path(piece.path)
-        where = f"{redact(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
+        where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
 
         def ask() -> Awaitable[Any]:
             return _fetch(fs, path, piece)
@@ -404,7 +430,7 @@ async def _fetch(fs: Any, path: str, piece: Range) -> bytes:
     return data
 
 
-def _forget(filesystem: Any) -> None:
+def close_filesystem(filesystem: Any) -> None:
     """Closes its connections, if it has any of its own."""
     session, loop = getattr(filesystem, "_session", None), getattr(filesystem, "loop", None)
     close = getattr(session, "close", None)
