@@ -278,19 +278,6 @@ def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
             ) from error
 
 
-def explain_config(config: DataLoaderConfig, reasons: Reasons) -> str:
-    """One line for each option that matters: its value, and why it is what it is."""
-    shown = {
-        "batch_size": config.batch_size, "shuffle": config.shuffle, "seed": config.seed, "num_workers": config.num_workers,
-        "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers,
-        "multiprocessing_context": config.multiprocessing_context and config.multiprocessing_context.get_start_method(),
-        "pin_memory": config.pin_memory, "drop_last": config.drop_last, "pad": config.pad,
-        "rank": config.rank, "world_size": config.world_size,
-    }  # fmt: skip
-    width = max(map(len, shown))
-    return "\n".join(f"{name:<{width}} = {value!s:<7} {reasons.get(name, 'given, or the default')}" for name, value in shown.items())
-
-
 def is_path(dataset: Any) -> bool:
     """Is it a path rather than a dataset?"""
     return isinstance(dataset, (str, os.PathLike)) or (

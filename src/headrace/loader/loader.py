@@ -33,7 +33,6 @@ from headrace.loader.build import (
     beside_nbytes,
     check_picklable,
     choose_collate,
-    explain_config,
     fit_budget,
     hold_chunks,
     is_path,
@@ -42,6 +41,7 @@ from headrace.loader.build import (
 )
 from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
+from headrace.loader.explain import explain_config
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job, is_of_workers
 from headrace.loader.plan import make_plan
