@@ -57,18 +57,22 @@ class Lanes:
         global_batch: positions of one global batch, over all ranks.
         interleave: lanes that a global batch draws from.
         turns: global batches until the same lanes come again.
+
+    Attributes:
+        first: int64 array [turns x interleave]: the place that each lane begins at.
+        share: int64 array [interleave]: how many positions of a full global batch each of its lanes gets.
     """
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
         self.global_batch, self.interleave, self.turns = global_batch, interleave, turns
-        self._share = self._shares(global_batch)
+        self.share = self._shares(global_batch)
         rounds, rest = divmod(n, turns * global_batch)
         full, part = divmod(rest, global_batch)  # the batches of the last, incomplete round
-        lengths = np.tile(self._share * rounds, (turns, 1))
-        lengths[:full] += self._share
+        lengths = np.tile(self.share * rounds, (turns, 1))
+        lengths[:full] += self.share
         if part:
             lengths[full] += self._shares(part)
-        self._first = np.cumsum(lengths) - lengths.ravel()
+        self.first = np.cumsum(lengths) - lengths.ravel()
 
     def _shares(self, count: int) -> IntArray:
         """How many of a batch's first `count` positions each of its lanes gets."""
@@ -85,7 +89,7 @@ class Lanes:
         batches, offsets = np.divmod(positions, self.global_batch)
         rounds, turns = np.divmod(batches, self.turns)
         depths, lanes = np.divmod(offsets, self.interleave)
-        places: IntArray = self._first[turns * self.interleave + lanes] + rounds * self._share[lanes] + depths
+        places: IntArray = self.first[turns * self.interleave + lanes] + rounds * self.share[lanes] + depths
         return places
 
 
@@ -98,13 +102,16 @@ class BlockSequence:
         edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
         seed: seed of the order.
         epoch: epoch number.
+
+    Attributes:
+        edges: int64 array [blocks + 1]: the places that the blocks begin at, in the order of the sequence, and the last one's end.
     """
 
     def __init__(self, edges: IntArray, seed: int, epoch: int) -> None:
         count = edges.size - 1
         self._source = edges
         self._blocks = permute(np.arange(count), count, derive_keys("blocks", seed, epoch, count=KEY_COUNT))
-        self._edges = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
+        self.edges = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
 
     def block_at(self, places: IntArray) -> IntArray:
@@ -118,8 +125,8 @@ class BlockSequence:
         starts = self._source[blocks]
         # keys of a block's own: those of the epoch, mixed with the block's number
         keys = mix(mix(blocks.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
-        return starts + permute_within(places - self._edges[slots], self._source[blocks + 1] - starts, keys)
+        return starts + permute_within(places - self.edges[slots], self._source[blocks + 1] - starts, keys)
 
     def _slot_of(self, places: IntArray) -> IntArray:
         # side="right" finds the last block that begins at or before the place: never one of size zero
-        return np.searchsorted(self._edges, places, side="right") - 1
+        return np.searchsorted(self.edges, places, side="right") - 1

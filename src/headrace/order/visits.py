@@ -1,0 +1,174 @@
+"""How many processes does an epoch send through each block?
+
+A block (a chunk, a shard, a file) is read and decoded once by each process that has samples of it. Which processes those are follows
+from the order by arithmetic: along a lane of the block shuffle (see `order.lanes`) the ranks take turns within each of its global
+batches and the workers from one to the next, both periodically, so that a stretch of a lane is counted by its length and where it begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.order.lanes import BlockSequence, Lanes
+from headrace.order.ranks import RankBatches
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """How an epoch goes through the blocks, over all ranks and their workers."""
+
+    blocks: int
+    """Blocks that samples are taken from."""
+    stretches: int
+    """Stretches that these lie in: more than blocks, where the end of a lane cuts some, whose parts come at different times."""
+    readings: int
+    """Pairs of a stretch and a process that has samples of it: how often blocks are read and decoded."""
+    repeated: int = 0
+    """Readings beside these, for padding: the epoch's first samples once more at its end."""
+
+    @property
+    def cut(self) -> int:
+        """Stretches that there are only because a lane ends within a block."""
+        return self.stretches - self.blocks
+
+    @property
+    def processes(self) -> float:
+        """Processes that share a stretch, on average; 0 without samples."""
+        return self.readings / max(1, self.stretches)
+
+
+def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visits:
+    """Counts how many processes go through each block in an epoch.
+
+    Takes O(blocks) time and memory, however many samples they have, beside that for two global batches.
+
+    Args:
+        batches: of any rank; the counts are those of all ranks together. Its order must be in sequence (``shuffle=False``) or laned
+            (``shuffle="block"``): a full shuffle sends every process through every block, again and again.
+        workers: processes that each rank's batches are dealt to in turn; 0 counts as one.
+        blocks: integer array [blocks] of the sizes of consecutive runs of samples that are stored together.
+
+    Raises:
+        ValueError: the order is a full shuffle.
+    """
+    order, world, workers = batches.order, batches.world_size, max(1, workers)
+    edges = np.concatenate([[0], np.cumsum(np.asarray(blocks, np.int64))])
+    if order.shuffle is True:
+        raise ValueError("a full shuffle has no stretches of blocks to count")
+    if order.shuffle == "block":
+        lanes = Lanes(order.n, order.global_batch, order.interleave, order.turns)
+        edges = BlockSequence(edges, order.seed, order.epoch).edges
+    else:
+        lanes = Lanes(order.n, order.global_batch, 1, 1)  # in sequence: a single lane
+    return _Epoch(batches, lanes, edges, world, workers).count()
+
+
+class _Epoch:
+    """The processes of one epoch, of which number r x workers + w is worker w of rank r.
+
+    All steps but the last two are whole: there arithmetic counts. The last two, which may be cut, padded and dropped, are counted position
+    by position.
+
+    Args:
+        batches: see `count_visits`.
+        lanes: of its order.
+        edges: int64 array [blocks + 1]: where blocks begin in the sequence that the lanes are cut from.
+        world, workers: ranks, and processes of each.
+    """
+
+    def __init__(self, batches: RankBatches, lanes: Lanes, edges: IntArray, world: int, workers: int) -> None:
+        self._batches, self._lanes, self._edges, self._world, self._workers = batches, lanes, edges, world, workers
+        last = max(0, batches.steps - 1)
+        self._last_start = batches.samples_before(last)
+        self._whole = self._last_start // lanes.global_batch  # steps that arithmetic counts
+        self._rank_period = world // np.gcd(lanes.interleave, world)  # depths of a lane until the same rank comes again
+        self._worker_period = workers // np.gcd(lanes.turns, workers)  # rounds until the same worker does
+        rounds = np.maximum(0, -(-(self._whole - np.arange(lanes.turns)) // lanes.turns))
+        self._counted = np.outer(rounds, lanes.share).ravel()  # places of each lane in whole steps
+
+    def count(self) -> Visits:
+        starts, ends, lane, slot = self._stretches()
+        share = self._lanes.share[lane % self._lanes.interleave]
+        readings = int(self._processes_of(starts - self._lanes.first[lane], ends - self._lanes.first[lane], share).sum())
+        new = [(lane, slot) for lane, slot, process in self._tail().tolist() if not self._is_counted(lane, slot, process)]
+        further = {entry for entry in new if not self._is_begun(*entry)}  # stretches that only the last steps take from
+        known = slot[np.diff(slot, prepend=-1) > 0]
+        blocks = len(known) + len(np.setdiff1d([slot for _, slot in further], known))
+        return Visits(blocks, len(lane) + len(further), readings + len(new), self._repeated())
+
+    def _stretches(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Start, end, lane and block (by its place in the sequence) of each stretch of places that whole steps take from."""
+        first = self._lanes.first
+        points = np.sort(np.concatenate([self._edges, first, first + self._counted]), kind="stable")  # they are sorted but for a few
+        points = points[points < self._edges[-1]]
+        points = points[np.diff(points, prepend=-1) > 0]
+        ends = np.append(points[1:], self._edges[-1])
+        lane = np.searchsorted(first, points, side="right") - 1  # never an empty one: the next begins where it does
+        inside = points - first[lane] < self._counted[lane]
+        points, ends, lane = points[inside], ends[inside], lane[inside]
+        return points, ends, lane, self._slots(points)
+
+    def _slots(self, places: IntArray) -> IntArray:
+        return np.searchsorted(self._edges, places, side="right") - 1
+
+    def _processes_of(self, start: IntArray, end: IntArray, depth: IntArray) -> IntArray:
+        """The number of processes that have samples of each stretch.
+
+        Args:
+            start, end: places within the lane.
+            depth: places of the lane in each of its global batches.
+        """
+        ranks, workers = self._rank_period, self._worker_period
+        (first, above), (last, below) = np.divmod(start, depth), np.divmod(end - 1, depth)
+        between = last - first - 1  # whole global batches
+        alone = np.minimum(end - start, ranks)  # all within one global batch
+        upper, lower = np.minimum(depth - above, ranks), np.minimum(below + 1, ranks)
+        at = above % ranks  # the upper part's ranks begin here, in a circle of so many; the lower part's at 0
+        shared = np.maximum(0, np.minimum(at + upper, lower) - at) + np.maximum(0, np.minimum(at + upper - ranks, lower))
+        ends = upper + lower - np.where(last - first == workers, shared, 0)  # both by the same worker
+        some = between * np.minimum(depth, ranks) + ends
+        found: IntArray = np.where(between < 0, alone, np.where(between >= workers, workers * np.minimum(depth, ranks), some))
+        return found
+
+    def _tail(self) -> IntArray:
+        """Lane, block and process of each position of the last steps, each once: [entries, 3]."""
+        positions = np.arange(self._whole * self._lanes.global_batch, min(self._batches.total_size, self._edges[-1]))
+        steps = np.where(positions >= self._last_start, self._batches.steps - 1, positions // self._lanes.global_batch)
+        process = positions % self._world * self._workers + steps % self._workers
+        slot = self._slots(self._lanes.place_of(positions))
+        entries: IntArray = np.unique(np.stack([self._lanes.lane_of(positions), slot, process], axis=1), axis=0)
+        return entries
+
+    def _counted_part(self, lane: int, slot: int) -> tuple[int, int]:
+        """Start and end, within the lane, of what whole steps take from a block there."""
+        first = int(self._lanes.first[lane])
+        return max(0, int(self._edges[slot]) - first), min(int(self._counted[lane]), int(self._edges[slot + 1]) - first)
+
+    def _is_begun(self, lane: int, slot: int) -> bool:
+        start, end = self._counted_part(lane, slot)
+        return start < end
+
+    def _is_counted(self, lane: int, slot: int, process: int) -> bool:
+        """Has a process of the last steps had samples of the same stretch before them?"""
+        (start, end), share = self._counted_part(lane, slot), int(self._lanes.share[lane % self._lanes.interleave])
+        places = np.arange(start, min(end, start + share * int(self._worker_period)))  # from there on the processes repeat
+        rounds, depths = np.divmod(places, share)
+        turn, column = divmod(lane, self._lanes.interleave)
+        ranks = (depths * self._lanes.interleave + column) % self._world
+        workers = (rounds * self._lanes.turns + turn) % self._workers
+        return bool((ranks * self._workers + workers == process).any())
+
+    def _repeated(self) -> int:
+        """Readings for padding."""
+        n, total = self._batches.order.n, self._batches.total_size
+        if not n or total <= n:
+            return 0
+        positions = np.arange(n, total)
+        blocks = self._slots(self._lanes.place_of(positions % n))
+        return len(np.unique(np.stack([blocks, positions % self._world], axis=1), axis=0))

@@ -1,0 +1,96 @@
+"""Is the number of processes that go through each block the one that real batches show?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.order import EpochOrder, RankBatches
+from headrace.order.lanes import Lanes
+from headrace.order.visits import Visits, count_visits
+
+
+def batches_of(sizes: list[int], world: int, batch: int, **options: Any) -> RankBatches:
+    ranks = {name: options.pop(name) for name in ("drop_last", "pad") if name in options}
+    order = EpochOrder(sum(sizes), blocks=sizes, global_batch=batch * world, **options)
+    return RankBatches(order, 0, world, batch, **ranks)
+
+
+def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
+    """Goes through all batches of all ranks; padding is told from the rest by its position."""
+    order, world = batches.order, batches.world_size
+    laned = order.shuffle == "block"
+    lanes = Lanes(order.n, order.global_batch, order.interleave if laned else 1, order.turns if laned else 1)
+    block_of = np.repeat(np.arange(len(sizes)), sizes)
+    place_of_index = {int(order[p]): p for p in range(order.n)}
+    seen, padding = set(), set()
+    for rank in range(world):
+        mine = RankBatches(order, rank, world, batches.batch_size, batches.drop_last, batches.pad)
+        left = set(range(rank, order.n, world))
+        for step in range(mine.steps):
+            for index in mine.batch(step).tolist():
+                position, process = place_of_index[index], (rank, step % max(1, workers))
+                if position in left:
+                    left.remove(position)
+                    seen.add((int(lanes.lane_of(np.array([position]))[0]), int(block_of[index]), process))
+                else:
+                    padding.add((int(block_of[index]), rank))
+    stretches = {(lane, block) for lane, block, _ in seen}
+    return Visits(len({block for _, block in stretches}), len(stretches), len(seen), len(padding))
+
+
+SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes=SIZES, world=st.integers(1, 6), workers=st.integers(0, 5), batch=st.integers(1, 12), interleave=st.integers(1, 9),
+    turns=st.integers(1, 6), shuffle=st.sampled_from([False, "block"]), ends=st.sampled_from(["pad", "exact", "drop"]),
+    seed=st.integers(0, 5),
+)  # fmt: skip
+@example([5] * 8 + [2], 4, 3, 2, 3, 2, "block", "exact", 1)
+def test_the_count_is_that_of_real_batches(
+    sizes: list[int], world: int, workers: int, batch: int, interleave: int, turns: int, shuffle: Any, ends: str, seed: int
+) -> None:
+    if ends == "exact" and sum(sizes) < world:
+        return
+    batches = batches_of(
+        sizes, world, batch, shuffle=shuffle, interleave=interleave, turns=turns, seed=seed, drop_last=ends == "drop", pad=ends == "pad"
+    )
+    assert count_visits(batches, workers, sizes) == by_hand(batches, workers, sizes)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("workers", [0, 1, 3, 4])
+def test_lanes_of_one_s_own_mean_one_process_a_stretch(world: int, workers: int) -> None:
+    sizes = [50] * 240
+    batches = batches_of(sizes, world, 12, shuffle="block", interleave=12, turns=12)
+    found = count_visits(batches, workers, sizes)
+    assert (found.blocks, found.processes) == (240, 1)
+    assert 0 <= found.cut <= 12 * 12 - 1
+
+
+def test_what_does_not_divide_is_shared() -> None:
+    sizes = [1000] * 50
+    assert count_visits(batches_of(sizes, 3, 8, shuffle="block", interleave=4, turns=4), 1, sizes).processes == 3
+    assert count_visits(batches_of(sizes, 1, 8, shuffle="block", interleave=4, turns=4), 3, sizes).processes == 3
+    both = count_visits(batches_of(sizes, 3, 8, shuffle="block", interleave=4, turns=4), 3, sizes)
+    assert 8.9 < both.processes < 9  # not all of them, in a short stretch at a lane's end
+    # a batch no larger than `interleave`: each lane has one position of it, and so one rank
+    assert count_visits(batches_of(sizes, 3, 1, shuffle="block", interleave=4, turns=4), 1, sizes).processes == 1
+
+
+def test_a_full_shuffle_is_refused() -> None:
+    with pytest.raises(ValueError, match="full shuffle"):
+        count_visits(batches_of([4, 4], 1, 2, shuffle=True), 1, [4, 4])
+
+
+def test_a_billion_samples_are_counted_by_their_blocks() -> None:
+    sizes = [1_000_000] * 1000
+    batches = batches_of(sizes, 8, 64, shuffle="block", interleave=64, turns=12)
+    found = count_visits(batches, 5, sizes)
+    assert found.blocks == 1000 and found.processes == 5
