@@ -84,6 +84,11 @@ class OrderPlan(Plan):
         """The order of some epoch."""
         return self._batches.order
 
+    @property
+    def batches(self) -> RankBatches:
+        """Those of the epoch that was asked for last."""
+        return self._batches
+
     def steps(self) -> int:
         return len(self._batches)
 

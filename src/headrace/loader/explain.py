@@ -1,19 +1,213 @@
-"""What did a loader choose, why, and what follows from it? In words."""
+"""What did a loader choose, why, and what follows from it? In words.
+
+First a line for each option, then what an epoch is, where its order comes from, how often blocks of the storage are decoded for it (see
+`loader/decodes.py`), and what is set aside in memory.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from headrace.collate import stack_collate
+from headrace.datasets.base import BaseDataset
+from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import Reasons
 from headrace.loader.config import DataLoaderConfig
+from headrace.loader.decodes import explain_blocks, is_laned
+from headrace.memory.budget import MemoryBudget, format_size
+
+_ALWAYS = (
+    *("batch_size", "shuffle", "seed", "interleave", "turns", "num_workers", "prefetch_factor", "persistent_workers"),
+    *("multiprocessing_context", "pin_memory", "device", "collate_fn", "drop_last", "pad", "rank", "world_size", "max_memory_usage"),
+)
+"""Options that are shown in any case, in this order; the others where they are not as they are by default."""
+_OF_LANES = ("interleave", "turns")  # which mean nothing elsewhere
+_WIDEST = 16  # letters of a value before its reason moves to the right
+
+_MEANINGS: dict[tuple[str, Any], str] = {
+    ("drop_last", True): "the last, incomplete global batch is left out",
+    ("drop_last", False): "the last, incomplete global batch is kept",
+    ("pad", True): "ranks get equally many samples, some twice where they don't divide",
+    ("pad", False): "no sample comes twice",
+    ("device", None): "batches stay in the host's memory",
+    ("batch_size", None): "the dataset yields batches",
+    ("timeout", 0): "waits as long as the workers live",
+}
+_SAID: dict[str, str] = {
+    "device": "batches are copied there",
+    "interleave": "lanes of blocks that a global batch draws from",
+    "turns": "sets of lanes, taken in turn, so that workers have their own",
+    "sampler": "it is the order, and is gone through again to resume",
+    "batch_sampler": "it is the order, and is gone through again to resume; batch_size and drop_last don't count",
+}
 
 
-def explain_config(config: DataLoaderConfig, reasons: Reasons) -> str:
-    """One line for each option that matters: its value, and why it is what it is."""
-    shown = {
-        "batch_size": config.batch_size, "shuffle": config.shuffle, "seed": config.seed, "num_workers": config.num_workers,
-        "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers,
-        "multiprocessing_context": config.multiprocessing_context and config.multiprocessing_context.get_start_method(),
-        "pin_memory": config.pin_memory, "drop_last": config.drop_last, "pad": config.pad,
-        "rank": config.rank, "world_size": config.world_size,
-    }  # fmt: skip
-    width = max(map(len, shown))
-    return "\n".join(f"{name:<{width}} = {value!s:<7} {reasons.get(name, 'given, or the default')}" for name, value in shown.items())
+def explain_loader(
+    config: DataLoaderConfig,
+    given: DataLoaderConfig,
+    reasons: Reasons,
+    plan: Plan,
+    dataset: Any,
+    collate: Any,
+    budget: MemoryBudget,
+    reserved: int | None,
+) -> str:
+    """Everything that is to be said of a loader.
+
+    Args:
+        config: with all auto values decided.
+        given: as the user gave it.
+        reasons: why values are what they are, where more is known than that they were given.
+        plan: makes the batches.
+        dataset: the user's.
+        collate: the collate function that was chosen.
+        budget: that batches are fitted to.
+        reserved: bytes of it set aside for them; None: not known yet.
+    """
+    lines = [
+        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, _found(plan, collate)),
+        *_epoch(plan, config),
+        *explain_blocks(plan, dataset, config.num_workers or 0),
+        _memory(config, reserved),
+    ]
+    if isinstance(dataset, BaseDataset):
+        lines.append(dataset.explain())
+    if not isinstance(dataset, BaseDataset) or config.max_memory_usage is not None:
+        lines.append(budget.explain())
+    return "\n".join(lines)
+
+
+def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, found: dict[str, Any]) -> str:
+    """One line for each option: its value, and why it is what it is.
+
+    Args:
+        config: with all auto values decided.
+        given: as the user gave it.
+        reasons: by option.
+        found: values that are known better than by `config`.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(DataLoaderConfig)}
+    values = {name: found.get(name, getattr(config, name)) for name in defaults}
+    names = [name for name in _ALWAYS if name not in _OF_LANES or values[name] is not None]
+    names += [name for name in defaults if name not in names and not _is(getattr(config, name), defaults[name])]
+    rows = []
+    for name in names:
+        shown = _shown(values[name])
+        origin = reasons.get(name) or ("the default" if _is(getattr(given, name), defaults[name]) else "given")
+        origin = origin.removeprefix(f"{shown}: ").removeprefix(f"{shown}, ")
+        known = isinstance(values[name], (bool, int, type(None)))
+        meaning = _MEANINGS.get((name, values[name])) if known and (name, values[name]) in _MEANINGS else _SAID.get(name)
+        rows.append((name, shown, f"{origin}: {meaning}" if meaning else origin))
+    width, wide = max(len(name) for name, *_ in rows), min(_WIDEST, max(len(shown) for _, shown, _ in rows))
+    return "\n".join(f"{name:<{width}} = {shown:<{wide}}  {reason}" for name, shown, reason in rows)
+
+
+def _is(value: Any, default: Any) -> bool:
+    """Is it the default? What is no plain value is never asked whether it equals one: arrays have no answer."""
+    return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
+
+
+def _shown(value: Any) -> str:
+    """A value in a word or two."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return str(value)
+    if hasattr(value, "get_start_method"):
+        return str(value.get_start_method())
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, torch.device):
+        return str(value)
+    return getattr(value, "__name__", None) or type(value).__name__
+
+
+def _found(plan: Plan, collate: Any) -> dict[str, Any]:
+    """Values that the config leaves open."""
+    said = plan.parameters()
+    lanes = {name: said.get(name) for name in _OF_LANES}
+    return {"collate_fn": collate, **{name: value for name, value in lanes.items() if value is not None}}
+
+
+def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, plan: Plan) -> Reasons:
+    """Reasons for what is chosen outside of the config."""
+    reasons: Reasons = {}
+    asked, ours = config.collate_fn, isinstance(dataset, BaseDataset)
+    if config.batch_size is None and config.batch_sampler is None:
+        reasons["collate_fn"] = "the dataset yields batches"
+    elif isinstance(asked, str):
+        reasons["collate_fn"] = f"registered as {asked!r}"
+    elif asked is None:
+        own = getattr(dataset, "collate", None) if ours else None
+        of_dataset = f"{type(dataset).__name__}'s own" + (f", registered as {own!r}" if isinstance(own, str) else "")
+        reasons["collate_fn"] = of_dataset if own is not None else f"the default: {_of_stacking()}"
+    elif asked is stack_collate:
+        reasons["collate_fn"] = f"given: {_of_stacking()}"
+    if given.rank is not None:
+        reasons["rank"] = reasons["world_size"] = "given"
+    if config.max_memory_usage is None:
+        reasons["max_memory_usage"] = "the dataset's" if ours else "the default: 0.8 of what is free at first use"
+    if is_laned(plan):
+        for name in _OF_LANES:
+            if getattr(given, name) is None:
+                reasons[name] = "from the layout"
+    return reasons
+
+
+def _of_stacking() -> str:
+    return "samples of one shape are stacked"
+
+
+def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
+    """What an epoch is, and where its order comes from."""
+    steps = plan.steps()
+    if not isinstance(plan, OrderPlan):
+        yield f"an epoch: {'as many batches as there are' if steps is None else _counted(steps)}"
+        if isinstance(plan, SamplerPlan) and config.batch_sampler is None and config.drop_last:
+            yield from _dropped((length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last")
+        whose = "the IterableDataset's own, and depends on the number of workers" if isinstance(plan, IterablePlan) else "the sampler's"
+        yield f"order: {whose}; to resume it is gone through again"
+        return
+    batches = plan.batches
+    order, world = batches.order, batches.world_size
+    ranks = f" ({batches.batch_size:,} on each of {world} ranks)" if world > 1 else ""
+    last = batches.total_size - batches.samples_before(batches.steps - 1) if batches.steps else 0
+    short = f", the last of {last:,}" if batches.steps and last != batches.global_batch else ""
+    yield f"an epoch: {order.n:,} samples, {_counted(batches.steps)} of {batches.global_batch:,}{ranks}{short}"
+    if batches.padding:
+        yield f"padding: {batches.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
+    yield from _dropped(max(0, order.n - batches.total_size), ", other ones each time" if order.shuffle else ", always the last")
+    yield f"order: {_order(plan)}"
+
+
+def _counted(steps: int) -> str:
+    return f"{steps:,} {'batch' if steps == 1 else 'batches'}"
+
+
+def _dropped(samples: int, which: str) -> Iterator[str]:
+    if samples:
+        yield f"dropped: {samples:,} samples are left out of each epoch{which} (drop_last=False: none)"
+
+
+def _order(plan: OrderPlan) -> str:
+    order = plan.batches.order
+    if order.shuffle is False:
+        return "as the samples are stored"
+    if is_laned(plan):
+        return (
+            f"blocks are permuted and stand in {order.interleave} x {order.turns} lanes; a global batch draws from {order.interleave} of "
+            "them, and samples are permuted inside of their block"
+        )
+    blocks = "; samples here have no blocks, so that 'block' is a full shuffle" if order.shuffle == "block" else ""
+    return f"a permutation of all samples, which follows from seed and epoch{blocks}"
+
+
+def _memory(config: DataLoaderConfig, reserved: int | None) -> str:
+    workers, prefetch = config.num_workers or 0, config.prefetch_factor or 1
+    buffers = f"{workers} x {prefetch} + 2" if workers else "2"
+    if reserved is None:
+        return f"memory: {buffers} batches may be on their way; the first one says how large they are"
+    return f"memory: {format_size(reserved)} are set aside for {buffers} batches on their way, and for what they are made of"

@@ -41,7 +41,7 @@ from headrace.loader.build import (
 )
 from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
-from headrace.loader.explain import explain_config
+from headrace.loader.explain import explain_loader
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job, is_of_workers
 from headrace.loader.plan import make_plan
@@ -427,13 +427,11 @@ class Loader(DataLoader[Any]):
         return None if running is None or running.is_done else running
 
     def explain(self) -> str:
-        """In words: the value of each option and why it is what it is, and the dataset's own explanation."""
-        lines = [explain_config(self.config, self._reasons)]
-        if self._plan.padding:
-            lines.append(f"padding: {self._plan.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)")
-        if isinstance(self.dataset, BaseDataset):
-            lines.append(self.dataset.explain())
-        return "\n".join(lines)
+        """In words: each option and why it is what it is; what an epoch is; how often blocks are decoded for it, and what would make it
+        less; the dataset's own explanation, and the memory budget."""
+        reserved = None if self._ring_bytes is None else self._ring_bytes.nbytes
+        budget = self._budget(self.dataset)
+        return explain_loader(self.config, self._given, self._reasons, self._plan, self.dataset, self._collate, budget, reserved)
 
 
 def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:
