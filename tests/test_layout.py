@@ -20,6 +20,7 @@ BELOW: dict[str, set[str]] = {
     "collate": {"memory", "tokenizer"},
     "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
+    "profiling": {"loader", "datasets", "modes", "memory", "order"},
     "packing": {"loader", "datasets", "modes", "storage", "memory", "order"},
     "testing": {"loader", "datasets", "modes", "order"},
 }

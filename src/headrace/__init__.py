@@ -46,6 +46,7 @@ from headrace.modes import LoadingMode
 from headrace.monitor.memory import MemoryMonitor
 from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
 from headrace.packing import pack, verify
+from headrace.profiling import find_max_batch_size, suggest_num_workers
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.source import Source
 from headrace.tokenizer import CharTokenizer
@@ -93,6 +94,7 @@ __all__ = [
     "ZarrDataset",
     "collators",
     "create_dataloader",
+    "find_max_batch_size",
     "get_epoch_length",
     "get_train_dataloader_steps",
     "get_val_dataloader_steps",
@@ -103,5 +105,6 @@ __all__ = [
     "pad_collate",
     "seed_everything",
     "split_workers",
+    "suggest_num_workers",
     "verify",
 ]  # fmt: skip

@@ -238,6 +238,11 @@ class Loader(DataLoader[Any]):
         return steps
 
     @property
+    def given(self) -> DataLoaderConfig:
+        """The options as they were given, with None where `config` has what was chosen."""
+        return self._given
+
+    @property
     def padding(self) -> int:
         """Samples that come twice in an epoch, so that all ranks have as many."""
         return self._plan.padding

@@ -1,0 +1,6 @@
+"""What does a job take: how many workers, how large a batch?"""
+
+from headrace.profiling.tune import find_max_batch_size
+from headrace.profiling.workers import SuggestedWorkers, suggest_num_workers
+
+__all__ = ["SuggestedWorkers", "find_max_batch_size", "suggest_num_workers"]

@@ -1,0 +1,312 @@
+"""How many workers does a job need?"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from headrace.datasets.base import BaseDataset
+from headrace.errors import BudgetError, ConfigError, HeadraceWarning
+from headrace.loader import DataLoaderConfig, Loader
+from headrace.loader.build import is_path
+from headrace.loader.loader import open_path
+from headrace.modes import LoadingMode
+from headrace.modes.eager import usable_cpus
+from headrace.order import detect_world
+from headrace.order.seeding import preserved_rng
+from headrace.profiling.room import finish_kernels
+
+logger = logging.getLogger("headrace.profiling")
+
+_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_NEAR = 0.95  # of the best rate is as good: measurements differ by as much
+_PATIENCE = 2  # numbers in a row that gain nothing: more are not tried
+
+
+class SuggestedWorkers(int):
+    """A number of workers, with what it was chosen by. It is an `int`, and can be used as one.
+
+    Attributes:
+        rates: the batches a second with each number that was tried.
+        reason: why this number, in words.
+    """
+
+    rates: dict[int, float]
+    reason: str
+
+    def __new__(cls, number: int, rates: Mapping[int, float], reason: str) -> SuggestedWorkers:
+        made = super().__new__(cls, number)
+        made.rates, made.reason = dict(rates), reason
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return int(self), self.rates, self.reason
+
+    def explain(self) -> str:
+        """A table of the rates, and the reason."""
+        best = max(self.rates.values())
+        rows = [
+            f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{'  <--' if number == self else ''}" for number, rate in self.rates.items()
+        ]
+        return "\n".join(["num_workers  batches/s   of best", *rows, f"num_workers={int(self)}: {self.reason}"])
+
+    def __repr__(self) -> str:
+        rates = {number: float(f"{rate:.4g}") for number, rate in self.rates.items()}
+        return f"SuggestedWorkers({int(self)}, rates={rates}, reason={self.reason!r})"
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+
+def suggest_num_workers(
+    data: Any,
+    config: DataLoaderConfig | None = None,
+    *,
+    step: Callable[[Any], Any] | float | None = None,
+    seconds: float = 2.0,
+    most: int | None = None,
+    **overrides: Any,
+) -> SuggestedWorkers:
+    """The least number of workers with which loading is as fast as it gets, measured.
+
+    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The fewest that come within 5 % of the best rate are taken; where
+    the time of a training step is known, the fewest that keep up with it. Numbers beyond which nothing is gained are not tried.
+
+    ::
+
+        workers = suggest_num_workers(dataset, batch_size=64)
+        print(workers.explain())
+        loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
+
+    Each number is measured in an epoch of its own, after a first run that does not count. So of data that the system's page cache holds,
+    the speed from there is measured, and of much larger data mostly that of the disk, unless they come in order (``shuffle=False``). A
+    dataset in mode "cached" is measured as if nothing were held, as in its first epoch, and its cache is left as it is; inside of another
+    dataset it is not recognised, and fills. The global random generators are put back. With several ranks call it on all at once, since
+    they share cores and disk; their numbers may differ.
+
+    Args:
+        data: a dataset or path, as for `create_dataloader`; or a `Loader` or torch `DataLoader`, which is measured with its own options
+            and is left alone.
+        config: options of the loader; only with a dataset or path.
+        step: what is done with a batch: a callable, which is called with each batch while it is measured, since it takes cores and time
+            from the workers; or the seconds that it takes. None: loading alone.
+        seconds: for each number, after its first batches have come; a batch that takes longer is waited for.
+        most: the largest number to try; None: the cores of this rank. Under a block shuffle only numbers that divide `turns` are tried.
+        **overrides: see `create_dataloader`.
+
+    Returns:
+        The number, with `rates`, `reason` and `explain()`.
+
+    Raises:
+        ConfigError: an argument makes no sense, or there is no batch.
+        BudgetError: batches don't even fit the memory budget without workers.
+        Exception: whatever loading, or `step`, raises.
+    """
+    _check(data, config, step, seconds, most, overrides)
+    dataset, opened = data, None
+    if is_path(data):
+        dataset, overrides = open_path(data, config, overrides)
+        opened = dataset
+    if most is None:
+        most = max(1, len(usable_cpus()) // detect_world().local_world_size)
+    jobs = _Jobs(dataset, config, overrides)
+    target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
+    try:
+        with preserved_rng():
+            rates = _measured(jobs, _numbers(most, jobs.turns()), target, lambda job: _rate(job, step if callable(step) else None, seconds))
+    finally:
+        if opened is not None:
+            opened.close()
+    return _chosen(rates, target)
+
+
+def _check(data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: dict[str, Any]) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise ConfigError(f"suggest_num_workers: seconds must be a number above 0, not {seconds!r}")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+        raise ConfigError(f"suggest_num_workers: most must be an integer of at least 0, not {most!r}")
+    is_time = isinstance(step, (int, float)) and not isinstance(step, bool) and 0 < step < math.inf
+    if not (step is None or callable(step) or is_time):
+        raise ConfigError(f"suggest_num_workers: step must be a callable that takes a batch, or seconds above 0, not {step!r}")
+    if "num_workers" in overrides:
+        raise ConfigError("suggest_num_workers: num_workers is what it looks for; most= says how many it may try")
+    if isinstance(data, DataLoader) and (config is not None or overrides):
+        raise ConfigError("suggest_num_workers: a loader has its options: pass its dataset to try others")
+
+
+def _numbers(most: int, turns: int | None) -> list[int]:
+    """The numbers to try, up to `most`."""
+    numbers = range(most + 1) if turns is not None else _NUMBERS
+    return [number for number in numbers if number <= most and (turns is None or not number or turns % number == 0)]
+
+
+def _measured(
+    jobs: Callable[[int, int], Any], numbers: Iterable[int], target: float | None, rate_of: Callable[[Any], float]
+) -> dict[int, float]:
+    """The rate with each number, until nothing is gained any more.
+
+    Args:
+        jobs: makes the loader, as a context, for a number of workers and an epoch; None: the memory budget has no room for so many.
+        numbers: to try, in growing order.
+        target: a rate that suffices.
+        rate_of: measures a loader.
+    """
+    rates: dict[int, float] = {}
+    idle = 0
+    for epoch, number in enumerate(itertools.chain([None], numbers)):
+        with jobs(number or 0, epoch) as loader:
+            if loader is None:
+                break
+            rate = rate_of(loader)
+        if number is None:
+            continue  # the first run opens files and imports modules
+        idle = idle + 1 if rates and rate * _NEAR <= max(rates.values()) else 0
+        rates[number] = rate
+        logger.info("num_workers=%d: %.1f batches/s", number, rate)
+        if idle == _PATIENCE or (target is not None and rate >= target):
+            break
+    return rates
+
+
+def _chosen(rates: dict[int, float], target: float | None) -> SuggestedWorkers:
+    """The least number that suffices."""
+    best = max(rates.values())
+    if target is not None and best >= target:
+        number = min(n for n, rate in rates.items() if rate >= target)
+        return SuggestedWorkers(number, rates, f"the fewest that keep up with a step of {1 / target:.4g} s, {target:,.1f} batches/s")
+    number = min(n for n, rate in rates.items() if rate >= _NEAR * best)
+    slow = f"nothing keeps up with a step of {1 / target:.4g} s, {target:,.1f} batches/s: " if target is not None else ""
+    return SuggestedWorkers(number, rates, f"{slow}the fewest within 5 % of the best rate, {best:,.1f} batches/s")
+
+
+def _rate(
+    loader: Iterable[Any], step: Callable[[Any], Any] | None, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Batches a second, once the workers are at it and what they have made ahead is used up."""
+    ahead = max(1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1))
+    first: float | None = None  # when the first batch came: workers have started
+    since, counted = None, 0
+    with contextlib.closing(_endless(loader)) as batches:
+        for number in itertools.count(1):
+            batch = next(batches)
+            if step is not None:
+                step(batch)
+            now = clock()
+            first = now if first is None else first
+            if since is None:
+                if number >= ahead or now - first >= seconds:
+                    finish_kernels()
+                    since, counted = clock(), number
+            elif now - since >= seconds:
+                finish_kernels()
+                return (number - counted) / (clock() - since)
+    raise AssertionError("not reached: the batches have no end")
+
+
+def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
+    """Batches, epoch after epoch. Closed, it ends the workers."""
+    while True:
+        batches, running = 0, iter(loader)
+        try:
+            for batch in running:
+                batches += 1
+                yield batch
+        except BaseException:
+            _end(running)
+            raise
+        if not batches:
+            raise ConfigError("suggest_num_workers: an epoch has no batch: is the dataset empty, or does drop_last leave nothing?")
+
+
+def _end(running: Any) -> None:
+    """Ends the workers of an iterator now, whoever still holds it, such as the traceback of an error."""
+    deliveries = getattr(running, "_deliveries", running)  # a Loader's has torch's inside
+    shut_down = getattr(getattr(deliveries, "deliveries", deliveries), "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()
+
+
+class _Jobs:
+    """Makes loaders over a dataset that differ in their number of workers alone.
+
+    Args:
+        data: a dataset, or a loader.
+        config, overrides: of a dataset's loader.
+    """
+
+    def __init__(self, data: Any, config: DataLoaderConfig | None, overrides: dict[str, Any]) -> None:
+        self._data = data
+        self._config = data.given if isinstance(data, Loader) else (config or DataLoaderConfig()).with_(**overrides)
+        self._dataset = data.dataset if isinstance(data, DataLoader) else data
+
+    def turns(self) -> int | None:
+        """That of a block shuffle, whose workers should divide it; None without one."""
+        if isinstance(self._data, DataLoader) and not isinstance(self._data, Loader):
+            return None
+        with self(0, 0) as loader:
+            turns: int | None = loader.state_dict().get("turns")
+            return turns
+
+    @contextlib.contextmanager
+    def __call__(self, number: int, epoch: int) -> Iterator[Any]:
+        """The loader with so many workers, about to begin an epoch; None: the memory budget has no room for so many."""
+        try:
+            loader = self._make(number)
+        except BudgetError:
+            if not number:
+                raise
+            loader = None
+        fits = not isinstance(loader, Loader) or loader.config.num_workers == number
+        try:
+            if isinstance(loader, Loader):
+                loader.set_epoch(epoch)
+            yield loader if fits else None
+        finally:
+            if isinstance(loader, Loader):
+                loader.close()
+
+    def _make(self, number: int) -> Any:
+        if isinstance(self._data, DataLoader) and not isinstance(self._data, Loader):
+            return _plain(self._data, number)
+        dataset = self._dataset
+        if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
+            dataset = copy.copy(dataset)  # handles, store and budget stay behind
+            dataset.loading_mode = LoadingMode.LAZY
+        cls = type(self._data) if isinstance(self._data, Loader) else Loader
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HeadraceWarning)  # of options that mean nothing with this number: the user's loader says them
+            return cls(dataset, self._config.with_(num_workers=number))
+
+
+def _plain(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
+    """A torch DataLoader with the options of another, and so many workers."""
+    options: dict[str, Any] = {
+        "num_workers": number,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
+        "generator": loader.generator,
+    }
+    if number:
+        options["timeout"] = loader.timeout
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["persistent_workers"] = loader.persistent_workers
+        options["multiprocessing_context"] = loader.multiprocessing_context
+    if loader.batch_sampler is None:
+        options["batch_size"] = None  # the dataset yields batches
+    if isinstance(loader.dataset, IterableDataset):
+        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        options["batch_sampler"] = loader.batch_sampler
+    else:
+        options["sampler"] = loader.sampler
+    return DataLoader(loader.dataset, **options)

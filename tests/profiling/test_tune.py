@@ -1,0 +1,454 @@
+"""Is the largest batch size that is found the largest that fits?"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import math
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from headrace import BudgetError, ConfigError, HeadraceWarning, find_max_batch_size
+from headrace.memory.limits import Limit
+from headrace.profiling import tune
+from headrace.profiling.room import HostRoom, drop_frames, is_out_of_memory, peak_during
+from headrace.profiling.tune import _Search
+
+GPU = "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity; 77.1 GiB already allocated)"
+
+
+class Step:
+    """A training step on a device with room for so many samples."""
+
+    def __init__(self, room: int, error: Callable[[], BaseException] = lambda: torch.OutOfMemoryError(GPU)) -> None:
+        self.room, self.error, self.sizes = room, error, list[int]()
+
+    def __call__(self, size: int) -> None:
+        self.sizes.append(size)
+        if size > self.room:
+            raise self.error()
+
+
+class Boundless:
+    """A host where everything fits."""
+
+    sizes = 2
+
+    def run(self, size: int, function: Callable[[], None]) -> int:
+        function()
+        return 0
+
+    def most(self, size: int) -> int:
+        return size
+
+
+@pytest.fixture
+def real() -> None:
+    """For tests that want all of it."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Without a collection of garbage after each size, which takes a tenth of a second among so many tests, and a thread beside it."""
+    if "real" not in request.fixturenames:
+        monkeypatch.setattr(tune, "free_caches", lambda: None)
+        monkeypatch.setattr(tune, "HostRoom", lambda _: Boundless())
+
+
+# -- the search
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(room=st.integers(1, 300), start=st.integers(1, 300), multiple=st.integers(1, 9), limit=st.integers(300, 400) | st.just(None))
+@example(room=63, start=64, multiple=1, limit=None)
+@example(room=300, start=300, multiple=1, limit=300)
+def test_it_is_the_largest_that_fits(room: int, start: int, multiple: int, limit: int | None) -> None:
+    step = Step(room)
+    expected = min(room, limit or room) // multiple * multiple
+    if not expected:
+        with pytest.raises(BudgetError):
+            find_max_batch_size(step, start, limit, multiple_of=multiple)
+        return
+    assert find_max_batch_size(step, start, limit, multiple_of=multiple) == expected
+    assert all(size % multiple == 0 for size in step.sizes)
+    assert not limit or max(step.sizes) <= limit
+    assert step.sizes.count(expected) == 2, "an optimizer's state comes with the first step, and is there in the second"
+    assert all(step.sizes.count(size) == (2 if size <= room else 1) for size in step.sizes)
+
+
+def test_every_true_size_is_found_in_few_steps() -> None:
+    for room in range(1, 301):
+        step = Step(room)
+        assert find_max_batch_size(step) == room
+        assert len(set(step.sizes)) <= 2 + 2 * math.ceil(math.log2(max(room, 64)))
+
+
+def test_a_large_size_takes_few_steps() -> None:
+    step = Step(777_777)
+    assert find_max_batch_size(step, start=1) == 777_777
+    assert len(set(step.sizes)) <= 2 + 2 * 20
+
+
+def test_what_fits_once_but_not_twice_does_not_fit() -> None:
+    held: set[int] = set()
+
+    def step(size: int) -> None:
+        if size > 100 - (20 if held else 0):  # the optimizer's state, made at the end of the first step
+            raise torch.OutOfMemoryError(GPU)
+        held.add(1)
+
+    assert find_max_batch_size(step, start=90) == 80
+
+
+def test_a_limit_ends_it() -> None:
+    step = Step(10**9)
+    assert find_max_batch_size(step, start=64, limit=100) == 100
+    assert step.sizes == [64, 64, 100, 100]
+    assert find_max_batch_size(Step(10**9), start=7, limit=7) == 7
+
+
+def test_a_step_that_heeds_no_size_is_said_to() -> None:
+    with pytest.warns(HeadraceWarning, match="does the step heed its size") as warned:
+        assert find_max_batch_size(lambda size: None) == 1 << 20
+    assert warned[0].filename == __file__
+
+
+def test_not_even_one_is_an_error_that_says_why() -> None:
+    step = Step(0)
+    with pytest.raises(BudgetError, match=r"not even a batch of 1 fits \(OutOfMemoryError: CUDA out of memory") as caught:
+        find_max_batch_size(step)
+    assert step.sizes == [64, 32, 16, 8, 4, 2, 1]
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    with pytest.raises(BudgetError, match="batch of 8 fits"):
+        find_max_batch_size(Step(7), multiple_of=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"start": 0}, "start"), ({"start": 2.0}, "start"), ({"start": True}, "start"),
+        ({"limit": 0}, "limit"), ({"limit": 63}, "limit=63"),
+        ({"multiple_of": 0}, "multiple_of"), ({"start": 1, "limit": 7, "multiple_of": 8}, "multiple_of=8"), ({"reset": 3}, "reset"),
+        ({"max_memory_usage": 0}, "max_memory_usage"), ({"max_memory_usage": "much"}, "max_memory_usage"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("real")
+def test_arguments_that_make_no_sense(options: dict[str, Any], word: str) -> None:
+    step = Step(10)
+    with pytest.raises(ConfigError, match=word):
+        find_max_batch_size(step, **options)
+    with pytest.raises(ConfigError, match="step"):
+        find_max_batch_size(64)  # type: ignore[arg-type]
+    assert not step.sizes
+
+
+# -- what counts as out of memory
+
+
+def no_room_on_the_host() -> BaseException:
+    try:
+        torch.empty(1 << 50)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("a petabyte")
+
+
+def no_room_for_numpy() -> BaseException:
+    try:
+        np.empty(1 << 55)
+    except MemoryError as error:
+        return error
+    raise AssertionError("a petabyte")
+
+
+def raised_from(cause: BaseException) -> BaseException:
+    error = ValueError("the step failed")
+    error.__cause__ = cause
+    return error
+
+
+OUT_OF_MEMORY: dict[str, Callable[[], BaseException]] = {
+    "torch": lambda: torch.OutOfMemoryError(GPU),
+    "cuda": lambda: torch.cuda.OutOfMemoryError(GPU),
+    "kernel": lambda: RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    "hip": lambda: RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
+    "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cudnn sizes": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a ..."),
+    "mps": lambda: RuntimeError("MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.2 GB, max allowed: 18.13 GB)"),
+    "mps buffer": lambda: RuntimeError("Invalid buffer size: 32.00 GB"),
+    "host": no_room_on_the_host,
+    "numpy": no_room_for_numpy,
+    "python": MemoryError,
+    "budget": lambda: BudgetError("the batch ring needs 9 GB"),
+    "fork": lambda: OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "mmap": lambda: RuntimeError("unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
+    "wrapped": lambda: raised_from(raised_from(torch.OutOfMemoryError(GPU))),
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+def test_it_backs_off(kind: str) -> None:
+    assert is_out_of_memory(OUT_OF_MEMORY[kind]())
+    assert find_max_batch_size(Step(37, OUT_OF_MEMORY[kind])) == 37
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x3 and 4x5)"), RuntimeError("CUDA error: device-side assert triggered"),
+        ValueError("out of memory"), OSError(errno.ENOSPC, "No space left on device"), AssertionError(), KeyboardInterrupt(), SystemExit(3),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_any_other_error_passes_with_the_size(error: BaseException) -> None:
+    step = Step(100, lambda: error)
+    with pytest.raises(type(error)) as caught:
+        find_max_batch_size(step)
+    assert caught.value is error and step.sizes == [64, 64, 128]
+    if isinstance(error, Exception):
+        assert error.__notes__ == ["headrace: in find_max_batch_size, with a batch size of 128"]
+    assert any(entry.name == "__call__" for entry in caught.traceback), "its traceback shows the step"
+
+
+# -- what is left behind
+
+
+@pytest.mark.usefixtures("real")
+def test_tensors_of_what_did_not_fit_are_freed() -> None:
+    alive: list[weakref.ref[Any]] = []
+    kept: list[BaseException] = []
+
+    class Activations:
+        pass
+
+    def forward(size: int) -> None:
+        mine = Activations()
+        mine.circle = mine  # type: ignore[attr-defined]
+        assert not any(ref() for ref in alive), "those of the last step are still there"
+        alive.append(weakref.ref(mine))
+        if size > 20:
+            error = torch.OutOfMemoryError(GPU)
+            kept.append(error)  # as a logger or a debugger may
+            raise error
+
+    def step(size: int) -> Activations:
+        gc.collect()
+        outer = Activations()
+        try:
+            forward(size)
+        except RuntimeError as error:
+            kept.append(ValueError("again"))
+            raise kept[-1] from error
+        return outer
+
+    assert find_max_batch_size(step, start=20, limit=24) == 20
+    gc.collect()
+    assert len(kept) == 6 and not any(ref() for ref in alive)
+
+
+def test_an_error_that_is_being_handled_keeps_its_variables() -> None:
+    def fail() -> None:
+        treasure = [1, 2, 3]
+        raise KeyError(len(treasure))
+
+    try:
+        fail()
+    except KeyError as error:
+        assert find_max_batch_size(Step(5)) == 5
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        assert error.__traceback__.tb_next.tb_frame.f_locals["treasure"] == [1, 2, 3]
+
+
+def test_frames_are_emptied_along_the_whole_chain() -> None:
+    def inner() -> None:
+        big = bytearray(10)
+        raise MemoryError(len(big))
+
+    def outer() -> None:
+        large = bytearray(10)
+        try:
+            inner()
+        except MemoryError:
+            raise ValueError(len(large))  # noqa: B904
+
+    with pytest.raises(ValueError) as caught:
+        outer()
+    assert caught.value.__context__ is not None
+    drop_frames(caught.value)
+    for error in (caught.value, caught.value.__context__):
+        trace = error.__traceback__
+        while trace is not None:
+            assert not {"big", "large"} & set(trace.tb_frame.f_locals)
+            trace = trace.tb_next
+
+
+@pytest.mark.usefixtures("real")
+def test_random_generators_are_put_back_and_reset_is_called_after_each_size() -> None:
+    calls: list[Any] = []
+
+    def step(size: int) -> None:
+        calls.append(size)
+        torch.rand(3), random.random(), np.random.rand()
+        if size > 5:
+            raise torch.OutOfMemoryError(GPU)
+
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    assert find_max_batch_size(step, start=4, limit=8, reset=lambda: calls.append("reset")) == 5
+    assert calls == [4, 4, "reset", 8, "reset", 6, "reset", 5, 5, "reset"]
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+@pytest.mark.usefixtures("real")
+def test_it_logs_what_it_tries(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "headrace.profiling"):
+        find_max_batch_size(Step(100), start=100, limit=101)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("batch size 100: runs; the process has grown by ") and lines[-1] == "find_max_batch_size: 100"
+    assert lines[1] == f"batch size 101: OutOfMemoryError: {GPU}"
+
+
+@pytest.mark.usefixtures("real")
+def test_a_real_training_step_on_the_host() -> None:
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    sizes: list[int] = []
+
+    def step(size: int) -> None:
+        optimizer.zero_grad()
+        loss = model(torch.randn(size, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        sizes.append(size)
+        if size > 40:
+            torch.empty(1 << 50)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert find_max_batch_size(step, start=40, limit=41, reset=lambda: model.load_state_dict(before)) == 40
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# -- a host that kills
+
+
+class Host:
+    """A host on which a step takes `fixed` bytes and `each` for a sample; one that takes more than is free is killed."""
+
+    def __init__(self, free: int, each: int, fixed: int = 0, keeps: float = 0.0) -> None:
+        self.free, self.each, self.fixed, self.keeps = free, each, fixed, keeps
+        self.base = self.now = 50_000
+        self.sizes: list[int] = []
+        self.room = HostRoom(1.0, limits=self.limits, own=lambda: self.now, peak=self.peak)
+
+    def limits(self) -> list[Limit]:
+        return [Limit("wide", 10**12, 0), Limit("cgroup v2 /job memory.max", 10**9, 10**9 - self.free + self.now - self.base)]
+
+    def peak(self, run: Callable[[], None]) -> int:
+        run()
+        taken = self.fixed + self.each * self.sizes[-1]
+        assert taken <= self.free, f"killed at {self.sizes[-1]}"
+        self.now = self.base + int(taken * self.keeps)  # what its allocator does not give back
+        return self.base + taken
+
+    def largest(self, start: int, limit: int = 1 << 20) -> int:
+        return _Search(self.sizes.append, None, 1, self.room).largest(start, limit)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(
+    true=st.integers(64, 100_000), each=st.integers(1, 100), fixed=st.integers(0, 1000), keeps=st.sampled_from([0.0, 0.5, 1.0]),
+    start=st.integers(2, 64),
+)  # fmt: skip
+def test_what_would_be_killed_is_not_tried(true: int, each: int, fixed: int, keeps: float, start: int) -> None:
+    host = Host(true * each + fixed * each, each, fixed * each, keeps)
+    with pytest.warns(HeadraceWarning, match="was not tried"):
+        found = host.largest(start)
+    assert true - true // 32 - 1 <= found <= true
+    assert len(set(host.sizes)) <= 2 + 3 * 20
+
+
+def test_the_warning_has_the_numbers() -> None:
+    with pytest.warns(HeadraceWarning) as warned:
+        assert Host(1_000_000, 1000).largest(64) == 1000
+    said = str(warned[0].message)
+    assert "1000 runs; 2000 was not tried, since it would take about 2.0 MB of the host's memory, of which 1.0 MB may be taken" in said
+    assert "cgroup v2 /job memory.max" in said
+
+
+def test_room_on_the_host_does_not_hide_the_device_s() -> None:
+    host, step = Host(10**8, 1), Step(5000)
+
+    def both(size: int) -> None:
+        host.sizes.append(size)
+        step(size)
+
+    assert _Search(both, None, 1, host.room).largest(64, 1 << 20) == 5000
+
+
+def test_a_neighbour_that_takes_everything_ends_it() -> None:
+    host = Host(10**6, 10)
+
+    def step(size: int) -> None:
+        host.sizes.append(size)
+        if size >= 512:
+            host.free = 5200
+
+    with pytest.warns(HeadraceWarning, match="512 runs; 1024 was not tried"):
+        assert _Search(step, None, 1, host.room).largest(64, 1 << 20) == 512
+
+
+@pytest.mark.parametrize(("usage", "expected"), [(0.5, 500), (1.0, 1000), (200_000, 200), ("300kB", 300), ("5GB", 1000)])
+def test_the_user_says_how_much_may_be_taken(usage: Any, expected: int) -> None:
+    host = Host(1_000_000, 1000, keeps=1.0)
+    host.room = HostRoom(usage, limits=host.limits, own=lambda: host.now, peak=host.peak)
+    with pytest.warns(HeadraceWarning):
+        assert expected - expected // 32 - 1 <= host.largest(16) <= expected
+
+
+def test_ranks_of_a_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(HeadraceWarning):
+        assert 242 <= Host(1_000_000, 1000).largest(16) <= 250
+
+
+def test_the_peak_of_a_process_is_seen_after_it_is_gone() -> None:
+    def run() -> None:
+        block = np.ones(100_000_000, np.uint8)
+        assert block[-1] == 1
+
+    before = peak_during(lambda: None)
+    assert before + 90_000_000 <= peak_during(run)
+    with pytest.raises(ZeroDivisionError):
+        peak_during(lambda: print(1 / 0))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("real")
+def test_a_real_device() -> None:
+    free, _ = torch.cuda.mem_get_info()
+    nbytes = free // 1000  # a sample
+    weight = torch.ones(1, device="cuda", requires_grad=True)
+
+    def step(size: int) -> None:
+        batch = torch.ones(size, nbytes // 4, device="cuda")
+        (batch * weight).sum().backward()
+
+    before = torch.cuda.memory_allocated()
+    found = find_max_batch_size(step, start=16)
+    assert 300 < found < 510, "batch and product: two of each sample at least"
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    step(found)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(found * 2)
