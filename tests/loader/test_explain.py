@@ -65,6 +65,7 @@ OTHERS: dict[str, Any] = {
     "drop_last": True, "pad": False, "collate_fn": "list", "sampler": [1, 2], "batch_sampler": [[1, 2]], "seed": 7, "interleave": 3,
     "turns": 5, "rank": 1, "world_size": 2, "device": "cpu", "max_memory_usage": 0.5, "multiprocessing_context": "fork",
     "worker_init_fn": print, "generator": torch.Generator(), "timeout": 3.5, "enable_monitoring": False, "log_loading_stats": True,
+    "weights": [1.0] * 42, "balanced": True, "replacement": False, "num_samples": 30,
 }  # fmt: skip
 
 
@@ -73,18 +74,26 @@ def test_what_was_given_is_named(name: str) -> None:
     options: dict[str, Any] = {"num_workers": 1, name: OTHERS[name]}
     if name in ("rank", "world_size"):
         options |= {"rank": 1, "world_size": 2}
-    loader = create_dataloader(SquareDataset(), **options)
+    if name == "replacement":
+        options["balanced"] = True
+    dataset = SquareDataset()
+    dataset.targets = [0, 1] * 21
+    loader = create_dataloader(dataset, **options)
     value, reason = value_and_reason(loader.explain(), name)
     own = {"collate_fn": "registered as 'list'", "multiprocessing_context": "as given", "worker_init_fn": "given", "shuffle": "given"}
     assert own.get(name, "given") in reason
-    assert value == {"sampler": "list", "batch_sampler": "list", "generator": "Generator", "collate_fn": "list_collate"}.get(
-        name, getattr(OTHERS[name], "__name__", str(OTHERS[name]))
-    )
+    assert value == {
+        "sampler": "list",
+        "batch_sampler": "list",
+        "generator": "Generator",
+        "collate_fn": "list_collate",
+        "weights": "list",
+    }.get(name, getattr(OTHERS[name], "__name__", str(OTHERS[name])))
 
 
 def test_every_option_of_a_config_is_tried() -> None:
     fields = {field.name for field in dataclasses.fields(DataLoaderConfig)}
-    assert fields - {"weights", "replacement", "balanced", "num_samples"} <= set(OTHERS), "a new option: does explain() name it?"
+    assert fields == set(OTHERS), "a new option: does explain() name it?"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -163,6 +172,16 @@ def test_whose_order_it_is() -> None:
     assert "order: the sampler's" in weighted and "an epoch: 3 batches" in weighted and "dropped: 6 samples" in weighted
     assert value_and_reason(weighted, "sampler")[0] == "WeightedRandomSampler"
     assert "an epoch: 2 batches" in explained(SquareDataset(), batch_sampler=[[1, 2], [3]])
+    by_weight = explained(SquareDataset(), weights=[1.0] * 42, num_samples=100)
+    assert "order: drawn by weight, with replacement; it follows" in by_weight and "an epoch: 100 samples, 4 batches of 32" in by_weight
+    assert value_and_reason(by_weight, "shuffle") == ("False", "weights is the order")
+    dataset = SquareDataset()
+    dataset.targets = [0, 1] * 21
+    assert "order: drawn so that all classes come equally often, without replacement" in explained(
+        dataset, balanced=True, replacement=False
+    )
+    assert "and epoch; num_samples=30 positions of it\n" in explained(dataset, num_samples=30)
+    assert "num_samples=90 positions of it; after the last sample it begins again" in explained(dataset, num_samples=90)
     stream = explained(Stream())
     assert "an epoch: as many batches as there are" in stream and "order: the IterableDataset's own" in stream
 
@@ -228,6 +247,21 @@ def test_blocks_that_are_not_decoded_as_a_whole_need_no_advice() -> None:
     assert "blocks: 9 of the storage\n  samples are read one by one" in text and not advice(text)
     assert "blocks:" not in explained(SquareDataset())
     assert "blocks:" not in explained(TensorDataset(torch.zeros(4)))
+
+
+def test_an_epoch_of_another_length_is_counted_by_the_pass() -> None:
+    whole = explained(BlockDataset(), shuffle="block", interleave=6, turns=2)
+    for number in (100, 1000):
+        text = explained(BlockDataset(), shuffle="block", interleave=6, turns=2, num_samples=number)
+        said = line_of(whole, "each is decoded").replace("an epoch", "a pass over all samples")
+        assert line_of(text, "each is decoded") == said and "6 x 2 lanes" in text
+
+
+def test_drawn_samples_take_blocks_from_everywhere() -> None:
+    text = explained(BlockDataset(), weights=[1.0] * 300, num_samples=600, batch_size=30)
+    found = re.search(r"an order by 'weights' draws a batch from ([\d.]+) blocks.*about (\d+) decodes an epoch", text)
+    assert found and 15 < float(found[1]) < 30 and int(found[2]) == pytest.approx(20 * float(found[1]), abs=2)
+    assert not advice(text)
 
 
 def test_modes_that_hold_samples_say_so() -> None:

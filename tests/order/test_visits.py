@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.order import EpochOrder, RankBatches
+from headrace.order import EpochOrder, RankBatches, WeightedOrder
 from headrace.order.lanes import Lanes
 from headrace.order.visits import Visits, count_visits
 
@@ -85,8 +85,10 @@ def test_what_does_not_divide_is_shared() -> None:
 
 
 def test_a_full_shuffle_is_refused() -> None:
-    with pytest.raises(ValueError, match="full shuffle"):
+    with pytest.raises(ValueError, match="shuffle=True"):
         count_visits(batches_of([4, 4], 1, 2, shuffle=True), 1, [4, 4])
+    with pytest.raises(ValueError, match="shuffle='weights'"):
+        count_visits(RankBatches(WeightedOrder([1.0] * 8, global_batch=2), batch_size=2), 1, [4, 4])
 
 
 def test_a_billion_samples_are_counted_by_their_blocks() -> None:

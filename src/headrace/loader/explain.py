@@ -20,6 +20,7 @@ from headrace.loader.build import Reasons
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.decodes import explain_blocks, is_laned
 from headrace.memory.budget import MemoryBudget, format_size
+from headrace.order import ResizedOrder
 
 _ALWAYS = (
     *("batch_size", "shuffle", "seed", "interleave", "turns", "num_workers", "prefetch_factor", "persistent_workers"),
@@ -42,8 +43,11 @@ _SAID: dict[str, str] = {
     "device": "batches are copied there",
     "interleave": "lanes of blocks that a global batch draws from",
     "turns": "sets of lanes, taken in turn, so that workers have their own",
-    "sampler": "it is the order, and is gone through again to resume",
-    "batch_sampler": "it is the order, and is gone through again to resume; batch_size and drop_last don't count",
+    "weights": "samples are drawn by weight",
+    "balanced": "all classes come equally often",
+    "num_samples": "of an epoch, over all ranks",
+    "sampler": "it is the order",
+    "batch_sampler": "it is the order; batch_size and drop_last don't count",
 }
 
 
@@ -168,8 +172,10 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
         yield f"an epoch: {'as many batches as there are' if steps is None else _counted(steps)}"
         if isinstance(plan, SamplerPlan) and config.batch_sampler is None and config.drop_last:
             yield from _dropped((length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last")
-        whose = "the IterableDataset's own, and depends on the number of workers" if isinstance(plan, IterablePlan) else "the sampler's"
-        yield f"order: {whose}; to resume it is gone through again"
+        if isinstance(plan, IterablePlan):
+            yield "order: the IterableDataset's own, and depends on the number of workers; to resume it is gone through again"
+        else:
+            yield "order: the sampler's; to resume it is asked for its state, if it has a state_dict, or gone through again"
         return
     batches = plan.batches
     order, world = batches.order, batches.world_size
@@ -194,12 +200,25 @@ def _dropped(samples: int, which: str) -> Iterator[str]:
 
 def _order(plan: OrderPlan) -> str:
     order = plan.batches.order
+    if isinstance(order, ResizedOrder):
+        again = "; after the last sample it begins again, in another order" if order.repeats else ""
+        return f"{_kind(plan)}; num_samples={order.n:,} positions of it{again}"
+    return _kind(plan)
+
+
+def _kind(plan: OrderPlan) -> str:
+    order, said = plan.batches.order, plan.parameters()
+    again = "with replacement" if order.repeats else "without replacement"
+    if order.shuffle == "weights":
+        return f"drawn by weight, {again}; it follows from seed and epoch"
+    if order.shuffle == "balanced":
+        return f"drawn so that all classes come equally often, {again}; it follows from seed and epoch"
     if order.shuffle is False:
         return "as the samples are stored"
     if is_laned(plan):
         return (
-            f"blocks are permuted and stand in {order.interleave} x {order.turns} lanes; a global batch draws from {order.interleave} of "
-            "them, and samples are permuted inside of their block"
+            f"blocks are permuted and stand in {said['interleave']} x {said['turns']} lanes; a global batch draws from "
+            f"{said['interleave']} of them, and samples are permuted inside of their block"
         )
     blocks = "; samples here have no blocks, so that 'block' is a full shuffle" if order.shuffle == "block" else ""
     return f"a permutation of all samples, which follows from seed and epoch{blocks}"

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.order.epoch import EpochOrder
 from headrace.order.lanes import BlockSequence, Lanes
 from headrace.order.ranks import RankBatches
 
@@ -55,12 +56,12 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
         blocks: integer array [blocks] of the sizes of consecutive runs of samples that are stored together.
 
     Raises:
-        ValueError: the order is a full shuffle.
+        ValueError: the order is a full shuffle, or another that is no `EpochOrder`.
     """
     order, world, workers = batches.order, batches.world_size, max(1, workers)
     edges = np.concatenate([[0], np.cumsum(np.asarray(blocks, np.int64))])
-    if order.shuffle is True:
-        raise ValueError("a full shuffle has no stretches of blocks to count")
+    if not isinstance(order, EpochOrder) or order.shuffle is True:
+        raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no stretches of blocks to count")
     if order.shuffle == "block":
         lanes = Lanes(order.n, order.global_batch, order.interleave, order.turns)
         edges = BlockSequence(edges, order.seed, order.epoch).edges
