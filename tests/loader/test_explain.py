@@ -65,7 +65,7 @@ OTHERS: dict[str, Any] = {
     "drop_last": True, "pad": False, "collate_fn": "list", "sampler": [1, 2], "batch_sampler": [[1, 2]], "seed": 7, "interleave": 3,
     "turns": 5, "rank": 1, "world_size": 2, "device": "cpu", "max_memory_usage": 0.5, "multiprocessing_context": "fork",
     "worker_init_fn": print, "generator": torch.Generator(), "timeout": 3.5, "enable_monitoring": False, "log_loading_stats": True,
-    "weights": [1.0] * 42, "balanced": True, "replacement": False, "num_samples": 30,
+    "weights": [1.0] * 42, "balanced": True, "replacement": False, "num_samples": 30, "bucket_by_length": [3] * 42,
 }  # fmt: skip
 
 
@@ -88,6 +88,7 @@ def test_what_was_given_is_named(name: str) -> None:
         "generator": "Generator",
         "collate_fn": "list_collate",
         "weights": "list",
+        "bucket_by_length": "list",
     }.get(name, getattr(OTHERS[name], "__name__", str(OTHERS[name])))
 
 
@@ -182,6 +183,7 @@ def test_whose_order_it_is() -> None:
     )
     assert "and epoch; num_samples=30 positions of it\n" in explained(dataset, num_samples=30)
     assert "num_samples=90 positions of it; after the last sample it begins again" in explained(dataset, num_samples=90)
+    assert "order: a shuffle whose batches hold samples of like length" in explained(SquareDataset(), bucket_by_length=range(42))
     stream = explained(Stream())
     assert "an epoch: as many batches as there are" in stream and "order: the IterableDataset's own" in stream
 
@@ -259,7 +261,7 @@ def test_an_epoch_of_another_length_is_counted_by_the_pass() -> None:
 
 def test_drawn_samples_take_blocks_from_everywhere() -> None:
     text = explained(BlockDataset(), weights=[1.0] * 300, num_samples=600, batch_size=30)
-    found = re.search(r"an order by 'weights' draws a batch from ([\d.]+) blocks.*about (\d+) decodes an epoch", text)
+    found = re.search(r"this order draws a batch from ([\d.]+) blocks.*about (\d+) decodes an epoch", text)
     assert found and 15 < float(found[1]) < 30 and int(found[2]) == pytest.approx(20 * float(found[1]), abs=2)
     assert not advice(text)
 

@@ -107,7 +107,7 @@ class _Job:
         drawn = [len(np.unique(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(some)]
         each = sum(drawn) / some
         total = round(each * batches.steps * batches.world_size)
-        what = "a full shuffle" if self.order is not None else f"an order by {batches.order.shuffle!r}"
+        what = "a full shuffle" if self.order is not None else "this order"
         yield (
             f"  {what} draws a batch from {each:.1f} blocks, which are decoded for it: about {total:,} decodes {self.span} over all ranks "
             f"and workers, {total / len(self._sizes):.2f} a block, less what a process has still in memory{self._unheld}"

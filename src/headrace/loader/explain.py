@@ -20,7 +20,7 @@ from headrace.loader.build import Reasons
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.decodes import explain_blocks, is_laned
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.order import ResizedOrder
+from headrace.order import BucketedOrder, ResizedOrder
 
 _ALWAYS = (
     *("batch_size", "shuffle", "seed", "interleave", "turns", "num_workers", "prefetch_factor", "persistent_workers"),
@@ -45,6 +45,7 @@ _SAID: dict[str, str] = {
     "turns": "sets of lanes, taken in turn, so that workers have their own",
     "weights": "samples are drawn by weight",
     "balanced": "all classes come equally often",
+    "bucket_by_length": "batches hold samples of like length",
     "num_samples": "of an epoch, over all ranks",
     "sampler": "it is the order",
     "batch_sampler": "it is the order; batch_size and drop_last don't count",
@@ -209,6 +210,8 @@ def _order(plan: OrderPlan) -> str:
 def _kind(plan: OrderPlan) -> str:
     order, said = plan.batches.order, plan.parameters()
     again = "with replacement" if order.repeats else "without replacement"
+    if isinstance(order, BucketedOrder):
+        return "a shuffle whose batches hold samples of like length; it follows from seed and epoch"
     if order.shuffle == "weights":
         return f"drawn by weight, {again}; it follows from seed and epoch"
     if order.shuffle == "balanced":
