@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.data.make import make_photos
+
+settings.register_profile("headrace", deadline=None)  # on a busy machine everything takes longer
+settings.load_profile("headrace")
 
 # Workers started by forkserver then fork from a process that has torch loaded: tenths of a second each, instead of seconds.
 multiprocessing.set_forkserver_preload(["headrace.testing"])
