@@ -85,18 +85,7 @@ class BalancedOrder(Order):
         return indices
 
     def parameters(self) -> dict[str, Any]:
-        return {
-            "n": self._by_class.size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "interleave": None,
-            "turns": None,
-            "blocks": None,
-            "num_samples": self.n,
-            "classes": self._digest,
-            "replacement": self.replacement,
-        }
+        return self._parameters(self._by_class.size, num_samples=self.n, classes=self._digest, replacement=self.replacement)
 
     def __repr__(self) -> str:
         return (

@@ -73,6 +73,11 @@ class Order(ABC):
     def parameters(self) -> dict[str, Any]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state; large ones as a digest."""
 
+    def _parameters(self, samples: int, **others: Any) -> dict[str, Any]:
+        """The parameters that all orders have, which depend on no blocks unless `others` says so."""
+        common = {"n": samples, "shuffle": self.shuffle, "seed": self.seed, "global_batch": self.global_batch}
+        return {**common, "interleave": None, "turns": None, "blocks": None, **others}
+
     def __len__(self) -> int:
         return self.n
 

@@ -78,16 +78,7 @@ class BucketedOrder(Order):
         return permute(positions, self.n, self._keys)
 
     def parameters(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "shuffle": True,
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "interleave": None,
-            "turns": None,
-            "blocks": None,
-            "lengths": self._digest,
-        }
+        return self._parameters(self.n, lengths=self._digest)
 
     def __repr__(self) -> str:
         return f"BucketedOrder(<{self.n} lengths>, seed={self.seed}, epoch={self.epoch}, global_batch={self.global_batch})"

@@ -82,16 +82,10 @@ class EpochOrder(Order):
         ``interleave``, ``turns`` and ``blocks`` (a digest of the sizes) are None where the order doesn't depend on
         them.
         """
-        laned = self._lanes is not None
-        return {
-            "n": self.n,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "interleave": self.interleave if laned else None,
-            "turns": self.turns if laned else None,
-            "blocks": digest_of(self._edges) if laned and self._edges is not None else None,
-        }
+        if self._lanes is None:
+            return self._parameters(self.n)
+        assert self._edges is not None
+        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=digest_of(self._edges))
 
     def __repr__(self) -> str:
         blocks = "None" if self._edges is None else f"<{self._edges.size - 1} sizes>"

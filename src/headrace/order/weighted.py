@@ -106,18 +106,7 @@ class WeightedOrder(Order):
         return candidates[np.argsort(times, kind="stable")[: self.n]]
 
     def parameters(self) -> dict[str, Any]:
-        return {
-            "n": self._weights.size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "interleave": None,
-            "turns": None,
-            "blocks": None,
-            "num_samples": self.n,
-            "weights": self._digest,
-            "replacement": self.replacement,
-        }
+        return self._parameters(self._weights.size, num_samples=self.n, weights=self._digest, replacement=self.replacement)
 
     def __repr__(self) -> str:
         return (
