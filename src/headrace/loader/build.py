@@ -5,6 +5,7 @@ Everything that can be known before the first worker starts is said here.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
@@ -149,20 +150,24 @@ def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any
     return collators.get(chosen) if isinstance(chosen, str) else chosen
 
 
-def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, beside: int) -> int:
+def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, beside: int, pins: bool = False) -> int:
     """Bytes of all batches on their way, and of what they are made of.
 
-    The ring has a slot for each batch that is handed out, and two that the user holds. Beside it, each process that loads holds what
-    `beside_nbytes` counts, and what decoders and allocators take: 16 MiB, or 5 % of a small budget (docs/memory.md).
+    The ring has a slot for each batch that is handed out, and two that the user holds, or that are copied to a device. Pinned batches
+    have as many buffers once more: torch keeps those that it has made, and rounds each up to a power of two. Beside it, each process
+    that loads holds what `beside_nbytes` counts, and what decoders and allocators take: 16 MiB, or 5 % of a small budget
+    (docs/memory.md).
 
     Args:
         batch: bytes of a batch.
         workers, prefetch: how many batches are on their way.
         budget: that they are to fit.
         beside: bytes of each process beside the slots.
+        pins: are the batches copied to pinned memory?
     """
     slots = workers * prefetch + 2 if workers else 2
-    return batch * slots + max(1, workers) * (min(_WORKING, budget.limit // 20) + beside)
+    pinned = 1 << (batch - 1).bit_length() if pins and batch else 0
+    return (batch + pinned) * slots + max(1, workers) * (min(_WORKING, budget.limit // 20) + beside)
 
 
 def beside_nbytes(batch: int, dataset: Any, stacks: bool) -> int:
@@ -176,7 +181,7 @@ def beside_nbytes(batch: int, dataset: Any, stacks: bool) -> int:
 def make_room(config: DataLoaderConfig, budget: MemoryBudget, batch: int, beside: int, datasets: Iterable[BaseDataset]) -> None:
     """Has caches give way where what is left of the budget does not do for one batch (of so many bytes) a worker."""
     for dataset in datasets:
-        short = batches_nbytes(batch, config.num_workers or 0, 1, budget, beside) - budget.available
+        short = batches_nbytes(batch, config.num_workers or 0, 1, budget, beside, bool(config.pin_memory)) - budget.available
         if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
             dataset.mode.give_way(short)
 
@@ -191,10 +196,11 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, besid
         BudgetError: not even without workers do they fit.
     """
     left, workers, prefetch = budget.available, config.num_workers or 0, config.prefetch_factor or 1
+    nbytes = functools.partial(batches_nbytes, batch, budget=budget, beside=beside, pins=bool(config.pin_memory))
     choices = [(workers, p) for p in range(prefetch, 0, -1)] + [(w, 1) for w in range(workers - 1, -1, -1)]
-    fitting = next((choice for choice in choices if batches_nbytes(batch, *choice, budget, beside) <= left), None)
+    fitting = next((choice for choice in choices if nbytes(*choice) <= left), None)
     if fitting is None:
-        least = format_size(batches_nbytes(batch, 0, 1, budget, beside))
+        least = format_size(nbytes(0, 1))
         raise BudgetError(
             f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held while the next one is made ({least} in "
             f"all), and {format_size(left)} are left of the budget: take a smaller batch_size, or raise max_memory_usage.\n"
@@ -209,7 +215,7 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, besid
         reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
         parallel = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
         config = config.with_(num_workers=fitting[0], prefetch_factor=fitting[1] if fitting[0] else None, **parallel)
-    return config, batches_nbytes(batch, *fitting, budget, beside)
+    return config, nbytes(*fitting)
 
 
 def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order: dict[str, Any], budget: MemoryBudget) -> None:

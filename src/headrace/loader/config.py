@@ -60,7 +60,8 @@ class DataLoaderConfig:
         interleave: for "block": lanes that a global batch draws from (64).
         turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own (12).
         rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
-        device: where batches go; None: they stay.
+        device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
+            side stream. A device without an index is the one that is current when the epoch's first batch is copied.
         max_memory_usage: the memory budget; None: the dataset's.
         multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe.
         worker_init_fn: called in each worker with its number.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.loader.batches import IterablePlan
-from headrace.loader.device import move_to_device
-from headrace.loader.job import Job, death_of, failure_of, is_of_workers
+from headrace.loader.job import Deliveries, Job, death_of, failure_of, is_of_workers
+from headrace.loader.side_stream import way_to
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ class EpochIterator:
         self.received = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
-        self._deliveries: Iterator[Delivered] | None = None  # `start` may fail
+        self._way = way_to(loader.config.device)
+        self._deliveries: Deliveries | None = None  # `start` may fail
         self._deliveries = job.start(epoch, self._start)
         job.used_by(self)
 
@@ -47,17 +47,18 @@ class EpochIterator:
         return max(0, len(self._loader) - self._step)
 
     def __next__(self) -> Any:
+        self._way.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
-        arrived = time.perf_counter()
-        device = self._loader.config.device
-        batch = delivered.batch if device is None else move_to_device(delivered.batch, device)
+        batch = self._way.move(delivered)
+        if self._deliveries is not None:
+            self._way.look_ahead(self._deliveries)
         now = time.perf_counter()
         self._step = self._step + 1 if self._is_stream else delivered.report["step"] + 1
         self.received += 1
         self._samples += delivered.report["samples"]
         self._wait += now - asked
-        self._loader._received(delivered, self._epoch, self._step, now - asked, now - self._clock, now - arrived)
+        self._loader._received(delivered, self._epoch, self._step, now - asked, now - self._clock, self._way.transferred())
         self._clock = now
         return batch
 
@@ -65,7 +66,7 @@ class EpochIterator:
         """The next batch; raises what a worker raised, where it raised it."""
         while self._deliveries is not None:
             try:
-                delivered = next(self._deliveries)
+                delivered = self._way.take(self._deliveries)
             except StopIteration:
                 self._end()
                 break
@@ -98,4 +99,6 @@ class EpochIterator:
 
     def _end(self) -> None:
         self._deliveries = None
+        self._way.finish()
+        self._loader._stats.transfer_time += self._way.transferred()
         self._loader._ended(self._epoch, self._step, self._clock - self._began, self._wait, self.received, self._samples)

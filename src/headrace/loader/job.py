@@ -13,7 +13,7 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -104,13 +104,22 @@ class Job:
         """From now on an iterator takes this job's batches."""
         self._user = weakref.ref(iterator)
 
-    def start(self, epoch: int, step: int) -> Iterator[Delivered]:
+    def start(self, epoch: int, step: int) -> Deliveries:
         """The deliveries of an epoch from a step on. What a lasting job had still on its way is dropped."""
         self.dispatch.begin(epoch, step)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
         with self._init.forking():
             return _FromWorkers(iter(self._loader))
+
+
+class Deliveries(Protocol):
+    """The deliveries of an epoch, in their order."""
+
+    def __next__(self) -> Delivered: ...
+
+    def is_ready(self) -> bool:
+        """Is the next one here, and pinned, so that `next` does not wait for it?"""
 
 
 class _FromWorkers:
@@ -147,6 +156,16 @@ class _FromWorkers:
         finally:
             _remove_worker_pids(call)
 
+    def is_ready(self) -> bool:
+        ours = self.deliveries
+        if not ours._pin_memory:
+            return False
+        awaited = ours._rcvd_idx
+        if len(ours._task_info.get(awaited, ())) == 2:  # with its data: it came before one that was awaited
+            return True
+        with ours._data_queue.mutex:
+            return any(number == awaited for number, _ in ours._data_queue.queue)
+
 
 class _Here:
     """The deliveries of an epoch, each made when it is asked for."""
@@ -161,6 +180,9 @@ class _Here:
         delivered: Any = self._collate(self._fetch.__getitems__(next(self._tickets)))
         made: Delivered = delivered.pin_memory() if self._pins else delivered
         return made
+
+    def is_ready(self) -> bool:
+        return False  # it is made when it is asked for
 
 
 def failure_of(delivered: Delivered) -> BaseException | None:

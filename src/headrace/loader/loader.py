@@ -150,7 +150,8 @@ class Loader(DataLoader[Any]):
         workers, prefetch = self.config.num_workers or 0, self.config.prefetch_factor or 1
         beside = beside_nbytes(batch_nbytes, self.dataset, self._collate is stack_collate)
         make_room(self.config, budget, batch_nbytes, beside, inner_datasets(self.dataset))
-        needed, available = batches_nbytes(batch_nbytes, workers, prefetch, budget, beside), budget.available
+        needed = batches_nbytes(batch_nbytes, workers, prefetch, budget, beside, bool(self.config.pin_memory))
+        available = budget.available
         self._ring_bytes = budget.reserve(min(needed, available), "batches on their way")
         if needed > available:
             self._too_large = batch_nbytes
@@ -400,9 +401,10 @@ class Loader(DataLoader[Any]):
         Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
         p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, work_seconds. Bytes: bytes_read,
         held_bytes, queued_bytes, avg_memory_usage and peak_memory_usage (PSS of this process and its workers). wait_fraction is
-        wait_time / total_time. queued_batches are on their way or ready. padding_fraction, with bucket_by_length: how much of the epoch's
-        first 1,000 batches is padding, by the lengths that are known, and padding_fraction_unbucketed how much would be. If samples
-        were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
+        wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own clock, while the user's step goes
+        on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with bucket_by_length: how much of
+        the epoch's first 1,000 batches is padding, by the lengths that are known, and padding_fraction_unbucketed how much would be.
+        If samples were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
         """
         stats = self._stats.as_dict()
         if not stats:

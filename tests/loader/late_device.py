@@ -1,0 +1,166 @@
+"""An accelerator that is as late as one may be: a stream does nothing before somebody waits for it.
+
+What a real one would do to a careless program happens here for sure: memory holds poison until its copy has run; a source that is gone
+when its copy runs gives none; memory that is dropped while a kernel on another stream is still to read it is overwritten, unless
+`keep` was called for that stream. `hazards` lists the latter two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+POISON, REUSED = 0xAB, 0xCD
+
+
+class Stream:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ops: deque[tuple[Callable[[], None], int | None]] = deque()  # with the memory that is read
+
+    def ask(self, op: Callable[[], None], reads: int | None = None) -> None:
+        self.ops.append((op, reads))
+
+    def run(self, until: Event | None = None) -> None:
+        while self.ops and not (until is not None and until.come):
+            self.ops.popleft()[0]()
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.come, self.polls, self.tick = stream, False, 0, 0
+
+
+class LateAccelerator:
+    """Streams, events and memory, all in this process; tensors "on" it are tensors of the CPU.
+
+    Args:
+        patience: how often an event must be asked whether it has come before it does by itself; None: never by itself.
+    """
+
+    def __init__(self, patience: int | None = 3) -> None:
+        self.device = torch.device("cpu")
+        self.patience = patience
+        self.side, self.main = Stream("side"), Stream("main")
+        self.of_the_user = [self.main]
+        self.current = self.main
+        self.log: list[tuple[Any, ...]] = []
+        self.hazards: list[str] = []
+        self.kept: dict[int, set[str]] = {}  # memory -> streams
+        self.living = self.peak = 0  # tensors that copies have made
+        self.failures = 0  # of the copies that follow
+        self._ticks = 0
+        self._is_aside = False
+
+    # -- what `SideStream` asks for
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+
+    def current_stream(self) -> Stream:
+        return self.current
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return bool(getattr(tensor, "is_fake_pinned", False))
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._is_aside
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("no memory left on the device")
+        made = torch.empty_like(tensor, requires_grad=False)
+        made.untyped_storage().fill_(POISON)
+        alias, source = made.detach(), weakref.ref(tensor)
+        if self.is_pinned(tensor):
+            self.side.ask(lambda: self._arrive(alias, source()))
+        else:
+            self.side.run()  # the driver waits for the stream
+            self._arrive(alias, tensor)
+        self.log.append(("copy", "pinned" if self.is_pinned(tensor) else "pageable"))
+        self.living += 1
+        self.peak = max(self.peak, self.living)
+        weakref.finalize(made, self._dropped, alias, made.data_ptr()).atexit = False
+        return made
+
+    def mark(self, stream: Stream | None = None) -> Event:
+        event = Event(stream or self.side)
+
+        def come() -> None:
+            self._ticks += 1
+            event.come, event.tick = True, self._ticks
+
+        event.stream.ask(come)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self.log.append(("wait", stream.name))
+        stream.ask(lambda: event.stream.run(event))
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        self.log.append(("keep", stream.name))
+        self.kept.setdefault(tensor.data_ptr(), set()).add(stream.name)
+
+    def has_come(self, event: Event) -> bool:
+        event.polls += 1
+        if self.patience is not None and event.polls >= self.patience:
+            event.stream.run(event)
+        return event.come
+
+    def synchronize(self, event: Event) -> None:
+        event.stream.run(event)
+
+    def seconds(self, began: Event, done: Event) -> float:
+        assert began.come and done.come and began.stream is done.stream is self.side
+        return float(done.tick - began.tick)
+
+    # -- what the user's code does
+
+    def another_stream(self) -> Stream:
+        self.of_the_user.append(Stream(f"user {len(self.of_the_user)}"))
+        return self.of_the_user[-1]
+
+    @contextlib.contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        self.current, before = stream, self.current
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def kernel(self, tensor: torch.Tensor, found: list[torch.Tensor]) -> None:
+        """Asks the current stream for a kernel that reads a tensor into a list."""
+        alias = tensor.detach()
+        self.current.ask(lambda: found.append(alias.clone()), tensor.data_ptr())
+
+    # -- memory
+
+    def _arrive(self, made: torch.Tensor, source: torch.Tensor | None) -> None:
+        if source is None:
+            self.hazards.append("a source was gone before its copy was done")
+        else:
+            made.copy_(source.detach())
+
+    def _dropped(self, alias: torch.Tensor, memory: int) -> None:
+        self.living -= 1
+        kept = self.kept.pop(memory, set()) | {self.side.name}
+        for stream in self.of_the_user:
+            if stream.name not in kept and memory and any(read == memory for _, read in stream.ops):
+                self.hazards.append(f"memory was reused before stream {stream.name} was through with it")
+                self.side.ask(lambda: alias.untyped_storage().fill_(REUSED))
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Stands in for `Tensor.pin_memory`."""
+    pinned = tensor.detach().clone()
+    pinned.is_fake_pinned = True  # type: ignore[attr-defined]
+    return pinned
