@@ -71,7 +71,7 @@ class LateAccelerator:
         return self.current
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return bool(getattr(tensor, "is_fake_pinned", False))
+        return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())  # as torch says of an empty one
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._is_aside
@@ -83,7 +83,7 @@ class LateAccelerator:
         alias, source = made.detach(), weakref.ref(tensor)
         if self.is_pinned(tensor):
             self.side.ask(lambda: self._arrive(alias, source()))
-        else:
+        elif tensor.numel():
             self.side.run()  # the driver waits for the stream
             self._arrive(alias, tensor)
         self.log.append(("copy", "pinned" if self.is_pinned(tensor) else "pageable"))

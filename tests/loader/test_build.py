@@ -12,6 +12,8 @@ from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDa
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, HeadraceWarning, ImageDataset, Loader, create_dataloader
 from headrace.loader import build
+from headrace.loader.build import batches_nbytes
+from headrace.memory.budget import MemoryBudget
 from headrace.order import World
 from tests.testing.test_contract import SquareDataset
 
@@ -143,6 +145,33 @@ def test_pinned_memory_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -
 def test_pinned_memory_with_cuda(monkeypatch: pytest.MonkeyPatch, device: str | None, expected: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert create_dataloader(SquareDataset(), num_workers=0, device=device).config.pin_memory is expected
+
+
+@pytest.mark.parametrize(("workers", "prefetch", "slots"), [(0, 1, 2), (2, 3, 8)])
+def test_pinned_batches_count_twice(workers: int, prefetch: int, slots: int) -> None:
+    """Each slot's batch lies in a pinned buffer too, and torch rounds those up to a power of two."""
+    budget = MemoryBudget("1GB")
+    for batch, pinned in [(0, 0), (1, 1), (1 << 20, 1 << 20), ((1 << 20) + 1, 1 << 21), (38_500_000, 1 << 26)]:
+        plain, twice = (batches_nbytes(batch, workers, prefetch, budget, 0, pins) for pins in (False, True))
+        assert twice - plain == slots * pinned
+
+
+def test_pinned_batches_must_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    options: dict[str, Any] = {"batch_size": 37, "num_workers": 2, "prefetch_factor": 4, "device": "meta"}
+    dataset = SquareDataset(transform=Kilobytes(), max_memory_usage="20MB")
+    batch = 37 * 10_000
+    for pin_memory in (False, True):
+        loader = create_dataloader(dataset, pin_memory=pin_memory, **options)
+        loader._reserve_ring(batch)
+        pinned = 1 << 19 if pin_memory else 0
+        assert dataset.budget.reserved == (2 * 4 + 2) * (batch + pinned) + 2 * (20_000_000 // 20 + batch * 3 // 2)
+        loader.close()
+
+
+class Kilobytes:
+    def __call__(self, value: Any) -> torch.Tensor:
+        return torch.zeros(10_000, dtype=torch.uint8)
 
 
 class NotForkSafe(SquareDataset):

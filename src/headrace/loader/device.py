@@ -65,4 +65,4 @@ class Way:
         return seconds
 
     def finish(self) -> None:
-        """Waits for the copies that are under way."""
+        """At the end of an epoch: waits for what is under way."""

@@ -18,8 +18,8 @@ NOTE [ side stream ]
 * A batch that was taken early has not been received: its report, its error or the end of the epoch are seen when the user asks for it,
   and `state_dict()` does not count it.
 * This process runs ahead of the device, and device memory that another stream has used can't be used again before that stream is
-  through. So that they don't pile up, a batch is handed out only when the device is through with all but the last two; the time of that
-  wait is the device's, and is not counted as waiting for data.
+  through. So that they don't pile up, a batch is handed out only when the device is through with all but the last two, and an epoch ends
+  only when it is through with all but the last; that wait is the device's, and is not counted as waiting for data.
 """
 
 from __future__ import annotations
@@ -194,7 +194,10 @@ class SideStream(Way):
         return self._find()
 
     def await_device(self) -> None:
-        while len(self._handed) >= _QUEUED:
+        self._await_all_but(_QUEUED - 1)
+
+    def _await_all_but(self, number: int) -> None:
+        while len(self._handed) > number:
             if self._accelerator.has_come(self._handed[0]):
                 self._handed.popleft()
             else:
@@ -277,14 +280,17 @@ class SideStream(Way):
             self._seconds += self._accelerator.seconds(copy.began, copy.done)
 
     def finish(self) -> None:
-        self._handed.clear()
+        self._await_all_but(0)  # else short epochs would pile up
+        self._await_copies()
+
+    def _await_copies(self) -> None:
         if self._copies:
             self._accelerator.synchronize(self._copies[-1].done)
             self._settle()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be ending
-            self.finish()
+            self._await_copies()
 
 
 def _goes_aside(tensor: torch.Tensor) -> bool:
