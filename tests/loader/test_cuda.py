@@ -1,6 +1,7 @@
 """Are batches right, early and in bounds on a real CUDA device? (`pytest -m cuda`; the stand-in's tests are in test_side_stream.py)
 
-Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB.
+Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB. Memory for the copy
+must be there by then, since to allocate some, pinned or the device's, CUDA may wait for kernels: hence `warm`.
 """
 
 import gc
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 from headrace import create_dataloader, move_to_device
 from headrace.loader.side_stream import SideStream, TorchAccelerator, way_to
 from headrace.testing.contract import same
-from tests.loader.test_side_stream import Deliveries, flat, more_structures, next_with_another_behind_it, pinned, received
+from tests.loader.test_side_stream import Deliveries, come, flat, more_structures, next_with_another_behind_it, pinned, received, until
 
 pytestmark = pytest.mark.cuda
 
@@ -54,6 +55,20 @@ def make() -> Iterator[Make]:
     for loader in made:
         loader.close()
     torch.cuda.synchronize()
+
+
+def warm(loader: Any) -> Any:
+    """The loader, after an epoch in which as many batches were on their way at once as there can be."""
+    kept, workers = [], loader.config.num_workers
+    iterator = iter(loader)
+    for step, batch in enumerate(iterator):
+        if step < 5:
+            kept.append(batch)
+        if step == 2 and workers:
+            until(lambda: len(come(iterator)) == workers * loader.config.prefetch_factor)
+    torch.cuda.synchronize()
+    loader.set_epoch(0)
+    return loader
 
 
 def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
@@ -111,30 +126,32 @@ def test_batches_are_right_on_streams_of_the_users(make: Make) -> None:
 
 
 def test_the_next_copy_is_done_while_a_kernel_runs(make: Make) -> None:
-    iterator = iter(make())
+    iterator = iter(warm(make()))
     batch = next_with_another_behind_it(iterator)
+    until(iterator._deliveries.is_ready)  # the third
+    torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     kernel = torch.cuda.Event()
     kernel.record()
+    following = next_with_another_behind_it(iterator)  # nothing in it waits for the kernel
     copy = iterator._way._started
     assert copy is not None
     copy.done.synchronize()
     assert not kernel.query(), "the copy stood in line behind the kernel"
-    following = next(iterator)  # nothing in it waits for the kernel
-    assert not kernel.query()
     assert is_right(batch, 0).item() and is_right(following, 1).item() and kernel.query()
 
 
 @pytest.mark.parametrize("pin_memory", [True, False])
 def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool) -> None:
-    iterator = iter(make(num_workers=0, pin_memory=pin_memory))
+    iterator = iter(warm(make(num_workers=0, pin_memory=pin_memory)))
     first = next(iterator)
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     kernel = torch.cuda.Event()
     kernel.record()
     second = next(iterator)
-    iterator._way._copies and iterator._way._copies[-1].done.synchronize()
+    for copy in iterator._way._copies:
+        copy.done.synchronize()
     assert not kernel.query()
     assert is_right(first, 0).item() and is_right(second, 1).item()
 
@@ -191,25 +208,22 @@ def test_an_early_break_frees_the_batch_that_was_taken_early(make: Make, persist
         assert torch.cuda.memory_allocated() == before
 
 
-def test_a_full_device_is_an_error_in_its_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    iterator = iter(make())
-    copy = TorchAccelerator.copy
+def test_a_full_device_is_an_error_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = way_to("cuda")
+    assert isinstance(way, SideStream)
+    deliveries = Deliveries([pinned(torch.full((3,), i)) for i in range(4)])
+    first = way.move(way.take(deliveries))
 
     def full(accelerator: TorchAccelerator, tensor: torch.Tensor) -> torch.Tensor:
-        torch.empty(1 << 50, dtype=torch.uint8, device=accelerator.device)
-        return copy(accelerator, tensor)
+        return torch.empty(1 << 50, dtype=torch.uint8, device=accelerator.device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TorchAccelerator, "copy", lambda accelerator, tensor: copy(accelerator, tensor))
-        first = next(iterator)
-    with monkeypatch.context() as patch:
         patch.setattr(TorchAccelerator, "copy", full)
-        iterator._way._started = iterator._way._early = None
-        iterator._way.look_ahead(Deliveries([torch.zeros(3).pin_memory()]))
-        assert iterator._way._started is None and iterator._way._early is not None
+        way.look_ahead(deliveries)
+        assert way._started is None and way._early is not None and first.tolist() == [0, 0, 0]
         with pytest.raises(torch.OutOfMemoryError):
-            next(iterator)
-    assert is_right(first, 0).item()
+            received(way, deliveries)
+    assert [received(way, deliveries).tolist() for _ in range(2)] == [[2, 2, 2], [3, 3, 3]]
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2")

@@ -397,8 +397,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def until_two_have_come(iterator: Any) -> None:
+    awaited = iterator._deliveries.deliveries._rcvd_idx
+    until(lambda: {awaited, awaited + 1} <= come(iterator))
+
+
+def come(iterator: Any) -> set[int]:
+    """The numbers of the batches that lie ready, in their order or not."""
     ours = iterator._deliveries.deliveries
-    until(lambda: len(ours._data_queue.queue) + sum(len(info) == 2 for info in ours._task_info.values()) == 2)
+    with ours._data_queue.mutex:
+        queued = {number for number, _ in ours._data_queue.queue}
+    return queued | {number for number, info in ours._task_info.items() if len(info) == 2}
 
 
 def next_with_another_behind_it(iterator: Any) -> Any:
@@ -580,8 +588,7 @@ class Slow(SquareDataset):
 def test_a_batch_that_came_before_a_slower_one_is_not_the_next(late: LateAccelerator, make: Make, tmp_path: Path) -> None:
     loader, plain = make(Slow(tmp_path / "go"), num_workers=2, timeout=60), expected()
     iterator = iter(loader)
-    ours = iterator._deliveries.deliveries
-    until(lambda: sorted(number for number, _ in list(ours._data_queue.queue)) == [0, 2])  # 1 and 3 are the other worker's
+    until(lambda: come(iterator) == {0, 2})  # 1 and 3 are the other worker's
     assert iterator._deliveries.is_ready()
     batches = [next(iterator)]
     assert not iterator._deliveries.is_ready() and iterator._way._early is None
