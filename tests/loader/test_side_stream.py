@@ -492,6 +492,24 @@ def test_two_iterators_at_a_time(late: LateAccelerator, make: Make) -> None:
     assert same(found, [plain[0], *plain, *plain[1:]]) and not late.hazards
 
 
+def test_the_wait_for_a_device_that_hangs_can_be_interrupted(late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    loader, plain, late.patience = make(num_workers=0), expected(), None
+    iterator = iter(loader)
+    found = [next(iterator), next(iterator)]
+    with monkeypatch.context() as patch:
+        patch.setattr(side_stream.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert loader.state_dict()["batches"] == 2
+    late.patience = 1
+    found += iterator
+    late.main.run()
+    assert same(found, plain), "no batch is lost"
+
+
 def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make: Make) -> None:
     loader, plain = make(SquareDataset(bad=[5])), expected()
     iterator = iter(loader)
