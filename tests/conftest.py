@@ -29,9 +29,9 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked slow or cuda, unless `-m` chooses; what needs a GPU is skipped where there is none."""
+    """Leaves out what is marked slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
     if not config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cuda")]
+        left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "cuda", "integration")))]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     needs_gpu = [item for item in items if item.get_closest_marker("cuda")]

@@ -37,6 +37,7 @@ from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
 from headrace.order.permutation import split_indices
+from headrace.order.shares import check_shared_once
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
@@ -240,6 +241,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
                 yield from self._samples(_context_ticket([index], self.seed, self.epoch), _context is None)[0]
             return
         world, info = self._world or detect_world(), get_worker_info()
+        check_shared_once(self, world.world_size)
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         seed, epoch = (self.seed, self.epoch) if _context is None else (_context.seed, _context.epoch)
         order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)

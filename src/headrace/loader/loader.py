@@ -45,11 +45,12 @@ from headrace.loader.explain import explain_loader
 from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
 from headrace.loader.job import Job, is_of_workers
 from headrace.loader.plan import make_plan
+from headrace.loader.shown import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats
-from headrace.order import OrderSampler, detect_world
+from headrace.order import detect_world
 
 logger = logging.getLogger("headrace.loader")
 
@@ -204,10 +205,10 @@ class Loader(DataLoader[Any]):
             return arguments
         return {**arguments, "sampler": config.sampler if config.sampler is not None else self._order_sampler(dataset)}
 
-    def _order_sampler(self, dataset: Any) -> OrderSampler:
+    def _order_sampler(self, dataset: Any) -> EpochSampler:
         config = self.config
         assert isinstance(self._plan, OrderPlan)
-        return _EpochSampler(
+        return EpochSampler(
             self,
             dataset,
             batch_size=config.batch_size or 1,
@@ -260,6 +261,7 @@ class Loader(DataLoader[Any]):
             self._resume = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        check_world(self)
         self._agreement.look()
         epoch, start = self._next_epoch, 0
         if self._resume is not None and self._resume[0] == epoch:
@@ -378,7 +380,7 @@ class Loader(DataLoader[Any]):
             hold_chunks(self.config, inner_datasets(self.dataset), plan.parameters(), self._budget(self.dataset))
             self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
             self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
-            if isinstance(self.sampler, _EpochSampler):
+            if isinstance(self.sampler, EpochSampler):
                 vars(self.sampler).update(vars(self._order_sampler(self.dataset)))
         epoch, position = int(state["epoch"]), int(state["batches"])
         has_ended = self._plan.ends_at(position) or bool(state.get("ended"))
@@ -388,6 +390,17 @@ class Loader(DataLoader[Any]):
         self._is_named = False
         self._next_epoch = epoch + 1 if has_ended else epoch
         self._stats.restore_skipped(int(state.get("skipped", 0)), state.get("skipped_samples", []))
+
+    # -- trainers
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate looks for this before it shards a loader: True makes its `prepare` hand back the loader as it is."""
+        return counts_as_prepared(self)
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """`prepare` marks what it has been given; there is nothing to remember."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy begins where this loader stands; workers, statistics and batches on their way stay behind."""
@@ -445,17 +458,3 @@ def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, A
     loader: Loader = cls(dataset, config)
     loader.load_state_dict(state, strict=False)
     return loader
-
-
-class _EpochSampler(OrderSampler):
-    """The sampler that a Loader shows; trainers that call its `set_epoch` set the loader's epoch."""
-
-    def __init__(self, loader: Loader, dataset: Any, **options: Any) -> None:
-        self._loader = weakref.ref(loader)
-        super().__init__(dataset, **options)
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        loader = self._loader()
-        if loader is not None:
-            loader.set_epoch(epoch)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.order.base import Order
+from headrace.order.shares import check_shared_once
 
 IntArray: TypeAlias = NDArray[np.int64]
 
@@ -154,6 +155,7 @@ class RankBatches:
         return self._iterate(step)
 
     def __iter__(self) -> Iterator[IntArray]:
+        check_shared_once(self, self.world_size)
         return self.iter_from(0)
 
     def samples_before(self, step: int) -> int:

@@ -15,6 +15,7 @@ from headrace.errors import StateError
 from headrace.order.base import Order, Shuffle
 from headrace.order.epoch import DEFAULT_TURNS, EpochOrder
 from headrace.order.ranks import RankBatches
+from headrace.order.shares import check_shared_once
 from headrace.order.world import detect_world
 
 State: TypeAlias = dict[str, Any]
@@ -116,6 +117,7 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
+        check_shared_once(self, self.batches.world_size)
         step, self._resume_at = self._resume_at, 0
         self._handed_out = step
         return self._iterate(self.batches, step)

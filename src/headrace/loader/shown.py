@@ -1,0 +1,98 @@
+"""What does a loader show to trainers that look for a sampler, and what if they take it away?"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ConfigError, warn
+from headrace.loader.batches import IterablePlan, SamplerPlan
+from headrace.order import OrderSampler, detect_world
+from headrace.order.shares import REMEDY, askers
+
+if TYPE_CHECKING:
+    from headrace.loader.loader import Loader
+
+_TORCH = "torch.utils.data.dataloader"
+
+
+class EpochSampler(OrderSampler):
+    """The sampler that a Loader shows; trainers that call its `set_epoch` set the loader's epoch.
+
+    The loader itself never goes through it. It yields the indices of the loader's next epoch.
+    """
+
+    def __init__(self, loader: Loader, dataset: Any, **options: Any) -> None:
+        self._loader = weakref.ref(loader)
+        super().__init__(dataset, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._loader()
+        if loader is not None:
+            super().set_epoch(loader._next_epoch)
+        indices = super().__iter__()  # raises where they are shared out again
+        self._check_loader()
+        return indices
+
+    def _check_loader(self) -> None:
+        """Says that another DataLoader was made of a loader's parts: what is more than its indices is not in them."""
+        around = list(askers(self, sys._getframe(1)))
+        if any(type(asker).__name__ == "SkipBatchSampler" for asker in around):
+            raise ConfigError(
+                "skip_first_batches makes another DataLoader of this loader's parts, which knows neither its epoch nor its random numbers: "
+                "resume with loader.load_state_dict(state) instead; with HuggingFace's Trainer pass ignore_data_skip=True besides "
+                "(docs/trainers.md)"
+            )
+        if any(type(asker).__module__ == _TORCH for asker in around):
+            warn(
+                "another DataLoader was made of this loader's sampler: the samples are the same, but random transforms are not repeatable, "
+                f"and the loader's state, statistics and buffers stay empty. Go through the loader itself. {REMEDY} (docs/trainers.md)"
+            )
+
+
+def check_world(loader: Loader) -> None:
+    """Is this process still the one that a loader found when it was made?
+
+    Raises:
+        ConfigError: torch.distributed has been initialised since, and says otherwise.
+    """
+    given, config = loader._given, loader.config
+    if given.rank is not None or given.world_size is not None:
+        return
+    world = detect_world()
+    if world.source == "torch.distributed" and (world.rank, world.world_size) != (config.rank, config.world_size):
+        raise ConfigError(
+            f"this loader was made as rank {config.rank} of {config.world_size} ({loader._reasons['world_size']}), and by now "
+            f"torch.distributed says rank {world.rank} of {world.world_size}: samples would come twice. Make it after the process group "
+            "is initialised (with Lightning in the hook train_dataloader), or pass rank= and world_size="
+        )
+
+
+def counts_as_prepared(loader: Loader) -> bool:
+    """Accelerate's question, before it shards a loader: has it done so already?
+
+    Yes for a loader that shares its samples out to the ranks: sharded again, it would lose them. No for one whose order is the user's or
+    a foreign stream's, or that was made for one process alone.
+    """
+    is_alone = detect_world().world_size == 1
+    is_shared_out = (loader.config.world_size or 1) > 1 and not isinstance(loader._plan, (SamplerPlan, IterablePlan))
+    if not (is_alone or is_shared_out):
+        warn(
+            "Accelerate shards this loader, by making another DataLoader of its parts: random transforms are not repeatable, and the "
+            "loader's state, statistics and buffers stay empty (docs/trainers.md)"
+        )
+        return False
+    if loader.config.device is None:
+        warn(
+            "Accelerate leaves a headrace loader as it is: it shares its samples out to the ranks by itself, and moves no batches. "
+            f"{REMEDY} (docs/trainers.md)"
+        )
+    return True

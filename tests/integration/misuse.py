@@ -1,0 +1,182 @@
+"""What happens to a loader that is handed to Accelerate, HuggingFace's Trainer or Lightning the wrong way?
+
+Run under torchrun with names of cases. Each rank writes what it got, warnings and errors included, to ``$BOOK/<case>-rank<r>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from my_project import make_dataset
+from torch.utils.data import DataLoader, RandomSampler
+
+from headrace import HeadraceError, OrderSampler, RankBatches, create_dataloader
+
+
+def drawn(loader: Any) -> list[list[int]]:
+    """The indices of each batch."""
+    return [batch["index"].tolist() for batch in loader]
+
+
+# -- Accelerate
+
+
+def _accelerator(**options: Any) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True, **options)
+
+
+def prepared() -> Any:
+    """The loader is prepared: it stays as it is."""
+    accelerator = _accelerator()
+    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=1)
+    same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader  # twice, and what it marks does no harm
+    batches = drawn(loader)
+    loader.close()
+    return {"same": same, "batches": batches}
+
+
+def prepared_for_one() -> Any:
+    """A loader that was made for one process is shared out by Accelerate, once."""
+    accelerator = _accelerator()
+    return {
+        "batches": drawn(accelerator.prepare(create_dataloader(make_dataset("train"), batch_size=4, num_workers=0, rank=0, world_size=1)))
+    }
+
+
+def prepared_random_sampler() -> Any:
+    """So is one whose order is the user's."""
+    accelerator = _accelerator()
+    dataset = make_dataset("train")
+    return {"batches": drawn(accelerator.prepare(create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset))))}
+
+
+def _unmarked(dispatch: bool | None = None) -> Any:
+    """Accelerate's own function, as a version of it would call it that doesn't look whether a loader is prepared."""
+    from accelerate.data_loader import prepare_data_loader
+
+    accelerator = _accelerator()
+    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
+    return {"batches": drawn(prepare_data_loader(loader, accelerator.device, put_on_device=True, dispatch_batches=dispatch))}
+
+
+def sharded_again() -> Any:
+    """The loader's parts are sharded again."""
+    return _unmarked()
+
+
+def dispatched() -> Any:
+    """The first process is to read for all, and has a share only."""
+    return _unmarked(dispatch=True)
+
+
+def sampler_sharded_again() -> Any:
+    """An OrderSampler in a plain DataLoader that is prepared."""
+    accelerator = _accelerator()
+    dataset = make_dataset("train")
+    return {"batches": drawn(accelerator.prepare(DataLoader(dataset, 4, sampler=OrderSampler(dataset, batch_size=4))))}
+
+
+def batches_sharded_again() -> Any:
+    """A RankBatches as batch sampler of a plain DataLoader that is prepared."""
+    accelerator = _accelerator()
+    dataset = make_dataset("train")
+    batches: Any = OrderSampler(dataset, batch_size=4).batches
+    assert isinstance(batches, RankBatches)
+    return {"batches": drawn(accelerator.prepare(DataLoader(dataset, batch_sampler=batches)))}
+
+
+def skipped() -> Any:
+    """Resumed by skip_first_batches, as the Trainer does it without ignore_data_skip."""
+    from accelerate import skip_first_batches
+
+    _accelerator()
+    return {"batches": drawn(skip_first_batches(create_dataloader(make_dataset("train"), batch_size=4, num_workers=0), 2))}
+
+
+# -- others
+
+
+def made_too_early() -> Any:
+    """A loader that was made before the process group, without a launcher's word."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    loader = create_dataloader(make_dataset("train"), batch_size=4, num_workers=0)
+    os.environ.update(hidden)
+    dist.init_process_group("gloo")
+    return {"batches": drawn(loader)}
+
+
+def _lightning(**options: Any) -> Any:
+    import lightning
+    from my_project import make_model
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.seen = make_model(), []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(batch["index"].tolist())
+            return self.model(**batch)["loss"]
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(batch["index"].tolist())
+
+        def configure_optimizers(self) -> None:
+            return None
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Module(), lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **quiet, **options)
+
+
+def predicted() -> Any:
+    """Lightning makes another loader for a prediction, of the arguments of this one."""
+    module, trainer = _lightning()
+    trainer.predict(module, create_dataloader(make_dataset("val"), batch_size=4, num_workers=0, shuffle=False, pad=False))
+    return {"batches": module.seen}
+
+
+def passed_loaders() -> Any:
+    """Loaders are passed to fit, without a LightningDataModule."""
+    module, trainer = _lightning(max_epochs=2)
+    trainer.fit(module, create_dataloader(make_dataset("train"), batch_size=4, num_workers=0))
+    return {"batches": module.seen}
+
+
+def overfitted() -> Any:
+    """overfit_batches replaces the sampler."""
+    module, trainer = _lightning(max_epochs=2, overfit_batches=2)
+    trainer.fit(module, create_dataloader(make_dataset("train"), batch_size=4, num_workers=0))
+    return {"batches": module.seen}
+
+
+def own_sampler() -> Any:
+    """Lightning replaces the user's sampler by one that shares out."""
+    module, trainer = _lightning(max_epochs=1)
+    dataset = make_dataset("train")
+    trainer.fit(module, create_dataloader(dataset, batch_size=4, num_workers=0, sampler=RandomSampler(dataset)))
+    return {"batches": module.seen}
+
+
+def main(case: str) -> None:
+    """Runs one case."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = globals()[case]()
+        except HeadraceError as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+    found["warnings"] = [str(w.message) for w in caught if w.category.__name__ == "HeadraceWarning"]
+    (Path(os.environ["BOOK"]) / f"{case}-rank{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        main(name)

@@ -1,0 +1,114 @@
+"""What does a loader say to trainers that take its sampler, or ask whether it is prepared?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from headrace import ConfigError, HeadraceWarning, create_dataloader
+
+DATA: Any = list(range(41))
+
+
+@pytest.fixture
+def in_a_world_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def loader_of(**options: Any) -> Any:
+    return create_dataloader(DATA, **{"batch_size": 4, "num_workers": 0, **options})
+
+
+def drawn(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_the_sampler_is_of_the_loader_s_next_epoch() -> None:
+    loader = loader_of()
+    for epoch in (0, 1, 5, 2):
+        loader.set_epoch(epoch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # looking is free
+            shown = list(loader.batch_sampler)
+        assert shown == drawn(loader)
+    assert list(loader.batch_sampler) == drawn(loader)  # of epoch 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_loader_of_its_sampler_is_said(workers: int) -> None:
+    loader = loader_of()
+    loader.set_epoch(2)
+    with pytest.warns(HeadraceWarning, match="another DataLoader was made of this loader's sampler"):
+        taken = drawn(DataLoader(DATA, batch_sampler=loader.batch_sampler, num_workers=workers))
+    assert taken == drawn(loader)
+
+
+def test_another_loader_of_headrace_s_is_not() -> None:
+    loader = loader_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert drawn(loader_of(sampler=loader.sampler)) == drawn(loader_of(batch_sampler=loader.batch_sampler)) == drawn(loader)
+
+
+def test_batches_that_another_loader_skips_are_refused() -> None:
+    class SkipBatchSampler(BatchSampler):
+        """Accelerate's, in short."""
+
+        def __init__(self, batches: Any) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from (batch for number, batch in enumerate(self.batches) if number >= 2)
+
+    with pytest.raises(ConfigError, match=r"resume with loader\.load_state_dict\(state\) instead"):
+        drawn(DataLoader(DATA, batch_sampler=SkipBatchSampler(loader_of().batch_sampler)))
+
+
+# -- Accelerate's question
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": RandomSampler(DATA)}, {"rank": 0, "world_size": 1}])
+def test_alone_every_loader_counts_as_prepared(options: dict[str, Any]) -> None:
+    with pytest.warns(HeadraceWarning, match=r"moves no batches\. Accelerate: prepare model and optimizer alone"):
+        assert loader_of(**options)._is_accelerate_prepared is True
+
+
+@pytest.mark.usefixtures("in_a_world_of_two")
+def test_a_loader_that_moves_its_batches_needs_no_words() -> None:
+    loader = loader_of(device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loader._is_accelerate_prepared is True
+        loader._is_accelerate_prepared = True  # as prepare does
+        assert len(drawn(loader)) == len(loader) == 6
+
+
+@pytest.mark.usefixtures("in_a_world_of_two")
+@pytest.mark.parametrize("options", [{"sampler": RandomSampler(DATA)}, {"batch_sampler": [[1], [2]]}, {"rank": 0, "world_size": 1}])
+def test_a_loader_that_is_not_shared_out_is_left_to_accelerate(options: dict[str, Any]) -> None:
+    with pytest.warns(HeadraceWarning, match="Accelerate shards this loader"):
+        assert loader_of(**options)._is_accelerate_prepared is False
+
+
+# -- the world
+
+
+@pytest.mark.usefixtures("in_a_world_of_two")
+def test_a_loader_of_another_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, mine = loader_of(), loader_of(rank=1, world_size=2)
+    assert len(drawn(loader)) == 6
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError, match=r"made as rank 1 of 2 \(environment of torchrun .*\), and by now .* says rank 0 of 1"):
+            iter(loader)
+        assert len(drawn(mine)) == 6  # by the user's own words
+        assert len(drawn(loader_of())) == 11
+    finally:
+        dist.destroy_process_group()
+    assert len(drawn(loader)) == 6
