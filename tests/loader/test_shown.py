@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from headrace import ConfigError, HeadraceWarning, create_dataloader
@@ -99,16 +98,20 @@ def test_a_loader_that_is_not_shared_out_is_left_to_accelerate(options: dict[str
 # -- the world
 
 
-@pytest.mark.usefixtures("in_a_world_of_two")
-def test_a_loader_of_another_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, mine = loader_of(), loader_of(rank=1, world_size=2)
-    assert len(drawn(loader)) == 6
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(ConfigError, match=r"made as rank 1 of 2 \(environment of torchrun .*\), and by now .* says rank 0 of 1"):
+def test_a_loader_that_was_made_alone_is_refused_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, mine = loader_of(), loader_of(rank=0, world_size=1)
+    assert len(drawn(loader)) == 11
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.order.world._process_group", lambda: (1, 2))
+        with pytest.raises(ConfigError, match=r"made as rank 0 of 1 \(no launcher found.*\), and by now .* says rank 1 of 2"):
             iter(loader)
-        assert len(drawn(mine)) == 6  # by the user's own words
-        assert len(drawn(loader_of())) == 11
-    finally:
-        dist.destroy_process_group()
+        assert len(drawn(mine)) == 11  # by the user's own words
+        assert len(drawn(loader_of())) == 6
+    assert len(drawn(loader)) == 11
+
+
+@pytest.mark.usefixtures("in_a_world_of_two")
+def test_a_launcher_s_word_counts_whatever_group_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of()
+    monkeypatch.setattr("headrace.order.world._process_group", lambda: (0, 1))
     assert len(drawn(loader)) == 6

@@ -59,20 +59,19 @@ class EpochSampler(OrderSampler):
 
 
 def check_world(loader: Loader) -> None:
-    """Is this process still the one that a loader found when it was made?
+    """Is a process still alone that was when it made a loader?
 
     Raises:
-        ConfigError: torch.distributed has been initialised since, and says otherwise.
+        ConfigError: torch.distributed has been initialised since, with several.
     """
-    given, config = loader._given, loader.config
-    if given.rank is not None or given.world_size is not None:
+    if loader._given.rank is not None or loader.config.world_size != 1:
         return
     world = detect_world()
-    if world.source == "torch.distributed" and (world.rank, world.world_size) != (config.rank, config.world_size):
+    if world.source == "torch.distributed" and world.world_size > 1:
         raise ConfigError(
-            f"this loader was made as rank {config.rank} of {config.world_size} ({loader._reasons['world_size']}), and by now "
-            f"torch.distributed says rank {world.rank} of {world.world_size}: samples would come twice. Make it after the process group "
-            "is initialised (with Lightning in the hook train_dataloader), or pass rank= and world_size="
+            f"this loader was made as rank 0 of 1 ({loader._reasons['world_size']}), and by now torch.distributed says rank {world.rank} "
+            f"of {world.world_size}: samples would come on each of them. Make it after the process group is initialised (with Lightning in "
+            "the hook train_dataloader), or pass rank= and world_size="
         )
 
 
