@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import pickle
 import tracemalloc
 from typing import Any
@@ -136,9 +138,16 @@ def test_a_full_shuffle_of_a_trillion_needs_no_memory() -> None:
     tracemalloc.start()
     try:
         EpochOrder(10**12).with_epoch(3)[10**11 : 10**11 + 64]
+        collections.deque(itertools.islice(EpochOrder(10**12), 20_000), maxlen=0)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("n", [1, 64, 65, 320, 321, 20_000])
+def test_an_iteration_over_many_parts_is_complete(n: int) -> None:
+    order = EpochOrder(n, seed=3)
+    assert list(order) == order[:].tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import tracemalloc
 from typing import Any
 
@@ -132,6 +133,21 @@ def test_an_iteration_can_begin_at_any_step(pad: bool, n: int, world_size: int, 
 def test_an_iteration_over_many_parts_is_complete() -> None:
     rank = RankBatches(EpochOrder(50_001, global_batch=64 * 2), 1, 2, 64)
     assert [batch.tolist() for batch in rank] == [rank.batch(step).tolist() for step in range(len(rank))]
+
+
+def test_an_iteration_begins_with_one_batch_and_computes_no_more_than_a_part_ahead() -> None:
+    asked: list[int] = []
+
+    class Order(EpochOrder):
+        def __getitem__(self, positions: Any) -> Any:
+            asked.append(np.size(positions))
+            return super().__getitem__(positions)
+
+    batches = iter(RankBatches(Order(100_000, global_batch=2), batch_size=2))
+    next(batches)
+    assert asked == [2]
+    collections.deque(batches, maxlen=0)
+    assert asked[1:4] == [8, 32, 128] and max(asked) == 4_096 and sum(asked) == 100_000
 
 
 def test_with_epoch_keeps_everything_else() -> None:

@@ -24,6 +24,7 @@ Shuffle: TypeAlias = bool | Literal["block"]
 DEFAULT_GLOBAL_BATCH = 64
 
 _PART = 65_536  # positions at a time, so that temporaries don't grow with the request
+_ITERATED = (64, 4_096)  # positions at a time of an iteration: first few, so that it begins at once, then more
 
 
 class Order(ABC):
@@ -100,8 +101,10 @@ class Order(ABC):
         return self._answer(self._indices, positions)
 
     def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.n, _PART):
-            yield from self[start : start + _PART].tolist()
+        (size, most), start = _ITERATED, 0
+        while start < self.n:
+            yield from self[start : start + size].tolist()
+            start, size = start + size, min(4 * size, most)
 
     def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
         """Applies a function of valid positions, a part at a time, and gives the result in the form of the question."""

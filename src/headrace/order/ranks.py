@@ -39,6 +39,7 @@ from headrace.order.shares import check_shared_once
 IntArray: TypeAlias = NDArray[np.int64]
 
 _PART = 4_096  # indices that an iteration computes at a time: many at once cost an order hardly more than one batch
+_GROWTH = 4  # but it begins with a single batch, so that the first one comes at once, and takes so many times more each time
 
 
 class RankBatches:
@@ -188,9 +189,13 @@ class RankBatches:
         return positions
 
     def _iterate(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
-        stride = max(1, _PART // self.batch_size)
-        for first in range(step, self.steps, stride):
-            last = min(first + stride, self.steps)
-            positions = self._positions(first, last)
-            cuts = [(self._start(s) - self._start(first)) // self.world_size for s in range(first + 1, last)]
-            yield from zip(np.split(self.order[positions], cuts), np.split(positions, cuts), strict=True)
+        stride, most = 1, max(1, _PART // self.batch_size)
+        while step < self.steps:
+            last = min(step + stride, self.steps)
+            positions, origin, begin = self._positions(step, last), self._start(step), 0
+            indices = self.order[positions]
+            for following in range(step + 1, last + 1):
+                end = (self._start(following) - origin) // self.world_size if following < last else positions.size
+                yield indices[begin:end], positions[begin:end]
+                begin = end
+            step, stride = last, min(_GROWTH * stride, most)
