@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -232,21 +232,21 @@ def race(contestants: Sequence[Contestant], rounds: int) -> dict[str, Figures]:
                 if contestant.packages and version_of(contestant.packages) is None:
                     figures[contestant.name] = Figures(failed="not installed")
                     continue
-                _say(f"{contestant.name}: makes ready")
+                say(f"{contestant.name}: makes ready")
                 runner = runners[contestant.name] = _Runner(contestant, folder)
                 figures[contestant.name] = runner.figures
             for round_ in range(rounds + 1):
                 for name, runner in runners.items():  # in turn, so that a drift of the machine hits all alike
-                    _say(f"round {round_} of {rounds}: {name}")
+                    say(f"round {round_} of {rounds}: {name}")
                     runner.epoch(counts=round_ > 0)
         finally:
-            _say("")
+            say("")
             for runner in runners.values():
                 runner.close()
     return figures
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
     """Where things stand, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
@@ -284,14 +284,14 @@ def version_of(packages: Sequence[str]) -> str | None:
     return None
 
 
-def machine(contestants: Sequence[Contestant]) -> dict[str, Any]:
-    """Where this runs, and the versions of what runs."""
+def machine(packages: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Where this runs, and the versions of what runs: of each of these sequences the first that is installed."""
     found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu_name(), "python": platform.python_version()}
     found["memory"] = f"{psutil.virtual_memory().total / 1e9:.0f} GB"
-    for packages in [(name,) for name in ALWAYS] + [c.packages for c in contestants if c.packages]:
-        version = version_of(packages)
+    for names in [*((name,) for name in ALWAYS), *packages]:
+        version = version_of(names)
         if version is not None:
-            found[next(p for p in packages if version_of([p]))] = version
+            found[next(p for p in names if version_of([p]))] = version
     return found
 
 
@@ -321,7 +321,12 @@ def ratios_of(section: Section, figures: Mapping[str, Figures]) -> list[dict[str
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="epochs that count, after one that doesn't")
+    add_common_options(parser, rounds="epochs that count, after one that doesn't")
+
+
+def add_common_options(parser: argparse.ArgumentParser, rounds: str) -> None:
+    """Those of every script; `rounds` says what a round is."""
+    parser.add_argument("--rounds", type=int, default=5, help=rounds)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names have one of these in them")
     parser.add_argument("--json", action="store_true")
 
@@ -336,7 +341,7 @@ def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: s
         results.append((section, figures, ratios_of(section, figures)))
         if not given.json:
             show(section, figures, given.rounds)
-    where = machine(everybody)
+    where = machine(contestant.packages for contestant in everybody)
     if given.json:
         found = {section.title: _as_json(section, figures, ratios) for section, figures, ratios in results}
         json.dump({"task": task, "arguments": vars(given), "machine": where, "sections": found}, sys.stdout, indent=1)
