@@ -1,0 +1,69 @@
+"""Is what docs/names.md says of headrace true? Of the others it can't be asked here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_type_hints
+
+import headrace
+from headrace.datasets.base import CommonOptions
+from headrace.loader.config import _OLD_WORDS, FIELDS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "names.md").read_text()
+BOUND = {"loader", "dataset", "len", "None", "True", "False", "tools", "convert_to_h5", "py"}
+"""Words in the examples that are no names of headrace's."""
+
+
+def rows(heading: str) -> Iterator[list[str]]:
+    """The cells of the rows of the table under a heading, without its head."""
+    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def known_names() -> set[str]:
+    """Public names, their attributes, and the names of their parameters."""
+    found = set(headrace.__all__) | set(FIELDS) | set(get_type_hints(CommonOptions)) | BOUND
+    for name in headrace.__all__:
+        thing = getattr(headrace, name)
+        found |= parameters(thing)
+        if inspect.isclass(thing):
+            for attribute in dir(thing):
+                found |= {attribute} | parameters(getattr(thing, attribute, None))
+    return found | {"targets", "classes", "class_to_idx"} | {"DataLoader", "DistributedSampler"}  # only instances have the first; torch's
+
+
+def parameters(thing: object) -> set[str]:
+    try:
+        return set(inspect.signature(thing).parameters) if callable(thing) else set()
+    except (TypeError, ValueError):
+        return set()
+
+
+def test_every_name_of_ours_is_one() -> None:
+    known, seen = known_names(), 0
+    for heading in ("torch and its trainers", "Other loaders"):
+        for row in rows(heading):
+            for code in re.findall(r"`([^`]+)`", row[-1]):
+                words = re.findall(r"[A-Za-z_]\w*", re.sub(r'"[^"]*"', "", code))
+                assert set(words) <= known, (row[0], code)
+                seen += len(words)
+    assert seen > 100
+
+
+def test_all_rows_have_all_columns() -> None:
+    for heading, columns in (("torch and its trainers", 4), ("Other loaders", 8), ("Words that are refused with a hint", 2)):
+        assert {len(row) for row in rows(heading)} == {columns}
+
+
+def test_the_refused_words_are_those_of_the_code() -> None:
+    said = {}
+    for words, instead in rows("Words that are refused with a hint"):
+        for word in re.findall(r"`([^`]+)`", words):
+            said[word] = instead.replace("`", "").replace('"', "'")
+    assert said == _OLD_WORDS
