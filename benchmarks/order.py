@@ -1,12 +1,14 @@
 """How long does it take to know which sample is next, and how much memory?
 
-    python benchmarks/order.py [--sizes 1e6 1e8 1e9] [--rounds 5] [--seconds 300] [--memory SIZE] [--only NAME ...] [--json]
+    python benchmarks/order.py [--sizes 1e6 1e8 1e9] [--rounds 5] [--seconds 300] [--memory SIZE] [--clock cpu] [--only NAME ...]
+                               [--json]
 
 The order of a shuffled epoch of N samples: the time to the first index; the time an index, in blocks of 4,096 and in lists of 64 as
 torch's BatchSampler takes them; the peak of memory; the time to the first index of a run that goes on at the middle of the epoch.
 Each peer at each N runs in a process of its own, once in every round, after it has done the same with 1,000 samples. A peer that wants
 more than `--memory` (half of what is available) or takes longer than `--seconds` is stopped there, and shown as too large. Before the
 first round each gives a whole epoch of 65,537 samples, to see that it is a permutation, and that resuming goes on with the right index.
+All are computations of one thread: `--clock cpu` measures their CPU time instead, which says something on a busy machine too.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ TRACED = 64 << 20
 """Bytes of growth below which the peak of the allocations is looked at too: freed memory that is used again is no growth."""
 STEPS, SECONDS = 64, 0.5
 """Blocks and lists that are timed, at most; fewer where they take longer, but four."""
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Row: TypeAlias = dict[str, Any]
 """What was measured of a peer at an N in a round: see `measure`. ``stopped`` says why there is no more."""
@@ -105,7 +109,7 @@ MEANINGS = {
 # -- in the process of a peer
 
 
-def serve(kind: type[Indices], n: int, checks: bool, memory: int, connection: Connection) -> None:
+def serve(kind: type[Indices], n: int, checks: bool, memory: int, clock: str, connection: Connection) -> None:
     """The life of a peer's process: it says what it has found, figure by figure, and what stopped it. What it prints is not wanted."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
@@ -115,7 +119,7 @@ def serve(kind: type[Indices], n: int, checks: bool, memory: int, connection: Co
         if checks:
             connection.send(check(kind(CHECKED)))
         else:
-            measure(kind, n, memory, connection.send)
+            measure(kind, n, memory, CLOCKS[clock], connection.send)
         connection.send({"done": True})
     except BaseException as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -129,7 +133,7 @@ def check(indices: Indices) -> Row:
     return {"given": len(found), "different": len(set(found)), "share": indices.share, "resumed": resumed == found[indices.middle]}
 
 
-def measure(kind: type[Indices], n: int, memory: int, send: Callable[[Row], None]) -> None:
+def measure(kind: type[Indices], n: int, memory: int, clock: Callable[[], float], send: Callable[[Row], None]) -> None:
     """Says, in seconds and bytes: ``first``; ``block`` and ``list`` an index; ``memory`` of these; ``resume``, and its memory.
 
     The memory is the most that the resident set grew, or that was allocated at a time, whichever is more.
@@ -143,12 +147,12 @@ def measure(kind: type[Indices], n: int, memory: int, send: Callable[[Row], None
 
     before = rest()
     indices = kind(n)
-    start = time.perf_counter()
+    start = clock()
     indices.first()
-    first = time.perf_counter() - start
+    first = clock() - start
     send({"first": first})
-    block = per_index(indices.block, BLOCK, indices.share)
-    single = per_index(indices.batch, BATCH, indices.share)
+    block = per_index(indices.block, BLOCK, indices.share, clock)
+    single = per_index(indices.batch, BATCH, indices.share, clock)
     growth = status("VmHWM") - before
     if growth < TRACED:
         growth = max(growth, traced(lambda: walk(kind(n))))
@@ -157,23 +161,23 @@ def measure(kind: type[Indices], n: int, memory: int, send: Callable[[Row], None
     state = indices.saved()
     del indices
     before = rest()
-    start = time.perf_counter()
+    start = clock()
     kind(n).resumed(state)
-    resumed = time.perf_counter() - start
+    resumed = clock() - start
     growth = status("VmHWM") - before
     if growth < TRACED:
         growth = max(growth, traced(lambda: kind(n).resumed(state)))
     send({"resume": resumed, "resume_memory": growth})
 
 
-def per_index(give: Callable[[int], Any], size: int, share: int) -> float:
+def per_index(give: Callable[[int], Any], size: int, share: int, clock: Callable[[], float]) -> float:
     """Seconds an index; parts from all over the epoch, where the peer knows positions, and no more than a quarter of it."""
     count = min(STEPS * BLOCK // size, share // size // 4)
     apart = share // size // count
-    start = time.perf_counter()
+    start = clock()
     for done in range(1, count + 1):
         give((done - 1) * apart)
-        took = time.perf_counter() - start
+        took = clock() - start
         if took > SECONDS and done >= 4:
             break
     return took / (done * size)
@@ -218,7 +222,7 @@ def ask(peer: Peer, n: int, given: argparse.Namespace, checks: bool = False) -> 
     """All that a peer says in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(peer.indices, n, checks, given.memory, theirs), name=peer.name)
+    process = context.Process(target=serve, args=(peer.indices, n, checks, given.memory, given.clock, theirs), name=peer.name)
     process.start()
     theirs.close()
     row: Row = {}
@@ -324,7 +328,8 @@ def show(n: int, found: Mapping[str, list[Row]], given: argparse.Namespace) -> N
             print(f"{line['label']:<{wide}} {line['ratio']:>14{size}}x   {line['min']:{size}} to {line['max']:{size}}")
     width = max(map(len, found), default=0) + 2
     heads = ("first index", "us, blocks", "us, lists", "with start", "memory", "resume")
-    print(f"\n{f'(medians of {given.rounds} processes)':<{width}}" + "".join(f"{head:>13}" for head in heads))
+    clock = ", CPU time" if given.clock == "cpu" else ""
+    print(f"\n{f'(medians of {given.rounds} processes{clock})':<{width}}" + "".join(f"{head:>13}" for head in heads))
     for name, rows in found.items():
         times = [f"{1e6 * value:.3f}" if (value := median(rows, key)) is not None else "-" for key in ("block", "list", "epoch")]
         size = median(rows, "memory")
@@ -338,6 +343,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=lambda text: int(float(text)), nargs="+", default=[10**6, 10**8, 10**9], metavar="N")
     parser.add_argument("--seconds", type=float, default=300.0, help="longest time of a peer at one N (300)")
     parser.add_argument("--memory", type=parse_size, help="most memory of a peer, such as 8GB (half of what is available)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time as it passes, or that of the CPU")
     add_common_options(parser, rounds="processes for each peer and N")
     given = parser.parse_args()
     if min(given.sizes) < 4 * peers.RANKS * BLOCK:
