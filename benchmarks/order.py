@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -260,14 +261,16 @@ def run(given: argparse.Namespace) -> tuple[list[str], dict[int, dict[str, list[
             continue
         say(f"looks at {peer.name}")
         notes += problems(peer.name, ask(peer, CHECKED, given, checks=True))
-    for number in range(1, given.rounds + 1):
-        for n in given.sizes:
-            for peer in chosen:  # in turn, so that a drift of the machine hits all alike
-                rows = found[n].setdefault(peer.name, [])
-                if rows and "stopped" in rows[-1]:
-                    continue  # what is too large once is too large
-                say(f"round {number} of {given.rounds}, N = {n:,}: {peer.name}")
-                rows.append(ask(peer, n, given))
+    turns = itertools.product(range(1, given.rounds + 1), given.sizes, chosen)  # in turn, so that a drift of the machine hits all alike
+    try:
+        for number, n, peer in turns:
+            rows = found[n].setdefault(peer.name, [])
+            if rows and "stopped" in rows[-1]:
+                continue  # what is too large once is too large
+            say(f"round {number} of {given.rounds}, N = {n:,}: {peer.name}")
+            rows.append(ask(peer, n, given))
+    except KeyboardInterrupt:
+        notes.append(f"interrupted in round {number} of {given.rounds}, at {peer.name}, N = {n:,}")
     say("")
     return notes, found
 
