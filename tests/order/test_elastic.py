@@ -1,0 +1,180 @@
+"""Do all world sizes share the same global batches, and does each go on from any step of any other?
+
+Exhaustively, on orders and samplers, without data and without processes. What is promised:
+
+* pad=True, or drop_last: step s holds the same samples on every world size that divides the global batch, in the same order (rank r has
+  the positions that leave r), and any step may be gone on from. Padding comes last, and is the epoch's own beginning.
+* pad=False: the samples come in the same order, and steps begin at the same places, but for the last two: where the tail is smaller than
+  the world size, the full batch before it hands its last samples over (with a batch size of 1 it takes the tail in). So a state may be
+  gone on from where a step of the other world size begins at its place, or the epoch is through; else it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError, StateError
+from headrace.order import EpochOrder, OrderSampler, RankBatches
+
+WORLDS = (1, 2, 3, 4, 6)
+LENGTHS = (0, 1, 5, 11, 12, 13, 16, 24, 29, 37)
+SHUFFLES: tuple[Any, ...] = (False, True, "block")
+CASES = [(drop_last, pad) for drop_last in (False, True) for pad in (False, True)]
+
+
+def blocks_of(n: int) -> list[int]:
+    """Blocks of uneven sizes: 7, 1, 0, 4, 2, 7, 1, ..., and what is left."""
+    sizes: list[int] = []
+    while (left := n - sum(sizes)) > 0:
+        sizes.append(min(left, (7, 1, 0, 4, 2)[len(sizes) % 5]))
+    return sizes
+
+
+@functools.cache
+def order_of(n: int, shuffle: Any, global_batch: int) -> EpochOrder:
+    return EpochOrder(n, shuffle=shuffle, seed=3, epoch=2, blocks=blocks_of(n), global_batch=global_batch, interleave=3, turns=2)
+
+
+def ranks_of(n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int = 12) -> list[RankBatches]:
+    order, batch_size = order_of(n, shuffle, global_batch), global_batch // world_size
+    return [RankBatches(order, rank, world_size, batch_size, drop_last=drop_last, pad=pad) for rank in range(world_size)]
+
+
+def worlds_of(global_batch: int) -> list[int]:
+    return [world_size for world_size in WORLDS if global_batch % world_size == 0]
+
+
+def dealt(parts: list[list[int]]) -> list[int]:
+    """The samples of all ranks in the order of their positions: the ranks in turn."""
+    return [part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)]
+
+
+def is_too_short(n: int, world_size: int, drop_last: bool, pad: bool) -> bool:
+    """Can't each rank have a sample, where nothing may be repeated?"""
+    return 0 < n < world_size and not pad and not drop_last
+
+
+def cuts_of(n: int, world_size: int, drop_last: bool, pad: bool, global_batch: int) -> list[int]:
+    """The positions at which steps begin, and the end of the last, as the module's docstring has it."""
+    full, tail = divmod(n, global_batch)
+    cuts = [step * global_batch for step in range(full + 1)]
+    if drop_last or tail == 0:
+        return cuts
+    cuts.append(n)
+    if not pad and tail < world_size:
+        if world_size == global_batch:
+            del cuts[-2]
+        else:
+            cuts[-2] -= world_size
+    return cuts
+
+
+@pytest.mark.parametrize("global_batch", [6, 12])
+@pytest.mark.parametrize(("drop_last", "pad"), CASES)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_every_world_size_shares_the_same_batches(shuffle: Any, drop_last: bool, pad: bool, global_batch: int) -> None:
+    for n in LENGTHS:
+        order = list(order_of(n, shuffle, global_batch))
+        assert sorted(order) == list(range(n))
+        for world_size in worlds_of(global_batch):
+            if is_too_short(n, world_size, drop_last, pad):
+                with pytest.raises(ConfigError, match=f"there are {n} for world_size={world_size}: use pad=True"):
+                    ranks_of(n, shuffle, world_size, drop_last, pad, global_batch)
+                continue
+            ranks = ranks_of(n, shuffle, world_size, drop_last, pad, global_batch)
+            cuts = cuts_of(n, world_size, drop_last, pad, global_batch)
+            assert [len(rank) for rank in ranks] == [len(cuts) - 1] * world_size
+            padding = -n % world_size if pad and not drop_last else 0
+            assert {rank.padding for rank in ranks} == {padding}
+            repeated = [order[i % n] for i in range(padding)]
+            for step in range(len(cuts) - 1):
+                parts = [rank.batch(step).tolist() for rank in ranks]
+                assert all(parts), "a rank has an empty batch"
+                is_last = step == len(cuts) - 2
+                assert dealt(parts) == order[cuts[step] : cuts[step + 1]] + (repeated if is_last else [])
+            assert [ranks[-1].samples_before(step) for step in range(len(cuts))] == cuts
+
+
+@pytest.mark.parametrize(("drop_last", "pad"), CASES)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_every_step_of_every_world_size_is_gone_on_from_by_every_other(shuffle: Any, drop_last: bool, pad: bool) -> None:
+    """By samplers of a plain DataLoader, through their states."""
+    for n, global_batch in [(n, 12) for n in LENGTHS] + [(13, 6), (16, 6)]:
+        worlds = [world_size for world_size in worlds_of(global_batch) if not is_too_short(n, world_size, drop_last, pad)]
+        samplers = {w: samplers_of(n, shuffle, w, drop_last, pad, global_batch) for w in worlds}
+        order, tried = list(order_of(n, shuffle, global_batch)), list[Any]()
+        for before in worlds:
+            cuts = cuts_of(n, before, drop_last, pad, global_batch)
+            states = [state_at(samplers[before][-1], step) for step in range(len(cuts))]
+            assert states == [state_at(samplers[before][0], step) for step in range(len(cuts))], "ranks have different states"
+            for after in worlds:
+                theirs = cuts_of(n, after, drop_last, pad, global_batch)
+                for place, state in zip(cuts, states, strict=True):
+                    assert state["samples"] == place
+                    if (after, state) in tried:
+                        continue  # another world size has saved the very same
+                    tried.append((after, state))
+                    if place not in theirs:
+                        assert not pad and not drop_last and place >= theirs[-2 if global_batch == after else -3]
+                        with pytest.raises(StateError, match=rf"after {place} samples.*load it with the world size that saved it"):
+                            samplers[after][0].load_state_dict(state)
+                        continue
+                    for sampler in samplers[after]:
+                        sampler.load_state_dict(state)
+                    padding = -n % after if pad and not drop_last and place < n else 0
+                    rest = order[place : theirs[-1]] + [order[i % n] for i in range(padding)]
+                    assert dealt([list(sampler) for sampler in samplers[after]]) == rest
+
+
+def samplers_of(n: int, shuffle: Any, world_size: int, drop_last: bool, pad: bool, global_batch: int) -> list[OrderSampler]:
+    def make(rank: int) -> OrderSampler:
+        sampler = OrderSampler(
+            n,
+            batch_size=global_batch // world_size,
+            shuffle=shuffle,
+            seed=3,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            pad=pad,
+            blocks=blocks_of(n),
+            interleave=3,
+            turns=2,
+        )
+        sampler.set_epoch(2)
+        return sampler
+
+    return [make(rank) for rank in range(world_size)]
+
+
+def state_at(sampler: OrderSampler, step: int) -> dict[str, Any]:
+    """The state after the indices of so many batches."""
+    count = sum(len(sampler.batches.batch(s)) for s in range(step))
+    assert len(list(islice(sampler, count))) == count
+    return sampler.state_dict()
+
+
+def test_the_whole_of_a_life_with_many_world_sizes_is_the_epoch() -> None:
+    """Each step by another world size than the one before: every sample once."""
+    for shuffle in SHUFFLES:
+        state, seen = samplers_of(61, shuffle, 1, False, True, 12)[0].state_dict(), list[int]()
+        for step, world_size in enumerate((3, 1, 6, 2, 4, 3)):
+            samplers = samplers_of(61, shuffle, world_size, False, True, 12)
+            parts = []
+            for sampler in samplers:
+                sampler.load_state_dict(state)
+                parts.append(list(islice(sampler, len(sampler.batches.batch(step)))))
+            seen += dealt(parts)
+            state = samplers[0].state_dict()
+        order = list(order_of(61, shuffle, 12))
+        assert seen == order + order[:2]  # 61 samples, and 2 more, for 3 ranks
+
+
+def test_blocks_are_as_uneven_as_they_are_meant_to_be() -> None:
+    assert blocks_of(37) == [7, 1, 0, 4, 2, 7, 1, 0, 4, 2, 7, 1, 0, 1]
+    assert all(sum(blocks_of(n)) == n for n in LENGTHS)
+    assert len(set(chain.from_iterable(cuts_of(n, 6, False, False, 12) for n in LENGTHS))) > 8
