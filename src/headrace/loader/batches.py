@@ -22,7 +22,7 @@ from headrace.order.bucketed import padding_fraction
 from headrace.order.seeding import SampleSeeder
 
 _LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding
-OF_SAMPLER, OF_STREAM, OF_COLLATE = -1, -2, -3
+OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
 """What draws random numbers beside samples, in place of a sample's index, which is never negative."""
 
 
@@ -251,7 +251,7 @@ class IterablePlan(Plan):
 
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         run = next(self._runs)
-        return (Ticket([run], self.seed, epoch, step) for step in itertools.count())
+        return (Ticket([run], self.seed, epoch, step) for step in itertools.count(start))
 
     def parameters(self) -> dict[str, Any]:
         return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size, "workers": self._workers}

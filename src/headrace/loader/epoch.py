@@ -9,6 +9,7 @@ from headrace.errors import HeadraceError
 from headrace.loader.batches import IterablePlan
 from headrace.loader.job import Deliveries, Job, death_of, failure_of, is_of_workers
 from headrace.loader.side_stream import way_to
+from headrace.loader.stateful import States
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
@@ -21,18 +22,19 @@ class EpochIterator:
     It holds its loader and its job; the loader knows it weakly, so that an iterator that is dropped frees its job.
     """
 
-    def __init__(self, loader: Loader, job: Job, epoch: int, start: int) -> None:
-        self._loader, self.job, self._epoch, self._step = loader, job, epoch, start
+    def __init__(self, loader: Loader, job: Job, epoch: int, start: int, states: States) -> None:
+        self._loader, self.job, self._epoch, self._step, self._states = loader, job, epoch, start, states
         self._is_stream = isinstance(job.dispatch.plan, IterablePlan)
-        self._start = 0 if self._is_stream else start
-        self._replayed = start if self._is_stream else 0  # batches of a foreign stream that the user has had already
+        begin = states.step if self._is_stream else start
+        self._start = begin - states.idle  # of torch's tasks
+        self._replayed = start if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
         self._exhausted = 0  # workers in a row that had nothing left
         self.received = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
         self._way = way_to(loader.config.device)
         self._deliveries: Deliveries | None = None  # `start` may fail
-        self._deliveries = job.start(epoch, self._start)
+        self._deliveries = job.start(epoch, begin, states)
         job.used_by(self)
 
     @property
@@ -58,7 +60,7 @@ class EpochIterator:
         self.received += 1
         self._samples += delivered.report["samples"]
         self._wait += now - asked
-        self._loader._received(delivered, self._epoch, self._step, now - asked, now - self._clock, self._way.transferred())
+        self._loader._received(delivered, self._states, self._epoch, self._step, now - asked, now - self._clock, self._way.transferred())
         self._clock = now
         return batch
 
@@ -86,6 +88,9 @@ class EpochIterator:
                     raise failure
                 finally:
                     del failure  # the traceback holds this frame
+            if delivered.report.get("idle"):
+                continue
+            self._states.note(delivered.report)
             if delivered.report.get("exhausted"):
                 self._exhausted += 1
                 if self._exhausted >= max(1, self._loader.config.num_workers or 0):

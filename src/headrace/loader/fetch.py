@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 import pickle
 import signal
@@ -30,8 +29,9 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
-from headrace.loader.batches import OF_COLLATE, OF_STREAM, OrderPlan
+from headrace.loader.batches import OF_COLLATE, OF_STEP, OF_STREAM, OrderPlan
 from headrace.loader.draws import Draws
+from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
@@ -74,6 +74,7 @@ class Fetch(Dataset[Any]):
         self._answers_batches = answers_batches(dataset)
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
+        self._is_stateful = is_stateful(dataset)
 
     def __getitems__(self, ticket: Ticket) -> Samples:
         start = time.perf_counter()
@@ -84,6 +85,8 @@ class Fetch(Dataset[Any]):
             found, error = _attempt(lambda: self._samples(ticket, report, arena))
         finally:
             base.set_context(None)
+        if error is None:
+            self._report_state(report)
         counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
         for dataset in self._inner:
             for name, value in dataset.take_report().items():
@@ -95,9 +98,18 @@ class Fetch(Dataset[Any]):
         finally:
             del error  # see `_attempt`
 
+    def _report_state(self, report: dict[str, Any]) -> None:
+        if self._is_stateful:
+            report["worker"], report["state"] = _worker(), asked(self.dataset)
+
     def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
         if self.init_error is not None:
             raise self.init_error
+        if ticket.given is not None:
+            give_back(ticket.given, self.dataset)
+        if ticket.is_idle:
+            report["idle"] = True
+            return []
         if not self._ours:
             return self._foreign(ticket)
         if self._plan is not None:
@@ -162,17 +174,54 @@ class FetchIterable(Fetch):
         if self.init_error is not None:
             raise self.init_error
         if self._draws is None or self._run != ticket[0]:
-            self._run, info = ticket[0], get_worker_info()
-            worker = info.id if info is not None else 0
-            self._draws = Draws(SampleSeeder(self.dataset), ticket.seed, ticket.epoch, OF_STREAM, worker)
-            with self._draws():
-                self._items = iter(self.dataset)
-        with self._draws():
-            items = list(itertools.islice(self._items, self._size))
+            self._draws = self._begin(ticket)
+        if ticket.is_idle:
+            report["idle"] = True
+            return []
+        with self._draws() if not self._is_stateful else self._drawing_of(ticket):
+            items = self._next_items()
         if len(items) < self._size and self._drop_last:
             items = []
         report["exhausted"] = not items
         return items
+
+    def _next_items(self) -> list[Any]:
+        """One by one: `islice` would call `iter` again, where a dataset that is its own iterator may begin anew."""
+        items = []
+        for _ in range(self._size):
+            try:
+                items.append(next(self._items))
+            except StopIteration:
+                break
+        return items
+
+    def _begin(self, ticket: Ticket) -> Draws:
+        """A new iterator, or one that goes on where the ticket says."""
+        self._run, self._items, self._seeder = ticket[0], iter(()), SampleSeeder(self.dataset)
+        draws = Draws(self._seeder, ticket.seed, ticket.epoch, OF_STREAM, _worker())
+        with draws():
+            self._items = iterator_of(self.dataset, ticket.given)
+        self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
+        return draws
+
+    @contextlib.contextmanager
+    def _drawing_of(self, ticket: Ticket) -> Iterator[None]:
+        """Random numbers that follow from the step: what was drawn before it is not in the iterator's state."""
+        assert self._seeder is not None
+        with preserved_rng(self._seeder):
+            self._seeder(ticket.seed, ticket.epoch, OF_STEP, ticket.step)
+            yield
+
+    def _report_state(self, report: dict[str, Any]) -> None:
+        report["worker"] = _worker()
+        if self._is_stateful and not report.get("idle") and not report.get("exhausted"):
+            report["state"] = asked(self.dataset, self._items)
+
+
+def _worker() -> int:
+    """The number of this worker; 0 in the main process."""
+    info = get_worker_info()
+    return 0 if info is None else info.id
 
 
 def open_arena(ring: Ring, ticket: Ticket) -> Arena | None:
@@ -229,7 +278,7 @@ class Collate:
         items = samples.items
         if isinstance(items, Filled):
             return _whole(items)
-        if samples.report.get("exhausted"):
+        if samples.report.get("exhausted") or samples.report.get("idle"):
             return None
         if self.function is None:
             return items[0]
@@ -271,8 +320,7 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def describe(error: BaseException) -> tuple[bytes, str, int]:
     """An exception as it travels: pickled, its traceback as text, and the worker's number."""
-    info = get_worker_info()
-    worker = info.id if info is not None else 0
+    worker = _worker()
     text = "".join(traceback.format_exception(error))
     try:
         data = pickle.dumps(error)

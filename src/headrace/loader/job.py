@@ -24,6 +24,7 @@ from headrace.errors import WorkerError
 from headrace.loader.batches import Plan
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
+from headrace.loader.stateful import States
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
@@ -39,13 +40,14 @@ class _Dispatch:
         self.handed_out = 0
         self.begin(0, 0)
 
-    def begin(self, epoch: int, step: int) -> None:
-        self._epoch, self._step, self.handed_out = epoch, step, 0
+    def begin(self, epoch: int, step: int, states: States | None = None) -> None:
+        self._epoch, self._step, self._states, self.handed_out = epoch, step, states, 0
 
     def __iter__(self) -> Iterator[Ticket]:
-        for ticket in self.plan.tickets(self._epoch, self._step):
+        tickets = self.plan.tickets(self._epoch, self._step)
+        for ticket in tickets if self._states is None else self._states.onto(tickets):
             ticket.slot = self._ring.take()
-            self.handed_out += 1
+            self.handed_out += not ticket.is_idle
             yield ticket
 
     def __len__(self) -> int:
@@ -104,9 +106,9 @@ class Job:
         """From now on an iterator takes this job's batches."""
         self._user = weakref.ref(iterator)
 
-    def start(self, epoch: int, step: int) -> Deliveries:
-        """The deliveries of an epoch from a step on. What a lasting job had still on its way is dropped."""
-        self.dispatch.begin(epoch, step)
+    def start(self, epoch: int, step: int, states: States | None = None) -> Deliveries:
+        """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting job had still on its way is dropped."""
+        self.dispatch.begin(epoch, step, states)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
         with self._init.forking():

@@ -9,6 +9,8 @@ NOTE [ epochs and positions ]
   epoch's end: nothing is left then), with another epoch drops it. A state saved at the end of an epoch, without `set_epoch`, goes on
   with the next epoch.
 * An iterator that is left early leaves its position in `state_dict()`; the next iterator begins the next epoch.
+* An epoch is at its end when the user has been told so (`StopIteration`). A state that was saved between the last batch and that goes on
+  with what is left, which is nothing: a loop over that epoch's rest ends at once, as it would have.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from headrace.loader.job import Job, is_of_workers
 from headrace.loader.plan import make_plan
 from headrace.loader.shown import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import check_data, check_order, check_samples, make_state
+from headrace.loader.stateful import States
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats
@@ -122,6 +125,8 @@ class Loader(DataLoader[Any]):
         self._resume: tuple[int, int] | None = None  # (epoch, position) that were loaded
         self._at = (0, 0)  # epoch, and the batches of it that the user has received
         self._end: tuple[int, int] | None = None  # where an epoch was found to be through
+        is_stream = isinstance(self._plan, IterablePlan)
+        self._states = States(config.num_workers or 0, config.world_size or 1, config.rank or 0, is_stream)  # of a foreign dataset
         self._last_nbytes = 0
         self._too_large = 0  # bytes of a batch of which too many are on their way
         self._job: Job | None = None
@@ -266,18 +271,20 @@ class Loader(DataLoader[Any]):
         epoch, start = self._next_epoch, 0
         if self._resume is not None and self._resume[0] == epoch:
             start = self._resume[1]
+        else:
+            self._states = self._states_of_next_epoch()
         self._resume = None
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
         if self._job is not None and not self._job.is_sound:
             self._job = None
         self._fit_again()
         try:
-            iterator = EpochIterator(self, self._free_job(), epoch, start)
+            iterator = EpochIterator(self, self._free_job(), epoch, start, self._states)
         except RuntimeError as error:
             if self._job is None or not is_of_workers(error):
                 raise
             self._job = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
-            iterator = EpochIterator(self, self._free_job(), epoch, start)
+            iterator = EpochIterator(self, self._free_job(), epoch, start, self._states)
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -287,9 +294,16 @@ class Loader(DataLoader[Any]):
             self._job = job
         return job
 
-    def _received(self, delivered: Delivered, epoch: int, position: int, wait: float, elapsed: float, transfer: float) -> None:
+    def _states_of_next_epoch(self) -> States:
+        return self._states.of_next_epoch(not self.config.num_workers or bool(self.config.persistent_workers))
+
+    def _received(
+        self, delivered: Delivered, states: States, epoch: int, position: int, wait: float, elapsed: float, transfer: float
+    ) -> None:
         """The user gets a batch: what is known of it is counted, and the position moves on."""
         self._agreement.look()
+        if self._resume is None:  # else another state was loaded since
+            self._states = states
         report, stats = delivered.report, self._stats
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], wait, elapsed)
@@ -337,12 +351,12 @@ class Loader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands: its order, and the number of global batches that the user has received."""
-        epoch, position = self._at
+        (epoch, position), states = self._at, self._states
         if self._resume is not None:
             epoch, position = self._resume
         elif self._is_named and (self._next_epoch != epoch or self._current() is None):
-            epoch, position = self._next_epoch, 0
-        has_ended = self._end == (epoch, position) and not self._plan.ends_at(position)
+            epoch, position, states = self._next_epoch, 0, self._states_of_next_epoch()
+        has_ended = self._end == (epoch, position)
         return make_state(
             self.fingerprint,
             length_of(self.dataset),
@@ -352,8 +366,9 @@ class Loader(DataLoader[Any]):
             self._plan.samples_before(position),
             self._stats.skipped_count,
             list(self._stats.skipped),
-            has_ended,
+            has_ended if has_ended or self._plan.ends_at(position) else None,
             self._plan.state_at(epoch, position),
+            states.as_dict() if states else None,
         )
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
@@ -375,6 +390,7 @@ class Loader(DataLoader[Any]):
             plan = make_plan(self.config, self.dataset, differing)
             check_order(state, plan.parameters(), world_size, strict=False)
         check_samples(state, plan.samples_before(int(state["batches"])))
+        states = self._states.loaded(state.get("dataset"), strict)
         if differing:
             self._plan, self._job = plan, None
             hold_chunks(self.config, inner_datasets(self.dataset), plan.parameters(), self._budget(self.dataset))
@@ -383,8 +399,8 @@ class Loader(DataLoader[Any]):
             if isinstance(self.sampler, EpochSampler):
                 vars(self.sampler).update(vars(self._order_sampler(self.dataset)))
         epoch, position = int(state["epoch"]), int(state["batches"])
-        has_ended = self._plan.ends_at(position) or bool(state.get("ended"))
-        self._resume = self._at = epoch, position
+        has_ended = bool(state.get("ended", self._plan.ends_at(position)))
+        self._resume, self._at, self._states = (epoch, position), (epoch, position), states
         self._end = self._at if has_ended else None
         self._plan.load_state(epoch, position, state.get("sampler_state"))
         self._is_named = False

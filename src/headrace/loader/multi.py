@@ -249,7 +249,6 @@ class MultiDataLoader:
             return self._resume
         if self._is_named and (self._next_epoch != self._at.epoch or self._current() is None):
             return self._begin(self._next_epoch)
-        self._at.has_ended |= self._at.schedule.step >= self._steps()
         return self._at
 
     def _begin(self, epoch: int) -> Place:

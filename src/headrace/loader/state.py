@@ -29,6 +29,7 @@ _FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is
     "lengths": ((str, type(None)), None),
     "skipped": ((int,), 0),
     "skipped_samples": ((list,), []),
+    "ended": ((bool,), False),
 }
 _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
 _SHUFFLES = (False, True, "block", *_OWN)
@@ -46,10 +47,12 @@ def make_state(
     samples: int | None,
     skipped: int,
     skipped_samples: list[dict[str, Any]],
-    has_ended: bool = False,
+    has_ended: bool | None = None,
     sampler_state: Any = None,
+    dataset: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The state as users save it: plain numbers and texts, and what a sampler of the user's calls its state."""
+    """The state as users save it: plain numbers and texts, and what a sampler of the user's calls its state, and a dataset of the user's
+    (see `States`)."""
     state = {
         "version": VERSION,
         "fingerprint": fingerprint,
@@ -61,10 +64,12 @@ def make_state(
     }
     if skipped:
         state["skipped"], state["skipped_samples"] = skipped, skipped_samples
-    if has_ended:  # of an epoch whose number of batches nobody knows before
-        state["ended"] = True
+    if has_ended is not None:  # after the last batch, or of an epoch whose number of batches nobody knows before
+        state["ended"] = has_ended
     if sampler_state is not None:
         state["sampler_state"] = sampler_state
+    if dataset is not None:
+        state["dataset"] = dataset
     return state
 
 

@@ -19,9 +19,11 @@ class Ticket(list[int]):
         step: number of the global batch in the epoch.
         slot: ring slot to collate into, or None for a fresh buffer.
         draws: for each index its `k` (see `order.seeding`), or None where every k is 0: a permutation.
+        given: pickled states that the dataset goes on from, or None.
+        is_idle: no batch is to be made, only what is given is to be taken.
     """
 
-    __slots__ = ("draws", "epoch", "seed", "slot", "step")
+    __slots__ = ("draws", "epoch", "given", "is_idle", "seed", "slot", "step")
 
     def __init__(
         self,
@@ -31,9 +33,13 @@ class Ticket(list[int]):
         step: int = 0,
         slot: int | None = None,
         draws: Sequence[int] | None = None,
+        given: bytes | None = None,
+        is_idle: bool = False,
     ) -> None:
         super().__init__(indices)
         self.seed, self.epoch, self.step, self.slot, self.draws = seed, epoch, step, slot, draws
+        self.given, self.is_idle = given, is_idle
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Ticket, (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
+        said = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
+        return Ticket, said if self.given is None and not self.is_idle else (*said, self.given, self.is_idle)

@@ -1,0 +1,222 @@
+"""Which state have datasets and iterators of the user's, and how does it come back to them?
+
+NOTE [ states of datasets ]
+
+* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with both, is asked right after each batch,
+  in the process that made it. The answer is pickled at once, so that it stays what it was, and travels with the batch. So a loader's
+  state holds what belongs to the batches that the user has received, however far workers are ahead. Who has no such methods is not
+  asked, and pays nothing.
+* To go on, each worker gets its own state back, with its first ticket: first the dataset, then its iterator is made, then the iterator
+  gets its own. The first batch is made by the worker whose turn it was; those before it get an idle ticket, which makes no batch.
+* A new epoch has a new iterator, which begins at its beginning: the state of an iterator, and of an iterable dataset whose iterator has
+  none (where it must hold the position), is not taken there. What else a dataset has as its state is, as far as the processes that hold
+  it live on: in this process, and in persistent workers.
+* The random numbers that such an iterator draws follow from (seed, epoch, step), not from what was drawn before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.errors import StateError, warn
+from headrace.order import Ticket
+
+_ENDED = pickle.dumps({"ended": True})
+_LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
+
+
+def is_stateful(part: Any) -> bool:
+    """Has it a state of its own, as torchdata's StatefulDataLoader understands it?"""
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def asked(dataset: Any, iterator: Any = None) -> bytes | str | None:
+    """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where neither has one.
+
+    An error is not raised: who never asks the loader for its state has nothing to do with it.
+    """
+    try:
+        parts = {}
+        if iterator is not dataset and is_stateful(dataset):
+            parts["dataset"] = dataset.state_dict()
+        if is_stateful(iterator):
+            parts["iterator"] = iterator.state_dict()
+        return pickle.dumps(parts) if parts else None
+    except Exception as error:
+        return f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
+
+
+def give_back(given: bytes, dataset: Any) -> None:
+    """A dataset gets its state."""
+    parts = pickle.loads(given)
+    if "dataset" in parts:
+        _check(dataset, dataset).load_state_dict(parts["dataset"])
+
+
+def iterator_of(dataset: Any, given: bytes | None) -> Iterator[Any]:
+    """A new iterator, where it stood when its state was saved."""
+    parts = {} if given is None else pickle.loads(given)
+    if parts.get("ended"):
+        return iter(())
+    # One that is its own iterator may keep its state when its iterator is made, until the next one is, or begin anew there.
+    is_own = "dataset" not in parts and "iterator" in parts and is_stateful(dataset)
+    if "dataset" in parts or is_own:
+        _check(dataset, dataset).load_state_dict(parts["iterator" if is_own else "dataset"])
+    iterator: Any = iter(dataset)
+    if "iterator" in parts and not (is_own and pickle.dumps(dataset.state_dict()) == pickle.dumps(parts["iterator"])):
+        _check(iterator, dataset).load_state_dict(parts["iterator"])
+    return iterator  # type: ignore[no-any-return]
+
+
+def _check(part: Any, dataset: Any) -> Any:
+    if not is_stateful(part):
+        what = type(dataset).__name__ if part is dataset else f"the iterator of {type(dataset).__name__}"
+        raise StateError(f"load_state_dict: the state holds one of {what}, which has no load_state_dict now: build the dataset as it was")
+    return part
+
+
+class States:
+    """What each worker of a loader said last of its dataset and iterator, within an epoch.
+
+    Args:
+        workers: their number; 0: this process.
+        world_size, rank: of this process in the job.
+        is_stream: is the dataset a foreign iterable one?
+
+    Attributes:
+        step: tickets of a stream that have come back, with a batch or without.
+    """
+
+    def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
+        self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
+        self._said: list[bytes | str | None] = [None] * self._workers
+        self._ended = [False] * self._workers
+        self._turn = self.step = 0
+        self._pending: set[int] = set()  # workers that have not got back what they said
+        self._is_warned = False
+
+    def __bool__(self) -> bool:
+        """Has any worker said anything?"""
+        return any(said is not None for said in self._said)
+
+    def note(self, report: dict[str, Any]) -> None:
+        """The user gets a batch, or a worker has no further ones: what came along."""
+        worker = report.get("worker")
+        if worker is None:
+            return
+        self._turn = (worker + 1) % self._workers
+        self._ended[worker] = bool(report.get("exhausted"))
+        if self._is_stream:
+            self.step = report["step"] + 1
+        said = report.get("state")
+        if said is None:
+            return
+        self._said[worker] = said
+        if isinstance(said, bytes) and len(said) > _LARGE and not self._is_warned:
+            self._is_warned = True
+            warn(
+                f"the state of the dataset takes {len(said):,} bytes, which are copied and sent after each batch: give it a smaller "
+                "state_dict (where it stands, not what it holds), or none"
+            )
+
+    def of_next_epoch(self, lives_on: bool) -> States:
+        """What of it counts in another epoch; `lives_on`: do the processes that hold the dataset?"""
+        other = States(self._workers, *self._world, self._is_stream)
+        other._is_warned = self._is_warned
+        if lives_on:
+            other._said = [self._without_position(said) for said in self._said]
+            other._pending = {worker for worker in self._pending if other._said[worker] is not None}
+        return other
+
+    def _without_position(self, said: bytes | str | None) -> bytes | str | None:
+        if not isinstance(said, bytes) or not self._is_stream:
+            return said
+        parts = pickle.loads(said)
+        return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
+
+    def onto(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
+        """The tickets of an epoch, of which the first one of each worker carries what it gets back."""
+        if not self._pending:
+            yield from tickets
+            return
+        first = next(tickets, None)
+        if first is None:
+            return
+        rest, idle = itertools.chain([first], tickets), self._turn
+        for worker in range(self._workers):
+            ticket = Ticket(first, first.seed, first.epoch, first.step, is_idle=True) if worker < idle else next(rest, None)
+            if ticket is None:
+                return
+            if worker in self._pending:
+                self._pending.discard(worker)
+                said = _ENDED if self._ended[worker] else self._said[worker]
+                ticket.given = said if isinstance(said, bytes) else None
+            yield ticket
+        yield from rest
+
+    @property
+    def idle(self) -> int:
+        """Tickets without a batch that come before the first one with a batch."""
+        return self._turn if self._pending else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a loader's state says of it.
+
+        Raises:
+            StateError: a `state_dict` of the user's has raised, or what it gave can't be pickled.
+        """
+        for worker, said in enumerate(self._said):
+            if isinstance(said, str):
+                raise StateError(f"state_dict: {said} (asked in worker {worker} after its last batch that was received)")
+        return {
+            "workers": self._workers,
+            "world_size": self._world[0],
+            "rank": self._world[1],
+            "turn": self._turn,
+            "step": self.step,
+            "ended": list(self._ended),
+            "states": [None if said is None else pickle.loads(said) for said in self._said if not isinstance(said, str)],
+        }
+
+    def loaded(self, said: Any, strict: bool) -> States:
+        """The same of a state that was saved; nothing, where it does not fit and `strict` is False.
+
+        Raises:
+            StateError: it is damaged; or of another number of workers or ranks, or of another rank.
+        """
+        found = States(self._workers, *self._world, self._is_stream)
+        if said is None:
+            return found
+        _check_form(said)
+        saved = {name: said[name] for name in ("workers", "world_size", "rank")}
+        own = {"workers": self._workers, "world_size": self._world[0], "rank": self._world[1]}
+        if saved != own:
+            differing = ", ".join(f"{name} was {saved[name]}, is {own[name]}" for name in own if saved[name] != own[name])
+            text = f"load_state_dict: the state holds states of the dataset, one a worker and rank, and {differing}"
+            if strict:
+                raise StateError(f"{text}: take the same, and the state of the same rank; or pass strict=False to go on without them")
+            warn(f"{text}; strict=False: the dataset begins without its state")
+            return found
+        found._said = [None if parts is None else pickle.dumps(parts) for parts in said["states"]]
+        found._ended, found._turn, found.step = list(said["ended"]), said["turn"], said["step"]
+        found._pending = {w for w in range(self._workers) if found._said[w] is not None or found._ended[w]}
+        return found
+
+
+def _check_form(said: Any) -> None:
+    """Raises a StateError where it is not what `States.as_dict` gave."""
+    try:
+        workers = said["workers"]
+        numbers = [workers, *(said[name] for name in ("world_size", "rank", "turn", "step"))]
+        is_right = (
+            all(type(number) is int and number >= 0 for number in numbers)
+            and said["turn"] < workers == len(said["states"]) == len(said["ended"])
+            and all(parts is None or isinstance(parts, dict) for parts in said["states"])
+        )
+    except (TypeError, KeyError):
+        is_right = False
+    if not is_right:
+        raise StateError("load_state_dict: the state is damaged: what it says of the dataset is not what a loader saved")
