@@ -201,7 +201,12 @@ class SamplerPlan(Plan):
         if self._batch_sampler is not None:
             found = next(rest, None)
             return None if found is None else [_index(i) for i in found]
-        indices = [_index(i) for i in itertools.islice(rest, self._size)]
+        indices = []
+        for _ in range(self._size):  # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
+            try:
+                indices.append(_index(next(rest)))
+            except StopIteration:
+                break
         return None if len(indices) < (self._size if self._drop_last else 1) else indices
 
     def parameters(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
-from headrace.loader.batches import OF_COLLATE, OF_STEP, OF_STREAM, OrderPlan
+from headrace.loader.batches import OF_COLLATE, OF_STEP, OF_STREAM, OrderPlan, length_of
 from headrace.loader.draws import Draws
 from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
@@ -65,9 +65,19 @@ class Fetch(Dataset[Any]):
         plan: where a streaming dataset is to read ahead.
         stride: batches between two tickets of one worker.
         stacks: are the samples to be stacked, so that a dataset may write the batch itself?
+        sampler: what an error calls the origin of the indices.
     """
 
-    def __init__(self, dataset: Any, ring: Ring, plan: OrderPlan | None = None, stride: int = 1, stacks: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        ring: Ring,
+        plan: OrderPlan | None = None,
+        stride: int = 1,
+        stacks: bool = False,
+        sampler: str = "the order",
+    ) -> None:
+        self._sampler = sampler
         self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
@@ -82,7 +92,7 @@ class Fetch(Dataset[Any]):
         arena = open_arena(self.ring, ticket)
         report: dict[str, Any] = {"epoch": ticket.epoch, "step": ticket.step, "pid": os.getpid()}
         try:
-            found, error = _attempt(lambda: self._samples(ticket, report, arena))
+            found, error = _attempt(lambda: self._tried(ticket, report, arena))
         finally:
             base.set_context(None)
         if error is None:
@@ -97,6 +107,20 @@ class Fetch(Dataset[Any]):
             return Samples(found, ticket, report, error, arena)
         finally:
             del error  # see `_attempt`
+
+    def _tried(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
+        """The samples; an index that the dataset does not have is an error that says where it came from."""
+        try:
+            return self._samples(ticket, report, arena)
+        except IndexError as error:
+            n = length_of(self.dataset)
+            outside = [i for i in ticket if isinstance(i, int) and n is not None and not -n <= i < n]
+            if not outside:
+                raise
+            raise IndexError(
+                f"{self._sampler} gave index {outside[0]}, and {type(self.dataset).__name__} has {n} samples: indices must lie in "
+                f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
+            ) from error
 
     def _report_state(self, report: dict[str, Any]) -> None:
         if self._is_stateful:

@@ -232,7 +232,10 @@ class Loader(DataLoader[Any]):
         else:
             ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
             stacks = self._collate is stack_collate and isinstance(self.dataset, BaseDataset)
-            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks)
+            own = next(
+                (f"{name} {type(s).__name__}" for name in ("sampler", "batch_sampler") if (s := getattr(config, name)) is not None), ""
+            )
+            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, own or "the order")
         self._pids.clear()
         return Job(fetch, self._plan, config, self._collate)
 
@@ -304,12 +307,12 @@ class Loader(DataLoader[Any]):
         self._agreement.look()
         if self._resume is None:  # else another state was loaded since
             self._states = states
+            self._plan.received(epoch, position)
         report, stats = delivered.report, self._stats
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], wait, elapsed)
         stats.transfer_time += transfer
         self._at, self._last_nbytes = (epoch, position), delivered.nbytes
-        self._plan.received(epoch, position)
         if self._ring_bytes is None and delivered.nbytes:
             self._reserve_ring(delivered.nbytes)
         if self.config.enable_monitoring:

@@ -1,0 +1,269 @@
+"""What makes no sense, or can't go on: is it said, and does nothing hang?
+
+What belongs to one room is tested there: fields and ranks in `test_config.py`, pickling in `test_build.py`, states in `test_state.py`,
+dead workers in `test_loader.py` and `test_kill.py`. Here is what lies between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from headrace import ConfigError, MultiDataLoader, OrderSampler, StateError
+from headrace.testing.contract import MODES, RandomProbe, same
+from tests.order.test_elastic import dealt
+from tests.testing.test_contract import SquareDataset
+
+
+@pytest.fixture
+def loader_of(make_loader: Any) -> Any:
+    return lambda dataset, **options: make_loader(
+        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", "enable_monitoring": False, **options}
+    )
+
+
+# -- indices
+
+
+class Chosen:
+    """A sampler that gives what it is told to."""
+
+    def __init__(self, *indices: int) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+def squares(mode: str, **options: Any) -> Any:
+    return SquareDataset(loading_mode=mode, progress=False, **options)
+
+
+@pytest.mark.parametrize("index", [42, -43])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *[lambda mode=mode: squares(mode) for mode in MODES],
+        lambda: squares("lazy", on_error="skip"),
+        lambda: TensorDataset(torch.arange(42)),
+        lambda: list(range(42)),
+        lambda: Subset(TensorDataset(torch.arange(100)), range(42)),
+        lambda: SquareDataset().subset(range(42)),
+    ],
+    ids=[*MODES, "skip", "tensors", "list", "torch-subset", "view"],
+)
+def test_an_index_out_of_range_names_sampler_index_and_length(loader_of: Any, make: Any, index: int) -> None:
+    dataset = make()
+    said = rf"gave index {index}, and {type(dataset).__name__} has 42 samples: indices must lie in \[0, 42\)"
+    with pytest.raises(IndexError, match=f"^sampler Chosen {said}") as raised:
+        list(loader_of(dataset, sampler=Chosen(1, 2, 3, 4, 5, index), num_workers=0))
+    assert "batch 1" in raised.value.__notes__[0]
+    del raised
+    with pytest.raises(IndexError, match=f"^batch_sampler list {said}"):
+        list(loader_of(dataset, batch_sampler=[[1, 2], [index]], num_workers=0))
+
+
+def test_an_index_out_of_range_in_a_worker(loader_of: Any) -> None:
+    iterator = iter(loader_of(SquareDataset(), sampler=Chosen(1, 42, 2, 3, 4, 5, 6, 7), num_workers=1))
+    with pytest.raises(IndexError, match=r"sampler Chosen gave index 42, and SquareDataset has 42") as raised:
+        next(iterator)
+    assert "worker 0, epoch 0, batch 0" in raised.value.__notes__[0]
+    del raised
+    assert len(next(iterator)) == 4  # the next batch comes
+
+
+def test_an_index_from_the_end_is_that_sample(loader_of: Any) -> None:
+    dataset = SquareDataset(transform=RandomProbe())
+    (batch,) = loader_of(dataset, sampler=Chosen(-1, -42))
+    assert [int(sample["value"][0]) for sample in batch] == [41, 0]
+
+
+def test_an_index_error_of_the_dataset_s_own_is_left_alone(loader_of: Any) -> None:
+    class Broken(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            raise IndexError("a bug in the dataset")
+
+    with pytest.raises(IndexError, match="^a bug in the dataset"):
+        list(loader_of(Broken(torch.arange(5)), sampler=Chosen(1)))
+
+
+def test_a_sampler_that_is_its_own_iterator_is_not_begun_again(loader_of: Any) -> None:
+    class Own:
+        """As a generator of Python is, but for `iter`, which begins anew."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Any:
+            self.at = 0
+            return self
+
+        def __next__(self) -> int:
+            self.at += 1
+            if self.at > 10:
+                raise StopIteration
+            return self.at
+
+    for _ in range(2):
+        assert [len(batch) for batch in loader_of(SquareDataset(), sampler=Own())] == [4, 4, 2]
+
+
+# -- lengths
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+class WithoutLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_endless_stream_has_no_length_and_may_be_left(loader_of: Any, workers: int) -> None:
+    loader = loader_of(Endless(), num_workers=workers)
+    for epoch in range(2):
+        for number, batch in enumerate(loader):
+            assert batch == [4 * number + i for i in range(4)]
+            if number == 3:
+                break
+        assert (loader.epoch, loader.state_dict()["batches"]) == (epoch, 4)
+    with pytest.raises(TypeError, match="length of a loader over Endless is not known"):
+        len(loader)
+    with pytest.raises(TypeError):
+        len(iter(loader))
+    with pytest.raises(ConfigError, match="length of these loaders is not known: endless; say with steps="):
+        MultiDataLoader({"endless": loader})
+
+
+def test_an_endless_sampler_may_be_left(loader_of: Any) -> None:
+    class Forever:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(42))
+
+    loader = loader_of(SquareDataset(), sampler=Forever(), num_workers=1)
+    assert len(list(itertools.islice(loader, 20))) == 20
+    with pytest.raises(TypeError, match="length"):
+        len(loader)
+
+
+def test_a_dataset_without_a_length(loader_of: Any) -> None:
+    with pytest.raises(ConfigError, match="WithoutLength has no length: give it __len__, make it an IterableDataset, or pass a sampler"):
+        loader_of(WithoutLength())
+    assert list(loader_of(WithoutLength(), sampler=range(6))) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shuffle", [False, True, "block"])
+def test_an_empty_dataset_has_a_state(loader_of: Any, mode: str, shuffle: Any) -> None:
+    with squares(mode).subset([]) as dataset:
+        for options in ({}, {"drop_last": True}, {"pad": False}, {"rank": 1, "world_size": 3}):
+            loader, other = (loader_of(dataset, shuffle=shuffle, **options) for _ in range(2))
+            before = loader.state_dict()
+            assert len(loader) == 0 and list(loader) == []
+            for state in (before, loader.state_dict()):
+                assert (state["batches"], state["samples"], state["length"]) == (0, 0, 0)
+                other.load_state_dict(json.loads(json.dumps(state)))
+                assert other.state_dict() == state
+                assert list(other) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_larger_than_the_dataset(loader_of: Any, mode: str) -> None:
+    with squares(mode, transform=RandomProbe()).subset(range(5)) as dataset:
+        loader = loader_of(dataset, batch_size=64)
+        whole = list(loader)
+        assert [len(batch) for batch in whole] == [5] and len(loader) == 1
+        assert same(list(loader_of(dataset, batch_size=64, drop_last=True)), [])
+        ranks = [loader_of(dataset, batch_size=32, rank=rank, world_size=2) for rank in range(2)]
+        parts = [list(rank)[0] for rank in ranks]
+        assert same(dealt(parts), [*whole[0], whole[0][0]])  # one comes again, so that both have three
+
+
+@pytest.mark.parametrize(("n", "world_size"), [(1, 2), (2, 3), (5, 6)])
+def test_fewer_samples_than_ranks(loader_of: Any, n: int, world_size: int) -> None:
+    dataset = SquareDataset().subset(range(n))
+    ranks = [loader_of(dataset, rank=rank, world_size=world_size) for rank in range(world_size)]
+    seen = Counter(int(sample[0]) for loader in ranks for batch in loader for sample in batch)
+    assert set(seen) == set(range(n)) and sum(seen.values()) == world_size
+    with pytest.raises(ConfigError, match=f"there are {n} for world_size={world_size}: use pad=True"):
+        loader_of(dataset, rank=0, world_size=world_size, pad=False)
+
+
+# -- jobs of another shape
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block"])
+def test_a_world_size_that_does_not_divide_the_global_batch(loader_of: Any, shuffle: Any) -> None:
+    saved = loader_of(SquareDataset(), batch_size=4, rank=2, world_size=3, shuffle=shuffle)
+    next(iter(saved))
+    state = saved.state_dict()
+    for batch_size in (2, 3):
+        loader = loader_of(SquareDataset(), batch_size=batch_size, rank=0, world_size=5, shuffle=shuffle)
+        before = loader.state_dict()
+        for strict in (True, False):
+            with pytest.raises(
+                StateError, match=f"global batch of 12, this loader has {5 * batch_size}.*take a world size that divides 12"
+            ):
+                loader.load_state_dict(state, strict=strict)
+        assert loader.state_dict() == before and len(list(loader)) == len(loader)
+
+
+def test_a_rank_beyond_the_world_is_refused_everywhere(loader_of: Any) -> None:
+    for make in (loader_of, OrderSampler):
+        with pytest.raises(ConfigError, match="rank=3 with world_size=3"):
+            make(SquareDataset(), rank=3, world_size=3)
+
+
+# -- samples that can't be read, in the midst of an epoch
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_skipped_samples_are_skipped_by_every_world_size(loader_of: Any, mode: str) -> None:
+    """States of the midst of an epoch; a batch with skipped samples is shorter, and the others are what they were."""
+    bad = [3, 11, 30, 31]
+    with squares(mode, bad=bad, on_error="skip", transform=RandomProbe()) as dataset:
+        one = loader_of(dataset, batch_size=12)
+        whole = list(one)
+        listed = [entry["index"] for entry in one.get_stats()["skipped_samples"]]
+        assert sorted(listed) == bad and sum(map(len, whole)) == 38
+        one.set_epoch(0)
+        iterator = iter(one)
+        for received in range(5):
+            state = json.loads(json.dumps(one.state_dict()))
+            for world_size in (1, 2, 3):
+                ranks = [loader_of(dataset, batch_size=12 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
+                rest: list[Any] = []
+                for loader in ranks:
+                    loader.load_state_dict(state)
+                    assert loader.state_dict() == state
+                    loader.set_epoch(0)
+                    rest += [sample for batch in loader for sample in batch]
+                expected = [sample for batch in whole[received:] for sample in batch]
+                found = sorted(rest, key=lambda sample: int(sample["value"][0]))
+                assert same(found, sorted(expected, key=lambda sample: int(sample["value"][0])))
+            next(iterator, None)
+
+
+def test_a_multi_loader_with_skipped_samples_goes_on_from_every_batch(loader_of: Any) -> None:
+    def make() -> Any:
+        return MultiDataLoader(
+            {name: loader_of(squares("lazy", bad=[3, 20], on_error="skip", transform=RandomProbe())) for name in "ab"}, "weighted", [2, 1]
+        )
+
+    whole = list(make())
+    for received in (0, 1, 4, 7, len(whole)):
+        multi, other = make(), make()
+        first = list(itertools.islice(multi, received))
+        other.load_state_dict(json.loads(json.dumps(multi.state_dict())))
+        other.set_epoch(0)
+        assert same(first + list(other), whole)
