@@ -90,7 +90,7 @@ def test_an_index_error_of_the_dataset_s_own_is_left_alone(loader_of: Any) -> No
         def __getitem__(self, index: int) -> Any:
             raise IndexError("a bug in the dataset")
 
-    with pytest.raises(IndexError, match="^a bug in the dataset"):
+    with pytest.raises(IndexError, match=r"^a bug in the dataset"):
         list(loader_of(Broken(torch.arange(5)), sampler=Chosen(1)))
 
 
@@ -185,7 +185,7 @@ def test_a_batch_larger_than_the_dataset(loader_of: Any, mode: str) -> None:
         assert [len(batch) for batch in whole] == [5] and len(loader) == 1
         assert same(list(loader_of(dataset, batch_size=64, drop_last=True)), [])
         ranks = [loader_of(dataset, batch_size=32, rank=rank, world_size=2) for rank in range(2)]
-        parts = [list(rank)[0] for rank in ranks]
+        parts = [next(iter(rank)) for rank in ranks]
         assert same(dealt(parts), [*whole[0], whole[0][0]])  # one comes again, so that both have three
 
 

@@ -434,6 +434,14 @@ def test_a_map_style_dataset_s_state_comes_back(loader_of: Any, how: str) -> Non
         assert list(other) == epochs[2], "the dataset has lost its state between epochs"
 
 
+def test_new_workers_get_what_the_old_ones_said(loader_of: Any) -> None:
+    whole, loader = (loader_of(Counting(), num_workers=2) for _ in range(2))
+    expected = [list(whole) for _ in range(2)]
+    found = [list(loader)]
+    loader.close()
+    assert [*found, list(loader)] == expected
+
+
 def test_another_epoch_keeps_a_map_style_dataset_s_state(loader_of: Any) -> None:
     loader, other = loader_of(Counting()), loader_of(Counting())
     next(iter(loader))
@@ -524,8 +532,10 @@ def test_a_dataset_that_has_lost_its_methods_is_named(loader_of: Any) -> None:
         next(iter(loader))
         state = {**loader.state_dict(), "fingerprint": other.fingerprint}
         other.load_state_dict(state)
+        iterator = iter(other)
         with pytest.raises(StateError, match=rf"{type(without).__name__}, which has no load_state_dict now"):
-            list(other)
+            next(iterator)
+        assert isinstance(without, Plain) or list(iterator) == [], "the stream begins anew after the error"
 
 
 @pytest.mark.parametrize(

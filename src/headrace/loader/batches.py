@@ -31,6 +31,8 @@ class Plan(ABC):
 
     seed: int
     padding = 0
+    origin = "the order"
+    """What an error calls the origin of the indices."""
 
     @abstractmethod
     def steps(self) -> int | None:
@@ -148,6 +150,7 @@ class SamplerPlan(Plan):
         self._sampler, self._batch_sampler = sampler, batch_sampler
         self._size = 1 if batch_sampler is not None else batch_size or 1
         self._seeder = SampleSeeder(sampler, batch_sampler)
+        self.origin = f"sampler {type(sampler).__name__}" if batch_sampler is None else f"batch_sampler {type(batch_sampler).__name__}"
         self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
 
     def steps(self) -> int | None:

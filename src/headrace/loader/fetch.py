@@ -29,9 +29,8 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
-from headrace.loader.batches import OF_COLLATE, OF_STEP, OF_STREAM, OrderPlan, length_of
-from headrace.loader.draws import Draws
-from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of
+from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
+from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
@@ -65,7 +64,7 @@ class Fetch(Dataset[Any]):
         plan: where a streaming dataset is to read ahead.
         stride: batches between two tickets of one worker.
         stacks: are the samples to be stacked, so that a dataset may write the batch itself?
-        sampler: what an error calls the origin of the indices.
+        origin: what an error calls the origin of the indices.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class Fetch(Dataset[Any]):
         plan: OrderPlan | None = None,
         stride: int = 1,
         stacks: bool = False,
-        sampler: str = "the order",
+        origin: str = "the order",
     ) -> None:
-        self._sampler = sampler
+        self._origin = origin
         self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
@@ -118,13 +117,13 @@ class Fetch(Dataset[Any]):
             if not outside:
                 raise
             raise IndexError(
-                f"{self._sampler} gave index {outside[0]}, and {type(self.dataset).__name__} has {n} samples: indices must lie in "
+                f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has {n} samples: indices must lie in "
                 f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
             ) from error
 
     def _report_state(self, report: dict[str, Any]) -> None:
         if self._is_stateful:
-            report["worker"], report["state"] = _worker(), asked(self.dataset)
+            report["worker"], report["state"] = worker_number(), asked(self.dataset)
 
     def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
         if self.init_error is not None:
@@ -184,65 +183,7 @@ class Fetch(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
-class FetchIterable(Fetch):
-    """Tickets to samples, for a foreign `IterableDataset`: each ticket takes the next samples of this worker's iterator."""
-
-    def __init__(self, dataset: Any, ring: Ring, batch_size: int, drop_last: bool) -> None:
-        super().__init__(dataset, ring)
-        self._size, self._drop_last = batch_size, drop_last
-        self._run = -1
-        self._items: Iterator[Any] = iter(())
-        self._draws: Draws | None = None
-
-    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> list[Any]:
-        if self.init_error is not None:
-            raise self.init_error
-        if self._draws is None or self._run != ticket[0]:
-            self._draws = self._begin(ticket)
-        if ticket.is_idle:
-            report["idle"] = True
-            return []
-        with self._draws() if not self._is_stateful else self._drawing_of(ticket):
-            items = self._next_items()
-        if len(items) < self._size and self._drop_last:
-            items = []
-        report["exhausted"] = not items
-        return items
-
-    def _next_items(self) -> list[Any]:
-        """One by one: `islice` would call `iter` again, where a dataset that is its own iterator may begin anew."""
-        items = []
-        for _ in range(self._size):
-            try:
-                items.append(next(self._items))
-            except StopIteration:
-                break
-        return items
-
-    def _begin(self, ticket: Ticket) -> Draws:
-        """A new iterator, or one that goes on where the ticket says."""
-        self._run, self._items, self._seeder = ticket[0], iter(()), SampleSeeder(self.dataset)
-        draws = Draws(self._seeder, ticket.seed, ticket.epoch, OF_STREAM, _worker())
-        with draws():
-            self._items = iterator_of(self.dataset, ticket.given)
-        self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
-        return draws
-
-    @contextlib.contextmanager
-    def _drawing_of(self, ticket: Ticket) -> Iterator[None]:
-        """Random numbers that follow from the step: what was drawn before it is not in the iterator's state."""
-        assert self._seeder is not None
-        with preserved_rng(self._seeder):
-            self._seeder(ticket.seed, ticket.epoch, OF_STEP, ticket.step)
-            yield
-
-    def _report_state(self, report: dict[str, Any]) -> None:
-        report["worker"] = _worker()
-        if self._is_stateful and not report.get("idle") and not report.get("exhausted"):
-            report["state"] = asked(self.dataset, self._items)
-
-
-def _worker() -> int:
+def worker_number() -> int:
     """The number of this worker; 0 in the main process."""
     info = get_worker_info()
     return 0 if info is None else info.id
@@ -344,7 +285,7 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def describe(error: BaseException) -> tuple[bytes, str, int]:
     """An exception as it travels: pickled, its traceback as text, and the worker's number."""
-    worker = _worker()
+    worker = worker_number()
     text = "".join(traceback.format_exception(error))
     try:
         data = pickle.dumps(error)

@@ -44,7 +44,8 @@ from headrace.loader.build import (
 from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
-from headrace.loader.fetch import Fetch, FetchIterable, inner_datasets
+from headrace.loader.fetch import Fetch, inner_datasets
+from headrace.loader.fetch_stream import FetchIterable
 from headrace.loader.job import Job, is_of_workers
 from headrace.loader.plan import make_plan
 from headrace.loader.shown import EpochSampler, check_world, counts_as_prepared
@@ -232,10 +233,7 @@ class Loader(DataLoader[Any]):
         else:
             ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
             stacks = self._collate is stack_collate and isinstance(self.dataset, BaseDataset)
-            own = next(
-                (f"{name} {type(s).__name__}" for name in ("sampler", "batch_sampler") if (s := getattr(config, name)) is not None), ""
-            )
-            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, own or "the order")
+            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, self._plan.origin)
         self._pids.clear()
         return Job(fetch, self._plan, config, self._collate)
 
@@ -274,13 +272,13 @@ class Loader(DataLoader[Any]):
         epoch, start = self._next_epoch, 0
         if self._resume is not None and self._resume[0] == epoch:
             start = self._resume[1]
-        else:
-            self._states = self._states_of_next_epoch()
-        self._resume = None
+        goes_on, self._resume = self._resume is not None and self._resume[0] == epoch, None
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
         if self._job is not None and not self._job.is_sound:
             self._job = None
         self._fit_again()
+        if not goes_on:
+            self._states = self._states_of_next_epoch()
         try:
             iterator = EpochIterator(self, self._free_job(), epoch, start, self._states)
         except RuntimeError as error:
@@ -292,13 +290,18 @@ class Loader(DataLoader[Any]):
         return iterator
 
     def _free_job(self) -> Job:
-        job = self._job if self._job is not None and self._job.is_free else self._new_job()
+        if self._job is not None and self._job.is_free:
+            return self._job
+        job = self._new_job()
+        if self.config.num_workers:
+            self._states.to_new_processes()
         if job.is_lasting and self._job is None:
             self._job = job
         return job
 
     def _states_of_next_epoch(self) -> States:
-        return self._states.of_next_epoch(not self.config.num_workers or bool(self.config.persistent_workers))
+        workers = self.config.num_workers or 0
+        return self._states.of_next_epoch(workers, lives_on=not workers or bool(self.config.persistent_workers))
 
     def _received(
         self, delivered: Delivered, states: States, epoch: int, position: int, wait: float, elapsed: float, transfer: float

@@ -9,8 +9,8 @@ NOTE [ states of datasets ]
 * To go on, each worker gets its own state back, with its first ticket: first the dataset, then its iterator is made, then the iterator
   gets its own. The first batch is made by the worker whose turn it was; those before it get an idle ticket, which makes no batch.
 * A new epoch has a new iterator, which begins at its beginning: the state of an iterator, and of an iterable dataset whose iterator has
-  none (where it must hold the position), is not taken there. What else a dataset has as its state is, as far as the processes that hold
-  it live on: in this process, and in persistent workers.
+  none (where it must hold the position), is not taken there. What else a dataset has as its state is, but where workers live for an
+  epoch only: then each epoch begins with the dataset as it is in the main process.
 * The random numbers that such an iterator draws follow from (seed, epoch, step), not from what was drawn before.
 """
 
@@ -122,14 +122,18 @@ class States:
                 "state_dict (where it stands, not what it holds), or none"
             )
 
-    def of_next_epoch(self, lives_on: bool) -> States:
-        """What of it counts in another epoch; `lives_on`: do the processes that hold the dataset?"""
-        other = States(self._workers, *self._world, self._is_stream)
+    def of_next_epoch(self, workers: int, lives_on: bool) -> States:
+        """What of it counts in another epoch, which has so many workers; `lives_on`: do workers outlive an epoch?"""
+        other = States(workers, *self._world, self._is_stream)
         other._is_warned = self._is_warned
-        if lives_on:
+        if lives_on and other._workers == self._workers:
             other._said = [self._without_position(said) for said in self._said]
             other._pending = {worker for worker in self._pending if other._said[worker] is not None}
         return other
+
+    def to_new_processes(self) -> None:
+        """What workers said is not known to those that come after them."""
+        self._pending = {worker for worker in range(self._workers) if self._said[worker] is not None or self._ended[worker]}
 
     def _without_position(self, said: bytes | str | None) -> bytes | str | None:
         if not isinstance(said, bytes) or not self._is_stream:
@@ -202,7 +206,7 @@ class States:
             return found
         found._said = [None if parts is None else pickle.dumps(parts) for parts in said["states"]]
         found._ended, found._turn, found.step = list(said["ended"]), said["turn"], said["step"]
-        found._pending = {w for w in range(self._workers) if found._said[w] is not None or found._ended[w]}
+        found.to_new_processes()
         return found
 
 
