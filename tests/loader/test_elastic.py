@@ -24,7 +24,7 @@ from headrace import HDF5Dataset, ImageDataset, StateError, ZarrDataset
 from headrace.loader import Loader
 from headrace.testing.contract import MODES, SHUFFLES, RandomProbe, same
 from tests.data.make import make_photos
-from tests.order.test_elastic import WORLDS, cuts_of, dealt
+from tests.order.test_elastic import WORLDS, cuts_of, dealt, is_too_short
 
 GLOBAL_BATCH, SEED, EPOCH = 12, 5, 1
 KINDS = ("image", "hdf5", "zarr")
@@ -88,15 +88,18 @@ def samples(data: Path) -> dict[str, list[Any]]:
 def loaders(data: Path) -> Iterator[Any]:
     """Makes the loaders of all ranks of a world, over one dataset for each kind and mode."""
     with contextlib.ExitStack() as stack:
-        opened: dict[tuple[str, str], Any] = {}
+        opened: dict[Any, Any] = {}
 
-        def make(kind: str, mode: str, world_size: int, **options: Any) -> list[Loader]:
+        def make(kind: str, mode: str, world_size: int, n: int | None = None, **options: Any) -> list[Loader]:
             if (kind, mode) not in opened:
                 opened[kind, mode] = stack.enter_context(open_kind(data, kind, mode))
+            dataset = opened[kind, mode]
+            if n is not None:
+                dataset = opened.setdefault((kind, mode, n), dataset.subset(range(n)))
             found = []
             for rank in range(world_size):
                 said = {"num_workers": 0, "seed": SEED, "batch_size": GLOBAL_BATCH // world_size, "collate_fn": "list", **options}
-                found.append(Loader(opened[kind, mode], rank=rank, world_size=world_size, enable_monitoring=False, **said))
+                found.append(Loader(dataset, rank=rank, world_size=world_size, enable_monitoring=False, **said))
                 found[-1].set_epoch(EPOCH)
                 stack.callback(found[-1].close)
             return found
@@ -144,13 +147,29 @@ def received(ranks: list[Loader], state: dict[str, Any] | None = None) -> list[l
 def test_all_world_sizes_and_all_steps(
     loaders: Any, samples: dict[str, list[Any]], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool
 ) -> None:
-    n = SIZES[kind]
-    worlds = {w: loaders(kind, mode, w, shuffle=shuffle, drop_last=drop_last, pad=pad) for w in WORLDS}
+    check_worlds(loaders, samples[kind], kind, mode, shuffle, drop_last, pad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "mode", "shuffle", "drop_last", "pad"), covering(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS)
+)
+def test_few_samples(
+    loaders: Any, samples: dict[str, list[Any]], kind: str, n: int, mode: str, shuffle: Any, drop_last: bool, pad: bool
+) -> None:
+    """None, one, fewer than the ranks, fewer than a global batch, and just one."""
+    check_worlds(loaders, samples[kind][:n], kind, mode, shuffle, drop_last, pad, n=n)
+
+
+def check_worlds(loaders: Any, alone: list[Any], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool, **options: Any) -> None:
+    """All world sizes give the batches that are expected, and go on from every step of all others."""
+    n = len(alone)
+    sizes = [w for w in WORLDS if not is_too_short(n, w, drop_last, pad)]
+    worlds = {w: loaders(kind, mode, w, shuffle=shuffle, drop_last=drop_last, pad=pad, **options) for w in sizes}
     order, tried = order_of(worlds[1][0]), list[Any]()
-    cuts = {w: cuts_of(n, w, drop_last, pad, GLOBAL_BATCH) for w in WORLDS}
+    cuts = {w: cuts_of(n, w, drop_last, pad, GLOBAL_BATCH) for w in sizes}
 
     def expected(world_size: int, place: int) -> list[list[Any]]:
-        return batches_from(samples[kind], order, cuts[world_size], place, -n % world_size if pad and not drop_last else 0)
+        return batches_from(alone, order, cuts[world_size], place, -n % world_size if pad and not drop_last else 0)
 
     for before, ranks in worlds.items():
         assert same(received(ranks), expected(before, 0)), f"{before} ranks get other batches"
