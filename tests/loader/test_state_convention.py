@@ -376,6 +376,8 @@ def test_lengths(loader_of: Any) -> None:
 @kinds(*STREAMS, Stream)
 def test_a_stream_goes_on_from_every_batch(life: Any, make: Any, how: Any) -> None:
     own = life(make, how)
+    drawn = [sample[1:] for epoch in own.epochs for batch in epoch for sample in batch]
+    assert len(set(drawn)) == len(drawn) == 2 * N, "random numbers come again"
     for batches in range(len(own.epochs[0]) + 1):
         own.after(batches)
         state = own.one.state_dict()
