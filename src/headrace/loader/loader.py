@@ -9,8 +9,8 @@ NOTE [ epochs and positions ]
   epoch's end: nothing is left then), with another epoch drops it. A state saved at the end of an epoch, without `set_epoch`, goes on
   with the next epoch.
 * An iterator that is left early leaves its position in `state_dict()`; the next iterator begins the next epoch.
-* An epoch is at its end when the user has been told so (`StopIteration`). A state that was saved between the last batch and that goes on
-  with what is left, which is nothing: a loop over that epoch's rest ends at once, as it would have.
+* An epoch is at its end when the user has been told so (`StopIteration`). A state that was saved after the last batch and before that goes
+  on with what is left, which is nothing: a loop over the rest of that epoch ends at once, as it would have. torchdata has it so too.
 """
 
 from __future__ import annotations
@@ -356,7 +356,12 @@ class Loader(DataLoader[Any]):
         return found if isinstance(found, str) else f"{type(self.dataset).__name__}:{length_of(self.dataset)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands: its order, and the number of global batches that the user has received."""
+        """Where this loader stands: its order, and the number of global batches that the user has received; and what a sampler, a dataset
+        or an iterator of the user's calls its state, where it has one (NOTE [ states of datasets ] in `loader/stateful.py`).
+
+        Raises:
+            StateError: a `state_dict` of the user's dataset has raised, or gave what can't be pickled.
+        """
         (epoch, position), states = self._at, self._states
         if self._resume is not None:
             epoch, position = self._resume
@@ -379,11 +384,12 @@ class Loader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """The next iterator goes on where the state was saved, with any number of workers, in any mode, on any number of ranks that
-        divides the global batch.
+        divides the global batch; where the dataset has a state of its own, with as many workers and ranks as before, each from its own.
 
         Args:
             state: from `state_dict()`.
-            strict: False takes over the saved order where this loader's differs, and goes on with changed data of the same length.
+            strict: False takes over the saved order where this loader's differs, and goes on with changed data of the same length, and
+                without the dataset's own state where that is of another job.
 
         Raises:
             StateError: it does not fit; the message holds both values.
