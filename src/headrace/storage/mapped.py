@@ -1,7 +1,8 @@
 """How do arrays that are too large for memory survive until the next start, and how are they read where they lie?
 
 A file of `cache_dir` (NOTE [ life of a kept file ]) with one long array, which is written a piece at a time and mapped by all processes
-that read it, and some short ones. Its head holds the sizes and a checksum of everything behind it.
+that read it, and some short ones. Its head, a line of JSON, holds what it is about, dtypes, sizes, and a checksum of these and of all
+that follows.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError
+from headrace.memory.anonymous import up
 from headrace.storage.kept import UntrustedError, is_ours, make_folder, user_id, written_to
 from headrace.storage.paths import redact
 
 HEAD = 4096
 """Bytes before the long array: whole pages, so that it is mapped aligned."""
-_MAGIC = b"headrace-mapped 1"
+_FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
 
 
@@ -75,10 +77,13 @@ class MappedArrays:
                 view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise AccessError(f"{redact(self.path)}, an index of this dataset, can't be read any more: {error.strerror}") from error
+        parts = _parts(head)
+        if len(view) != _size(parts):
+            raise AccessError(f"{redact(self.path)} is shorter than it was: open the dataset again")
         arrays, at = [], HEAD
-        for dtype, nbytes in _parts(head):
+        for dtype, nbytes in parts:
             arrays.append(np.frombuffer(view[at : at + nbytes], dtype))
-            at += nbytes
+            at += up(nbytes)
         self._long, self._short = arrays[0], arrays[1:]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,9 +101,9 @@ class MappedFile:
 
     def __init__(self, cache_dir: str, kind: str, about: dict[str, Any]) -> None:
         meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
-        self._about = hashlib.blake2b(meta, digest_size=16).hexdigest().encode()
+        self._about = hashlib.blake2b(meta, digest_size=16).hexdigest()
         self._kind = kind
-        self.path = os.path.join(cache_dir, f"headrace-{kind}-{self._about.decode()}.bin")
+        self.path = os.path.join(cache_dir, f"headrace-{kind}-{self._about}.bin")
 
     def open(self) -> MappedArrays:
         """The arrays, after their checksum was compared.
@@ -114,13 +119,14 @@ class MappedFile:
                 raise UntrustedError("it is another user's, or others may write to it")
             head = file.read(HEAD).split(b"\n", 1)[0]
             try:
-                magic, about, checksum = head.split(b"|")[:3]
-                size = HEAD + sum(nbytes for _, nbytes in _parts(head))
-            except (ValueError, TypeError):
+                said = json.loads(head)
+                known = said["format"], said["about"]
+                checksum, line = said.pop("checksum"), _line(said)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise UntrustedError("it is damaged, or of another version") from None
-            if magic != _MAGIC or about != self._about:
+            if known != (_FORMAT, self._about):
                 raise UntrustedError("it is of another version, or about something else")
-            if size != status.st_size or checksum != _checksum(file):
+            if checksum != _checksum(_checksum_of(file), line) or _size(_parts(head)) != status.st_size:
                 raise UntrustedError("it is damaged")
         return MappedArrays(self.path, head)
 
@@ -135,7 +141,7 @@ class MappedFile:
         with written_to(self.path) as file:
             writer = MappedWriter(file, dtype)
             yield writer
-            writer.finish(_MAGIC + b"|" + self._about)
+            writer.finish(self._about)
 
 
 class MappedWriter:
@@ -143,69 +149,82 @@ class MappedWriter:
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
         self._file, self._dtype = file, np.dtype(dtype)
-        self._crc, self._nbytes = 0, 0
+        self._nbytes, self._crc = 0, 0
         self._short: list[npt.NDArray[Any]] = []
         file.write(b"\0" * HEAD)
 
     def write(self, values: npt.NDArray[Any]) -> None:
         """The next values of the long array."""
-        self._nbytes += self._put(np.ascontiguousarray(values, self._dtype))
+        array = np.ascontiguousarray(values, self._dtype)
+        self._put(_bytes_of(array))
+        self._nbytes += array.nbytes
+
+    def _put(self, data: npt.NDArray[np.uint8]) -> None:
+        self._file.write(data.data)
+        for start in range(0, data.size, _PIECE):
+            self._crc = _checksum(self._crc, data[start : start + _PIECE].tobytes())
 
     def narrow(self, dtype: str) -> None:
         """Rewrites the long array in a smaller dtype, which must hold its values."""
         old, new = self._dtype, np.dtype(dtype)
         count, read, put = self._nbytes // old.itemsize, HEAD, HEAD
         self._file.flush()
-        self._dtype, self._crc, self._nbytes = new, 0, 0
+        self._dtype, self._nbytes, self._crc = new, 0, 0
         for start in range(0, count, _PIECE):
             wanted = min(_PIECE, count - start) * old.itemsize
             self._file.seek(read)
             piece = np.frombuffer(self._file.read(wanted), old).astype(new)
             self._file.seek(put)
-            self._nbytes += self._put(piece)
+            self.write(piece)
             read, put = read + wanted, put + piece.nbytes
+        self._file.seek(put)
         self._file.truncate()
 
     def short(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """The short arrays, once the long one is through."""
         self._short = [np.ascontiguousarray(array) for array in arrays]
-        for array in self._short:
-            self._put(array)
+        before = self._nbytes
+        for array in self._short:  # each begins aligned
+            self._put(np.zeros(up(before) - before, np.uint8))
+            self._put(_bytes_of(array))
+            before = array.nbytes
 
-    def _put(self, array: npt.NDArray[Any]) -> int:
-        data = array.view(np.uint8).data if array.size else b""
-        self._file.write(data)
-        self._crc = google_crc32c.extend(self._crc, bytes(data)) if array.nbytes <= _PIECE else self._extended(array)
-        return array.nbytes
-
-    def _extended(self, array: npt.NDArray[Any]) -> int:
-        data, crc = array.reshape(-1).view(np.uint8), self._crc
-        for start in range(0, data.size, _PIECE):
-            crc = google_crc32c.extend(crc, data[start : start + _PIECE].tobytes())
-        return crc
-
-    def finish(self, begin: bytes) -> None:
+    def finish(self, about: str) -> None:
         """Writes the head."""
-        parts = [(self._dtype.str, self._nbytes), *((array.dtype.str, array.nbytes) for array in self._short)]
-        shown = b"|".join(b"%s:%d" % (dtype.encode(), nbytes) for dtype, nbytes in parts)
+        parts = [[self._dtype.str, self._nbytes], *([array.dtype.str, array.nbytes] for array in self._short)]
+        said = {"format": _FORMAT, "about": about, "parts": parts}
+        head = _line({**said, "checksum": _checksum(self._crc, _line(said))})
+        if len(head) >= HEAD:
+            raise ValueError(f"{len(parts)} arrays are too many for one file")
         self._file.seek(0)
-        self._file.write(begin + b"|%08x|" % self._crc + shown + b"\n")
+        self._file.write(head + b"\n")
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _line(said: dict[str, Any]) -> bytes:
+    return json.dumps(said, sort_keys=True).encode()
 
 
 def _parts(head: bytes) -> list[tuple[np.dtype[Any], int]]:
     """Dtype and bytes of each array."""
-    found = []
-    for part in head.split(b"|")[3:]:
-        dtype, nbytes = part.split(b":")
-        found.append((np.dtype(dtype.decode()), int(nbytes)))
-        if found[-1][1] < 0 or found[-1][0].hasobject:
-            raise ValueError
-    return found
+    return [(np.dtype(dtype), int(nbytes)) for dtype, nbytes in json.loads(head)["parts"]]
 
 
-def _checksum(file: Any) -> bytes:
+def _size(parts: Sequence[tuple[np.dtype[Any], int]]) -> int:
+    """Bytes of a file of such arrays."""
+    return HEAD + sum(up(nbytes) for _, nbytes in parts[:-1]) + parts[-1][1]
+
+
+def _checksum(begin: int, data: bytes) -> int:
+    return int(google_crc32c.extend(begin, data))
+
+
+def _checksum_of(file: Any) -> int:
     """Of all that follows in a file."""
     crc = 0
     while piece := file.read(_PIECE):
-        crc = google_crc32c.extend(crc, piece)
-    return b"%08x" % crc
+        crc = _checksum(crc, piece)
+    return crc
