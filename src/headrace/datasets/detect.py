@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
@@ -14,15 +16,17 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import FormatError
 from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import packed_info
-from headrace.storage.scan import DataPath, redact
+from headrace.storage.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.zarr_files import is_zarr
 
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
-    """The dataset for a path, its format found by content: a folder, glob or list of images, an HDF5 file, or a Zarr store.
+    """The dataset for a path, its format found by content: an HDF5 file, a Zarr store, or a folder, glob or list of images or texts.
+
+    Where there are images, texts beside them are not looked at.
 
     Args:
-        data_path: what `ImageDataset`, `HDF5Dataset` or `ZarrDataset` take.
+        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset` or `ZarrDataset` take.
         **options: passed to the dataset's class.
 
     Raises:
@@ -35,8 +39,34 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         if is_hdf5(data_path):
             info = packed_info(data_path)
             return (ImageDataset if info is not None and info.kind == "image" else HDF5Dataset)(data_path, **options)
-        if os.fspath(data_path).lower().endswith(TEXT_EXTENSIONS):
+        if os.fsdecode(data_path).lower().endswith(TEXT_EXTENSIONS):
             return TextDataset(data_path, **options)
-        if not os.fspath(data_path).lower().endswith(EXTENSIONS):
+        if not os.fsdecode(data_path).lower().endswith(EXTENSIONS):
             raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr by now")
-    return ImageDataset(data_path, **options)
+    return (TextDataset if _holds_texts_alone(data_path) else ImageDataset)(data_path, **options)
+
+
+def _holds_texts_alone(data_path: DataPath) -> bool:
+    """Is a text found before any image is? The walk ends at the first image, and is through all folders only where there is none."""
+    found = False
+    for entry in entries_of(data_path):
+        if is_url(entry):
+            return False
+        path = os.path.expanduser(os.fsdecode(entry))
+        for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
+            for name in _names_below(start) if os.path.isdir(start) else [start]:
+                if name.lower().endswith(EXTENSIONS):
+                    return False
+                found = found or name.lower().endswith(TEXT_EXTENSIONS)
+    return found
+
+
+def _names_below(root: str) -> Iterator[str]:
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    for folder, folders, names in os.walk(root, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        yield from names
