@@ -7,6 +7,7 @@ None is imported: a tokenizer is known by what it has. HuggingFace's (slow and f
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,10 @@ def identity_of(tokenizer: Any) -> str | None:
     tell = _method(inner, "to_str") if _method(inner, "encode_batch") else None
     if tell is None:
         return None
-    said = f"{tell()}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
+    text = str(tell())
+    if inner is not tokenizer:  # these two are what HuggingFace's last call left there, and don't concern the next one
+        text = json.dumps({name: value for name, value in json.loads(text).items() if name not in ("truncation", "padding")})
+    said = f"{text}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
     return f"{name}:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
 
@@ -181,6 +185,8 @@ def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
         found = [tokenizer(text if max_length is None else text[:max_length]) for text in texts]
     else:
         found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
+    if len(found) != len(texts):
+        raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(found):,}: {REMEDY}")
     for ids in found:
         if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
             raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")

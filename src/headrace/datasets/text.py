@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,24 +16,26 @@ import torch
 from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.filling import Filled
 from headrace.datasets.labels import folder_targets
+from headrace.datasets.making import describe_held
 from headrace.datasets.reading import raise_if_of_the_machine
 from headrace.datasets.tokenizing import Tokenising
-from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.errors import ConfigError, FormatError, SampleError, warn
+from headrace.memory.budget import MemoryBudget
 from headrace.memory.machine import cache_folder
 from headrace.memory.ring import empty
 from headrace.modes import LoadingMode
 from headrace.modes.mode import Mode
+from headrace.order import detect_world
 from headrace.order.ticket import Ticket
 from headrace.storage import records
-from headrace.storage.files import FilesSource
 from headrace.storage.lines import Newline
-from headrace.storage.paths import is_url
-from headrace.storage.plain import check_encoding, decompressed
+from headrace.storage.paths import is_url, redact
+from headrace.storage.plain import Room, check_encoding
 from headrace.storage.scan import DataPath, entries_of
 from headrace.storage.stamps import Stamp
-from headrace.storage.texts import LinesSource
+from headrace.storage.texts import LinesSource, TextFilesSource
 from headrace.storage.tokens import BlocksSource, DocumentsSource, TokensSource
-from headrace.tokenizer import CharTokenizer, token_arrays, vocabulary_of
+from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
 _PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
 TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", ".gz", ".zst"))
@@ -130,21 +134,34 @@ class TextDataset(BaseDataset):
             targets = None if labels is None else self._folder_labels(source)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
-    def _opened(self, data_path: DataPath, unit: str, newline: Newline, options: CommonOptions) -> FilesSource | LinesSource:
+    def _opened(self, data_path: DataPath, unit: str, newline: Newline, options: CommonOptions) -> TextFilesSource | LinesSource:
         cache_dir = options.get("cache_dir")
-        files = FilesSource(data_path, TEXT_EXTENSIONS, cache_dir=cache_dir)
+        room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
+        files = TextFilesSource(data_path, TEXT_EXTENSIONS, cache_dir, room)
         if unit == "file":
             return files
-        folder = cache_folder(cache_dir)
-        if cache_dir is None:
-            os.makedirs(folder.parent, exist_ok=True)
-        return LinesSource(files.files, unit, newline, self._encoding, self._errors, cache_dir, folder, options.get("progress"))
+        progress, folder = options.get("progress"), _folder(cache_dir)
+        source = LinesSource(files.files, unit, newline, self._encoding, self._errors, cache_dir, folder, room, progress)
+        for number, names in enumerate(source.headers):
+            for name in (self._text_field, self._target_field) if names else ():
+                if name is not None and names.count(name) != 1:
+                    raise FormatError(
+                        f"{redact(files.files.path(number))}: its first line names {', '.join(map(repr, names[:20]))}, and "
+                        f"{names.count(name) or 'none'} of these is {name!r}: say text_field= or target_field=; a file without such a line "
+                        "needs one, or unit='line'"
+                    )
+        return source
 
-    def _folder_labels(self, source: FilesSource | LinesSource) -> npt.NDArray[np.int64]:
+    def _folder_labels(self, source: TextFilesSource | LinesSource) -> npt.NDArray[np.int64]:
         by_file, self.classes = folder_targets(source.files)
         if by_file is None:
             raise ConfigError('labels="folders": the files lie in no class folders')
-        return by_file if isinstance(source, FilesSource) else by_file[source.file_numbers()]
+        return by_file if isinstance(source, TextFilesSource) else by_file[source.file_numbers()]
+
+    def held_as(self) -> str:
+        if self._arguments.get("tokenizer") is None:
+            return super().held_as()
+        return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
 
     # -- texts
 
@@ -174,8 +191,8 @@ class TextDataset(BaseDataset):
             FormatError: its bytes are no text of the encoding, or no such record.
         """
         source: Any = self._source
-        if isinstance(source, FilesSource):
-            data = decompressed(record, os.fsdecode(source.files.names[index]))
+        if isinstance(source, TextFilesSource):
+            data = source.content(index, record)
             return _decoded(data, self._encoding, self._errors, lambda: 0).removeprefix(_MARK), None
         encoding, errors = source.codec
         text = _decoded(record, encoding, errors, lambda: source.offset_of(index))
@@ -297,20 +314,31 @@ def _parts(
     """All tokens of some documents, in windows or blocks."""
     texts: Any = documents._source
     cache_dir, files = options.get("cache_dir"), texts.files
-    folder = cache_folder(cache_dir)
-    if cache_dir is None:
-        os.makedirs(folder.parent, exist_ok=True)
     stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
     of = [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
     about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
+    about.append(documents.on_error == "raise")  # or are documents left out?
     making = Tokenising(
         lambda some: documents._values(np.asarray(some)), len(documents), about, documents.tokenizer, end_token, options.get("progress")
     )
-    tokens = making.tokens(folder, documents.budget)
-    fingerprint, where = f"{texts.fingerprint()}:{making.fingerprint}", "tokens of all documents"
+    tokens = making.tokens(_folder(cache_dir), documents.budget)
+    left_out = tokens.short[1]
+    if len(left_out):
+        first = texts.location(int(left_out[0]))
+        warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
+    fingerprint = f"{texts.fingerprint()}:{making.fingerprint}"
     if packing:
-        return BlocksSource(tokens, fingerprint, where, max_length or 1)
-    return DocumentsSource(tokens, fingerprint, where, max_length, stride)
+        return BlocksSource(tokens, fingerprint, texts.location, max_length or 1)
+    return DocumentsSource(tokens, fingerprint, texts.location, max_length, stride, left_out)
+
+
+def _folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Where tables, copies and tokens are kept."""
+    folder = cache_folder(cache_dir)
+    if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
+        with contextlib.suppress(OSError):
+            os.makedirs(folder.parent, exist_ok=True)
+    return folder
 
 
 def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
@@ -321,8 +349,11 @@ def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int])
     try:
         return data.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        said = f"byte 0x{data[error.start]:02x} at offset {begins() + error.start:,} is no {encoding} ({error.reason})"
-        raise FormatError(f"{said}; say encoding= or errors=") from None
+        at = begins() + error.start
+        said = f"byte 0x{data[error.start]:02x} at offset {at:,} is no {encoding} ({error.reason})"
+        is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        remedy = "it begins as UTF-16 does: say encoding='utf-16'" if is_utf16 else "say encoding= or errors="
+        raise FormatError(f"{said}; {remedy}") from None
 
 
 def _check(

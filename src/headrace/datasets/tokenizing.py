@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.errors import BudgetError, SampleError, warn
+from headrace.errors import BudgetError, HeadraceError, SampleError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.storage.kept import UntrustedError
@@ -33,8 +33,10 @@ _TOGETHER = 256  # texts that are tokenised at a time
 class HeldTokens:
     """Tokens in memory, which workers share; within the budget."""
 
-    def __init__(self, tokens: npt.NDArray[Any], edges: npt.NDArray[np.int64], reserved: Reservation) -> None:
-        self._long, self._edges, self._reserved = SharedArray(tokens), SharedArray(edges), reserved
+    def __init__(
+        self, tokens: npt.NDArray[Any], edges: npt.NDArray[np.int64], left_out: npt.NDArray[np.int64], reserved: Reservation
+    ) -> None:
+        self._long, self._edges, self._left_out, self._reserved = SharedArray(tokens), SharedArray(edges), left_out, reserved
 
     @property
     def long(self) -> npt.NDArray[Any]:
@@ -43,8 +45,8 @@ class HeldTokens:
 
     @property
     def short(self) -> list[npt.NDArray[Any]]:
-        """Where documents begin."""
-        return [self._edges.array]
+        """Where documents begin; which are left out."""
+        return [self._edges.array, self._left_out]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reserved": None}  # of the process that made them
@@ -65,6 +67,7 @@ class Tokenising:
         self._read, self._count, self._end, self._progress = read, count, end_token, progress
         self._edges = np.zeros(count + 1, np.int64)
         self._most = 0
+        self._left_out: list[int] = []
         identity = identity_of(tokenizer)
         self._tokenizer = tokenizer
         self._about = None if identity is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
@@ -98,8 +101,10 @@ class Tokenising:
                     writer.write(tokens)
                 if smallest_dtype(self._most + 1) == "uint16":
                     writer.narrow("<u2")
-                writer.short([self._edges])
+                writer.short([self._edges, np.array(self._left_out, np.int64)])
             return kept.open()
+        except HeadraceError:
+            raise  # of a document: they are errors of the system too
         except (OSError, UntrustedError) as error:
             warn(
                 f"cache_dir={str(folder)!r}: tokens are not kept ({getattr(error, 'strerror', None) or error}), so they are held in memory"
@@ -120,21 +125,21 @@ class Tokenising:
         whole = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
         reserved.resize(self._edges.nbytes + whole.nbytes)
         _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
-        return HeldTokens(whole, self._edges, reserved)
+        return HeldTokens(whole, self._edges, np.array(self._left_out, np.int64), reserved)
 
     def _all(self) -> Iterator[npt.NDArray[np.int32]]:
         """The tokens, a piece at a time; notes where documents begin, and the largest id."""
         hidden = None if self._progress is None else not self._progress
         disable = True if hidden is None and self._count < _TOGETHER else hidden
         end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
-        left_out: list[SampleError] = []
+        self._most, self._left_out = 0, []
         with tqdm(total=self._count, desc="tokenising", unit="document", disable=disable, leave=False) as bar:
             for start in range(0, self._count, _TOGETHER):
                 found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
                 pieces: list[npt.NDArray[np.int32]] = []
                 for number, ids in enumerate(found, start):
                     if isinstance(ids, SampleError):
-                        left_out.append(ids)
+                        self._left_out.append(number)
                         ids = np.empty(0, np.int32)
                     elif end.size:
                         ids = np.concatenate([ids.astype(np.int32), end])
@@ -144,5 +149,3 @@ class Tokenising:
                 self._most = max(self._most, int(together.max(initial=0)))
                 bar.update(len(found))
                 yield together
-        if left_out:
-            warn(f"{len(left_out)} of {self._count:,} documents can't be read and are left out, the first: {left_out[0]}")

@@ -63,7 +63,7 @@ class LineScanner:
             return np.flatnonzero(piece == LF) + 1
         after_cr = self._after_cr
         self._after_cr = bool(piece[-1] == CR)
-        has_cr = after_cr or self._newline is not None or piece.tobytes().find(b"\r") >= 0
+        has_cr = after_cr or self._newline is not None or bytes(piece.data).find(b"\r") >= 0
         if not has_cr:
             return np.flatnonzero(piece == LF) + 1
         returns = np.flatnonzero(piece == CR) + 1
@@ -108,17 +108,11 @@ def line_starts(
     Raises:
         EOFError: the file is shorter.
     """
-    scanner, buffer = LineScanner(newline, quote), np.empty(PIECE, np.uint8)
+    scanner, last = LineScanner(newline, quote), begin
     yield np.array([begin], np.int64)
-    at, last = begin, begin
-    while at < end:
-        got = os.preadv(fd, [buffer[: min(PIECE, end - at)].data], at)
-        if not got:
-            raise EOFError(f"it ends at byte {at:,} and not at {end:,}")
-        piece = buffer[:got]
+    for piece in file_pieces(fd, begin, end):
         if watch is not None:
             watch(piece)
-        at += got
         places = scanner.feed(piece) + begin
         if places.size:
             last = int(places[-1])
@@ -129,6 +123,21 @@ def line_starts(
         yield places
     if last < end:  # without an end of its own
         yield np.array([end], np.int64)
+
+
+def file_pieces(fd: int, begin: int, end: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a part of a file, a piece at a time, which holds until the next is asked for.
+
+    Raises:
+        EOFError: the file is shorter.
+    """
+    buffer, at = np.empty(min(PIECE, max(1, end - begin)), np.uint8), begin
+    while at < end:
+        got = os.preadv(fd, [buffer[: end - at].data], at)
+        if not got:
+            raise EOFError(f"it ends at byte {at:,} and not at {end:,}")
+        yield buffer[:got]
+        at += got
 
 
 def strip_end(line: bytes, newline: Newline) -> bytes:

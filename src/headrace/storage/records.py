@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import csv
 import io
@@ -77,7 +78,7 @@ def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
                 yield reader.line_num - before
                 before = reader.line_num
         except csv.Error as error:
-            raise FormatError(f"line {reader.line_num}: {error}") from None
+            raise FormatError(f"line {reader.line_num:,}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -91,6 +92,16 @@ def _any_field() -> Iterator[None]:
             csv.field_size_limit(before)
 
 
+def _renew_lock() -> None:
+    """In a forked child: another thread of its parent may have held it, and is not here to release it."""
+    global _field_limit
+    _field_limit = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def csv_row(text: str, delimiter: str) -> list[str]:
     """The fields of a record.
 
@@ -98,13 +109,20 @@ def csv_row(text: str, delimiter: str) -> list[str]:
         FormatError: it is no record.
     """
     try:
-        with _any_field():
-            rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        try:
+            rows = _csv_rows(text, delimiter)
+        except csv.Error:
+            with _any_field():
+                rows = _csv_rows(text, delimiter)
     except csv.Error as error:
         raise FormatError(f"no record of a CSV file: {error}") from None
     if len(rows) != 1:
         raise FormatError(f"{len(rows)} records where there should be one")
     return rows[0]
+
+
+def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
 
 def json_places(data: bytes) -> tuple[IntArray, IntArray]:
@@ -114,25 +132,32 @@ def json_places(data: bytes) -> tuple[IntArray, IntArray]:
         FormatError: it is no list, or no JSON; the message names the offset.
     """
     text, decoder = data.decode("latin-1"), json.JSONDecoder()  # a character is a byte: structure is ASCII
-    starts: list[int] = []
-    ends: list[int] = []
+    starts, ends = array.array("q"), array.array("q")
     at = _space(text, 0)
     if text[at : at + 1] != "[":
         raise FormatError("it holds no list of records: a .json file must be one list, [{...}, {...}]; for a record a line name it .jsonl")
     at = _space(text, at + 1)
-    while text[at : at + 1] != "]":
+    while starts or text[at : at + 1] != "]":
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"record {len(starts)} at byte {at:,} is no JSON: {error}") from None
+            raise FormatError(f"record {len(starts) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}") from None
         starts.append(at)
         ends.append(end)
         at = _space(text, end)
-        if text[at : at + 1] == ",":
-            at = _space(text, at + 1)
-        elif text[at : at + 1] != "]":
+        if text[at : at + 1] == "]":
+            break
+        if text[at : at + 1] != ",":
             raise FormatError(f"the list breaks off at byte {at:,}, after {len(starts):,} records")
+        at = _space(text, at + 1)
+    if _space(text, at + 1) < len(text):
+        raise FormatError(f"something follows the end of the list, at byte {_space(text, at + 1):,}")
     return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _without_place(error: Exception) -> str:
+    """What a decoder says; its line and column would be those of a text that nobody sees."""
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _space(text: str, at: int) -> int:
@@ -166,6 +191,8 @@ def json_record(text: str, has_more: bool) -> Any:
     try:
         return json.JSONDecoder().raw_decode(text)[0] if has_more else json.loads(text)
     except (ValueError, RecursionError) as error:
+        if not text.strip():
+            raise FormatError("it is blank, and no record: remove the line") from None
         raise FormatError(f"no JSON: {error}") from None
 
 

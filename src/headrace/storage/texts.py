@@ -5,7 +5,6 @@ By a table of the places where they begin: 8 bytes a line, made in one pass, kep
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -18,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.errors import AccessError, FormatError, warn
+from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.storage import records
-from headrace.storage.files import fingerprint_names
+from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import UntrustedError
-from headrace.storage.lines import QUOTE, IntArray, Newline, is_blank, line_starts, strip_end
+from headrace.storage.lines import QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 from headrace.storage.paths import redact
-from headrace.storage.plain import is_compressed, plain_copy, shows_lines
-from headrace.storage.scan import FileList
+from headrace.storage.plain import Room, decompressed, is_compressed, plain_copy, shows_lines
+from headrace.storage.scan import DataPath, FileList
 from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
 
@@ -36,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
-_VERSION = 1
+_VERSION = 2
+_TOGETHER = 1 << 16  # records whose places are passed on at a time
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -53,6 +53,46 @@ class TextFile:
     end: int
     stamp: Stamp
 
+    @property
+    def is_copy(self) -> bool:
+        """Is it read through a plain copy?"""
+        return self.path != self.shown
+
+    def check(self, fd: int) -> None:
+        """Is the open file still the one whose lines are known? A copy is: it is named by what it is of, and is only ever replaced by an
+        equal one, by another process that made it at the same time.
+
+        Raises:
+            AccessError: it has been changed.
+        """
+        if not self.is_copy:
+            self.stamp.check(fd)
+
+
+class TextFilesSource(FilesSource):
+    """Whole files, of which none is read that is too large for the budget."""
+
+    def __init__(self, data_path: DataPath, extensions: Sequence[str], cache_dir: str | os.PathLike[str] | None, room: Room) -> None:
+        super().__init__(data_path, extensions, cache_dir=cache_dir)
+        self._room = room
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        """The files' bytes, as they lie there."""
+        return [self._read(self.files.path(index)) for index in indices]
+
+    def _read(self, path: bytes) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            self._room.check(os.fstat(file.fileno()).st_size)
+            return file.read()
+
+    def content(self, index: int, record: bytes) -> bytes:
+        """What a file holds, decompressed if it is compressed.
+
+        Raises:
+            FormatError: it is damaged, or too large.
+        """
+        return decompressed(record, os.fsdecode(self.files.names[index]), self._room)
+
 
 class LinesSource(Source):
     """Lines, or records of more than one line, as bytes without their end. Local files.
@@ -64,6 +104,7 @@ class LinesSource(Source):
         encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
         cache_dir: where the table, and plain copies, are kept; None: the user's cache folder, for large ones.
         cache_folder: that folder.
+        room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
         progress: show a progress bar; None: only on a terminal.
 
     Raises:
@@ -80,11 +121,12 @@ class LinesSource(Source):
         errors: str,
         cache_dir: str | os.PathLike[str] | None,
         cache_folder: Path,
+        room: Room | None = None,
         progress: bool | None = None,
     ) -> None:
         self.files, self._unit, self._newline = files, unit, newline
         self._is_kept = cache_dir is not None
-        self._folder = str(cache_folder)
+        self._folder, self.room = os.path.abspath(cache_folder), room or Room()
         paths = [os.path.abspath(os.fsdecode(files.path(number))) for number in range(len(files.names))]
         self._formats = [records.format_of(path) for path in paths] if unit == "record" else []
         self.is_transcoded = not shows_lines(encoding)
@@ -92,10 +134,12 @@ class LinesSource(Source):
         """How the bytes that `read` gives are decoded."""
         self._texts = [self._text(path, encoding, errors) for path in paths]
         self._table = self._made(progress)
-        first, rows, blanks, headers = self._table.short
-        self._first, self._rows = first, rows if blanks[0] else None
-        self.headers: list[list[str]] = json.loads(bytes(headers))
+        self._first = np.array(self._table.short[0])  # the number of the first line of each file, and of all
+        blanks = self._shift + np.arange(len(self._shift))
+        self._first_row = self._first - np.searchsorted(blanks, self._first)  # the same of what is no blank line
+        self.headers: list[list[str]] = json.loads(bytes(self._table.short[2]))
         """The names of the fields, of each CSV or TSV file."""
+        self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
         self._open: WorkerFiles[int] = WorkerFiles()
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
@@ -119,7 +163,7 @@ class LinesSource(Source):
         size = sum(text.end - text.begin for text in self._texts)
         if not self._is_kept and size < KEPT_FROM:
             return _HeldArrays(*self._scanned(progress, size))
-        of = [[text.path, text.stamp.size, text.stamp.mtime, text.begin] for text in self._texts]
+        of = [[text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin] for text in self._texts]
         kept = MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
         try:
             return kept.open()
@@ -134,6 +178,8 @@ class LinesSource(Source):
                     writer.write(places)
                 writer.short(scan.short())
             return kept.open()
+        except HeadraceError:
+            raise  # of a text: they are errors of the system too
         except (OSError, UntrustedError) as error:
             said = getattr(error, "strerror", None) or error
             warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
@@ -145,28 +191,36 @@ class LinesSource(Source):
 
     # -- reading
 
+    @property
+    def _shift(self) -> IntArray:
+        """For each line that is no record (a blank one) how many records come before it."""
+        return self._table.short[1]
+
     def __len__(self) -> int:
-        return int(self._first[-1]) if self._rows is None else len(self._rows)
+        return int(self._first_row[-1])
 
     def _places(self, indices: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
         """For each index the number of its file, and where it begins and ends there."""
-        wanted = np.asarray(indices, np.int64)
-        numbers = wanted if self._rows is None else self._rows[wanted]
-        files = np.searchsorted(self._first, numbers, side="right") - 1
+        rows = np.asarray(indices, np.int64)
+        files = np.searchsorted(self._first_row, rows, side="right") - 1
+        places = rows + files  # in the table: of each file it holds the end too
+        if len(self._shift):
+            places += np.searchsorted(self._shift, rows, side="right")
         starts = self._table.long
-        return files, starts[numbers + files], starts[numbers + files + 1]
+        return files, starts[places], starts[places + 1]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         files, starts, ends = self._places(indices)
         found: list[Any] = [None] * len(indices)
         order = np.lexsort((starts, files)).tolist()
         of, begins, sizes = files.tolist(), starts.tolist(), (ends - starts).tolist()
+        self.room.check(max(sizes, default=0))
         at = 0
         while at < len(order):
             number = of[order[at]]
             text, newline = self._texts[number], self._newline_in(number)
             with self._open.reading(text.path) as fd:
-                text.stamp.check(fd)
+                text.check(fd)
                 while at < len(order) and of[order[at]] == number:
                     place = order[at]
                     line = os.pread(fd, sizes[place], begins[place])
@@ -206,7 +260,7 @@ class LinesSource(Source):
         Raises:
             FormatError: it is no such record.
         """
-        file = int(self._places([index])[0][0])
+        file = 0 if self._is_alike else self._file_of(index)
         kind = self._formats[file]
         return (
             records.json_record(text, kind == ".json")
@@ -218,32 +272,35 @@ class LinesSource(Source):
         """The byte in its file, or in the file's plain copy, where a line begins."""
         files, starts, _ = self._places([index])
         text = self._texts[int(files[0])]
-        return int(starts[0]) - (0 if text.path == text.shown else HEAD)
+        return int(starts[0]) - (HEAD if text.is_copy else 0)
+
+    def _file_of(self, index: int) -> int:
+        return int(np.searchsorted(self._first_row, index, side="right")) - 1
 
     def nbytes(self) -> IntArray:
         """Bytes of each line, its end included ([n] int64)."""
         lengths = np.diff(self._table.long)
         if len(self._texts) > 1:  # between two files lies no line
             lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))
-        return lengths if self._rows is None else lengths[self._rows]
+        return np.delete(lengths, self._shift + np.arange(len(self._shift)))
 
     def file_numbers(self) -> IntArray:
         """The number of the file of each line ([n] int64)."""
-        files = np.repeat(np.arange(len(self._texts)), np.diff(self._first))
-        return files if self._rows is None else files[self._rows]
+        return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
 
     def fingerprint(self) -> str:
         return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
 
     def location(self, index: int) -> str:
-        number = int(index if self._rows is None else self._rows[index])
-        file = int(np.searchsorted(self._first, number, side="right")) - 1
-        kind = self._formats[file] if self._formats else ""
-        word = "record" if kind and kind != ".jsonl" else "line"
-        return f"{redact(self._texts[file].shown)}, {word} {number - int(self._first[file]) + 1:,}"
+        file = self._file_of(index)
+        text, kind = self._texts[file], self._formats[file] if self._formats else ""
+        if kind and kind != ".jsonl":
+            return f"{redact(text.shown)}, record {index - int(self._first_row[file]) + 1:,}"
+        line = index + int(np.searchsorted(self._shift, index, side="right")) - int(self._first[file]) + 1
+        return f"{redact(text.shown)}, line {line:,}"
 
     def how(self) -> dict[str, str]:
-        copies = sum(text.path != text.shown for text in self._texts)
+        copies = sum(text.is_copy for text in self._texts)
         table = self._table
         where = f"mapped from {redact(table.path)}" if isinstance(table, MappedArrays) else "in memory"
         copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
@@ -266,6 +323,7 @@ class _Scan:
 
     def __init__(self, source: LinesSource, progress: bool | None, size: int) -> None:
         self._texts, self._formats, self._newline_in, self._codec = source._texts, source._formats, source._newline_in, source.codec
+        self._room = source.room
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
@@ -286,13 +344,12 @@ class _Scan:
                     raise FormatError(f"{redact(text.shown)}: {error}") from error
 
     def short(self) -> list[npt.NDArray[Any]]:
-        """Once the scan is through: the number of the first line of each file, and of all; which lines are records, and whether some are
-        none; the headers."""
+        """Once the scan is through: the number of the first line of each file, and of all; for each line that is no record how many come
+        before it; the headers."""
         first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
         blank = np.concatenate([np.empty(0, np.int64), *(some + start for some, start in zip(self._blank, first, strict=False))])
-        rows = np.delete(np.arange(first[-1]), blank) if blank.size else blank
         headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
-        return [first, rows, np.array([blank.size], np.int64), headers]
+        return [first, blank - np.arange(len(blank)), headers]
 
     def _file(self, file: BinaryIO, number: int, text: TextFile) -> Iterator[IntArray]:
         kind = self._formats[number] if self._formats else ""
@@ -311,13 +368,12 @@ class _Scan:
         newline, fd = self._newline_in(number), file.fileno()
         if kind == ".json":
             self._headers.append([])
+            self._room.check(2 * (text.end - text.begin))
             file.seek(text.begin)
             starts, ends = records.json_places(file.read(text.end - text.begin))
             yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
         elif kind in records.DELIMITERS:
-            header, places = self._without_header(file, self._csv_places(fd, text, newline, records.DELIMITERS[kind]), kind)
-            self._headers.append(header)
-            yield places
+            yield from self._without_header(file, self._csv_places(fd, text, newline, records.DELIMITERS[kind]), kind)
         else:
             self._headers.append([])
             yield from line_starts(fd, text.begin, text.end, newline, watch=self._watch)
@@ -325,25 +381,57 @@ class _Scan:
     def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
         self._bar.update(piece.size)
 
-    def _csv_places(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> IntArray:
+    def _csv_places(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
         """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
         check = records.QuoteCheck(delimiter)
-        places = np.concatenate(list(line_starts(fd, text.begin, text.end, newline, QUOTE, check)))
+        for piece in file_pieces(fd, text.begin, text.end):
+            check(piece)
         if check.is_plain and check.count % 2 == 0:
-            return places
-        lines = np.concatenate(list(line_starts(fd, text.begin, text.end, newline)))
-        whole = (os.pread(fd, int(end - begin), int(begin)) for begin, end in itertools.pairwise(lines))
-        counts = np.fromiter(records.csv_records(whole, delimiter), np.int64)
-        found: IntArray = lines[np.concatenate([[0], np.cumsum(counts)])]
-        return found
+            return line_starts(fd, text.begin, text.end, newline, QUOTE, self._watch)
+        return self._csv_places_slowly(fd, text, newline, delimiter)
 
-    def _without_header(self, file: BinaryIO, places: IntArray, kind: str) -> tuple[list[str], IntArray]:
-        read = _reader(file, places)
-        for number in range(len(places) - 1):
-            line = read(number)
-            if line.strip(b"\r\n"):
-                return records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind]), places[number + 1 :]
-        raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+    def _csv_places_slowly(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+        at = text.begin  # the end of the line that the reader asked for last
+
+        def lines() -> Iterator[bytes]:
+            nonlocal at
+            for places in line_starts(fd, text.begin, text.end, newline, watch=self._watch):
+                for place in places.tolist():
+                    if place > at:
+                        self._room.check(place - at)
+                        line, at = os.pread(fd, place - at, at), place
+                        yield line
+
+        found = [at]
+        for _ in records.csv_records(lines(), delimiter):
+            found.append(at)
+            if len(found) == _TOGETHER:
+                yield np.array(found, np.int64)
+                found = []
+        yield np.array(found, np.int64)
+
+    def _without_header(self, file: BinaryIO, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
+        last, names = np.empty(0, np.int64), None
+        for places in stream:
+            if names is not None:
+                yield places
+                continue
+            joined = np.concatenate([last, places])
+            last, read = joined[-1:], _reader(file, joined)
+            for number in range(len(joined) - 1):
+                self._room.check(int(joined[number + 1] - joined[number]))
+                line = read(number)
+                if line.strip(b"\r\n"):
+                    try:
+                        names = records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind])
+                    except UnicodeDecodeError as error:
+                        said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
+                        raise FormatError(f"{said}; say encoding= or errors=") from None
+                    self._headers.append(names)
+                    yield joined[number + 1 :]
+                    break
+        if names is None:
+            raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
 
 
 def _reader(file: BinaryIO, places: IntArray) -> Callable[[int], bytes]:

@@ -6,7 +6,7 @@ found by arithmetic, and read where they lie, in a file that is mapped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,10 +36,10 @@ class TokensSource(Source):
     Args:
         tokens: the array.
         fingerprint: of the texts and of what they were made with.
-        where: for messages: what the tokens are of.
+        where: for messages: what the tokens are of; or what says where a document lies, by its number.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
         self.tokens, self._fingerprint, self.where = tokens, fingerprint, where
 
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
@@ -71,7 +71,7 @@ class TokensSource(Source):
 
     def location(self, index: int) -> str:
         document = int(self.document_of(np.array([index]))[0])
-        return f"{self.where}, document {document:,}"
+        return self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
 
 
 class DocumentsSource(TokensSource):
@@ -80,15 +80,25 @@ class DocumentsSource(TokensSource):
     Args:
         max_length: tokens of a sample, at most; None: all.
         stride: tokens from the beginning of one window to that of the next; a document's last window is as long as what is left.
+        left_out: numbers of documents that have no windows.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str, max_length: int | None, stride: int | None) -> None:
-        super().__init__(tokens, fingerprint, where)
+    def __init__(
+        self,
+        tokens: Tokens,
+        fingerprint: str,
+        where: str | Callable[[int], str],
+        max_length: int | None,
+        stride: int | None,
+        left_out: IntArray | None = None,
+    ) -> None:
+        super().__init__(tokens, f"{fingerprint}:{max_length}:{stride}", where)
         self._max_length, self._stride = max_length, stride
         sizes = np.diff(tokens.short[0])
         self._first = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
+            counts[np.empty(0, np.int64) if left_out is None else left_out] = 0
             self._first = np.concatenate([[0], np.cumsum(counts)])
 
     def __len__(self) -> int:
@@ -116,8 +126,8 @@ class BlocksSource(TokensSource):
         length: tokens of a block.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str, length: int) -> None:
-        super().__init__(tokens, fingerprint, where)
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
+        super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
         self.length, self._count = length, len(tokens.long) // length
         if not self._count and len(tokens.long):
             raise ConfigError(
@@ -153,7 +163,5 @@ class BlocksSource(TokensSource):
         for begin, first, last, row in zip(begins.tolist(), firsts.tolist(), lasts.tolist(), rows, strict=True):
             row[:] = 0
             if last > first:
-                starts = edges[first:last] - begin
-                starts = starts[np.append(starts[1:] != starts[:-1], True)]  # an empty document is none
-                for start in starts.tolist():
-                    row[start:] += 1
+                row[edges[first:last] - begin] = 1  # an empty document begins where the next one does, and is none
+                np.cumsum(row, out=row)
