@@ -14,7 +14,7 @@ from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.filling import Like
 from headrace.datasets.finished import ALONE, Finished
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SampleError
 from headrace.modes import LoadingMode
 from headrace.monitor.memory import MemoryMonitor
 from headrace.order.seeding import SampleSeeder
@@ -121,6 +121,15 @@ class MemoryEfficientDataset(BaseDataset):
 
     def decode(self, record: Any) -> Any:
         return self._inner.decode(record)
+
+    @property
+    def decodes_together(self) -> bool:
+        return self._inner.decodes_together
+
+    def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
+        chosen = self._inner._chosen
+        inside = found if chosen is None else [(int(chosen[index]), record) for index, record in found]
+        return self._inner.decode_together(inside, failed)
 
     def pair(self, index: int, value: Any) -> tuple[Any, Any]:
         if type(self._inner).pair is BaseDataset.pair:

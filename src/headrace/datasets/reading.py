@@ -38,9 +38,24 @@ class SampleReading:
         return record
 
     @property
+    def decodes_together(self) -> bool:
+        """Are the records of a batch decoded at once, by `decode_together`, and not by `decode`?"""
+        return False
+
+    def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
+        """The values of the records of a batch.
+
+        Args:
+            found: for each sample its index and its record.
+            failed: to be called where one can't be decoded, with its place in `found`, a few words ("can't be decoded") and the error; what
+                it returns then stands for the value.
+        """
+        raise NotImplementedError
+
+    @property
     def stores_values(self) -> bool:
         """Are records the values themselves, so that they may be read straight into a batch?"""
-        return type(self).decode is SampleReading.decode
+        return type(self).decode is SampleReading.decode and not self.decodes_together
 
     @property
     def holds_encoded(self) -> bool:
@@ -83,6 +98,8 @@ class SampleReading:
     def _load(self, indices: Sequence[int]) -> list[Any]:
         """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
         records = self._records(list(indices), self._source.read)
+        if self.decodes_together and not self.holds_encoded:
+            return self._together(list(zip(indices, records, strict=True)))
         return [self._kept(i, r) for i, r in zip(indices, records, strict=True)]
 
     def _kept(self, index: int, record: Any) -> Any:
@@ -92,8 +109,36 @@ class SampleReading:
         """Decoded values of samples of the whole dataset; a SampleError for each that can't be read and may be left out."""
         found = self._fetched(indices.tolist())
         start = time.perf_counter()
-        values = self._threads.map(lambda number: self._value(*found[number]), len(found))
+        if self.decodes_together:
+            values = self._values_together(found)
+        else:
+            values = self._threads.map(lambda number: self._value(*found[number]), len(found))
         self._counts["decode_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
+        return values
+
+    def _values_together(self, found: list[tuple[int, Any, bool]]) -> list[Any]:
+        """As `_value` for each."""
+        values = [value for _, value, _ in found]
+        todo = [number for number, (_, _, is_record) in enumerate(found) if is_record or self.holds_encoded]
+        for number, made in zip(todo, self._together([found[number][:2] for number in todo]), strict=True):
+            index, record, is_record = found[number]
+            if is_record and not isinstance(made, SampleError):
+                self.mode.keep(index, record if self.holds_encoded else made)
+            values[number] = made
+        return values
+
+    def _together(self, found: list[tuple[int, Any]]) -> list[Any]:
+        """Values of records, some of which may be a SampleError already."""
+        values = [record for _, record in found]
+        sound = [number for number, record in enumerate(values) if not isinstance(record, SampleError)]
+
+        def failed(place: int, what: str, error: Exception) -> SampleError:
+            index = found[sound[place]][0]
+            raise_if_of_the_machine(error, index)
+            return self._failed(index, what, error)
+
+        for number, value in zip(sound, self.decode_together([found[number] for number in sound], failed), strict=True):
+            values[number] = value
         return values
 
     def _fetched(self, wanted: list[int]) -> list[tuple[int, Any, bool]]:

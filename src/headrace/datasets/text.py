@@ -17,7 +17,6 @@ from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.filling import Filled
 from headrace.datasets.labels import folder_targets
 from headrace.datasets.making import describe_held
-from headrace.datasets.reading import raise_if_of_the_machine
 from headrace.datasets.tokenizing import Tokenising
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.memory.budget import MemoryBudget
@@ -217,57 +216,37 @@ class TextDataset(BaseDataset):
 
     # -- from records to ids: a batch at a time, as tokenizers like it
 
-    def _values(self, indices: npt.NDArray[np.int64]) -> list[Any]:
-        if isinstance(self._source, TokensSource):
-            return super()._values(indices)
-        found = self._fetched(indices.tolist())
-        start = time.perf_counter()
-        values = [value for _, value, _ in found]
-        todo = [n for n, (_, value, is_record) in enumerate(found) if is_record or self.holds_encoded]
-        for number, made in zip(todo, self._made([found[n][:2] for n in todo]), strict=True):
-            index, record, is_record = found[number]
-            if is_record and not isinstance(made, SampleError):
-                self.mode.keep(index, record if self.holds_encoded else made)
-            values[number] = made
-        self._counts["decode_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
-        return values
+    @property
+    def decodes_together(self) -> bool:
+        return not isinstance(self._source, TokensSource)
 
-    def _load(self, indices: Sequence[int]) -> list[Any]:
-        if isinstance(self._source, TokensSource) or self.holds_encoded:
-            return super()._load(indices)
-        found = self._records(list(indices), self._source.read)
-        return self._made(list(zip(indices, found, strict=True)))
-
-    def _made(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
-        """The ids of documents, with the target if there is one; or a SampleError each."""
-        made: list[Any] = [record for _, record in found]
+    def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
+        """The ids of documents, with the target if there is one."""
+        made: list[Any] = [None] * len(found)
         texts: dict[int, str] = {}
         targets: dict[int, Any] = {}
         for number, (index, record) in enumerate(found):
-            if isinstance(record, SampleError):
-                continue
             try:
                 texts[number], targets[number] = self._text(index, record)
             except Exception as error:
-                raise_if_of_the_machine(error, index)
-                made[number] = self._failed(index, "can't be decoded", error)
-        for number, ids in zip(texts, self._ids([(found[n][0], text) for n, text in texts.items()]), strict=True):
+                made[number] = failed(number, "can't be decoded", error)
+        for number, ids in self._ids(texts, failed):
             is_plain = self._target_field is None or isinstance(ids, SampleError)
             made[number] = ids if is_plain else (ids, targets[number])
         return made
 
-    def _ids(self, texts: list[tuple[int, str]]) -> list[Any]:
+    def _ids(self, texts: dict[int, str], failed: Callable[[int, str, Exception], SampleError]) -> list[tuple[int, Any]]:
         try:
-            return list(token_arrays(self.tokenizer, [text for _, text in texts], self.max_length)) if texts else []
+            return list(zip(texts, token_arrays(self.tokenizer, [*texts.values()], self.max_length), strict=True)) if texts else []
         except Exception:
-            return [self._ids_of(index, text) for index, text in texts]  # one by one: to name the one at fault
-
-    def _ids_of(self, index: int, text: str) -> Any:
-        try:
-            return token_arrays(self.tokenizer, [text], self.max_length)[0]
-        except Exception as error:
-            raise_if_of_the_machine(error, index)
-            return self._failed(index, "can't be tokenised", error)
+            pass
+        found: list[tuple[int, Any]] = []
+        for number, text in texts.items():  # one by one: to name the one at fault
+            try:
+                found.append((number, token_arrays(self.tokenizer, [text], self.max_length)[0]))
+            except Exception as error:
+                found.append((number, failed(number, "can't be tokenised", error)))
+        return found
 
     # -- from ids to samples
 

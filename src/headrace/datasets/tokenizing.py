@@ -112,7 +112,8 @@ class Tokenising:
             return self._held(budget)
 
     def _held(self, budget: MemoryBudget) -> HeldTokens:
-        pieces, reserved = [], budget.reserve(self._edges.nbytes, "tokens")
+        pieces: list[npt.NDArray[np.int32]] = []
+        reserved = budget.reserve(self._edges.nbytes, "tokens")
         try:
             for tokens in self._all():
                 pieces.append(tokens)
@@ -121,8 +122,10 @@ class Tokenising:
             reserved.close()
             remedy = "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise max_memory_usage"
             raise BudgetError(f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}") from None
-        dtype = smallest_dtype(self._most + 1)
-        whole = np.concatenate([np.empty(0, dtype), *pieces]).astype(dtype)
+        whole, at = np.empty(int(self._edges[-1]), smallest_dtype(self._most + 1)), 0
+        for number, tokens in enumerate(pieces):
+            whole[at : at + len(tokens)] = tokens
+            pieces[number], at = tokens[:0].copy(), at + len(tokens)
         reserved.resize(self._edges.nbytes + whole.nbytes)
         _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
         return HeldTokens(whole, self._edges, np.array(self._left_out, np.int64), reserved)

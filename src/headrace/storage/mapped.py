@@ -72,14 +72,13 @@ class MappedArrays:
         try:
             with open(self.path, "rb") as file:
                 head = file.read(HEAD).split(b"\n", 1)[0]
-                if head != self._head:
-                    raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
                 view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except OSError as error:
-            raise AccessError(f"{redact(self.path)}, an index of this dataset, can't be read any more: {error.strerror}") from error
-        parts = _parts(head)
-        if len(view) != _size(parts):
-            raise AccessError(f"{redact(self.path)} is shorter than it was: open the dataset again")
+        except (OSError, ValueError) as error:  # the latter of an empty file
+            said = getattr(error, "strerror", None) or error
+            raise AccessError(f"{redact(self.path)}, an index of this dataset, can't be read any more: {said}") from error
+        parts = _parts(self._head)
+        if head != self._head or len(view) != _size(parts):
+            raise AccessError(f"{redact(self.path)} has been replaced since it was opened: open the dataset again")
         arrays, at = [], HEAD
         for dtype, nbytes in parts:
             arrays.append(np.frombuffer(view[at : at + nbytes], dtype))
@@ -103,7 +102,7 @@ class MappedFile:
         meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
         self._about = hashlib.blake2b(meta, digest_size=16).hexdigest()
         self._kind = kind
-        self.path = os.path.join(cache_dir, f"headrace-{kind}-{self._about}.bin")
+        self.path = os.path.join(os.path.abspath(cache_dir), f"headrace-{kind}-{self._about}.bin")
 
     def open(self) -> MappedArrays:
         """The arrays, after their checksum was compared.

@@ -66,10 +66,12 @@ def shows_lines(encoding: str) -> bool:
     """Is a byte 10 or 13 the end of a line in this encoding, and nothing else ever? So in UTF-8, and where each byte is a character."""
     if encoding in ("utf-8", "ascii"):
         return True
+    if "escape" in encoding:
+        return False
     try:
         each = bytes(range(256)).decode(encoding, "replace")
         ends = [place for place, character in enumerate(each) if character in "\r\n"]
-        escapes = (b"\\u000a", b"+AAo-", b"\x1b$B0!", b"~{<:Ky~}")  # some encodings have such
+        escapes = (b"+AAo-", b"\x1b$B0!", b"~{<:Ky~}")  # some encodings have such
         return len(each) == 256 and ends == [10, 13] and all(len(some.decode(encoding)) == len(some) for some in escapes)
     except (UnicodeError, LookupError):
         return False
