@@ -1,13 +1,16 @@
 """Is every kind of tokenizer understood?"""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace import ConfigError
-from headrace.tokenizer import Vocabulary, encode_texts, vocabulary_of
+from headrace.tokenizer import CharTokenizer, Vocabulary, encode_texts, identity_of, token_arrays, vocabulary_of
 from tests.collate.tokenizers import (
     CLS,
     IDS,
@@ -116,3 +119,90 @@ def test_what_is_none(tokenizer: Any, said: str) -> None:
 def test_what_gives_no_ids(gives: Any) -> None:
     with pytest.raises(ConfigError, match="no list of ids"):
         encode_texts(lambda text: gives, ["text"])
+
+
+class TestCharTokenizer:
+    @settings(max_examples=60, deadline=None)
+    @given(text=st.text(st.characters(exclude_categories=[]), max_size=20))
+    def test_every_character_has_an_id_and_comes_back(self, text: str) -> None:
+        """Lone surrogates and NUL too; none is padding or unknown."""
+        ids = CharTokenizer()(text)
+        assert ids.dtype == np.int32 and ids.tolist() == [ord(character) + 2 for character in text]
+        assert CharTokenizer().decode([0, *ids.tolist(), 0]) == text
+
+    @settings(max_examples=60, deadline=None)
+    @given(characters=st.text("abcé\U0001f600\ud800", max_size=6), text=st.text("abcdé\U0001f600\ud800", max_size=12))
+    def test_of_some_characters(self, characters: str, text: str) -> None:
+        known, tokenizer = sorted(set(characters)), CharTokenizer(characters)
+        assert tokenizer(text).tolist() == [known.index(c) + 2 if c in known else 1 for c in text]
+        assert tokenizer.decode(tokenizer(text)) == "".join(c if c in known else "\ufffd" for c in text)
+        assert tokenizer.vocab_size == len(tokenizer) == len(known) + 2
+
+    def test_what_it_says_of_itself(self) -> None:
+        assert vocabulary_of(CharTokenizer("abc")) == Vocabulary(pad=0, size=5)
+        assert vocabulary_of(CharTokenizer()).size == 0x110000 + 2
+        assert repr(eval(repr(CharTokenizer(["b", "ca"])))) == "CharTokenizer('abc')" and repr(CharTokenizer()) == "CharTokenizer()"
+
+
+class TestIdentity:
+    def test_of_what_can_be_known_again(self) -> None:
+        class Own:
+            fingerprint = "own 1"
+
+        class Rust:
+            def __init__(self, said: dict[str, Any]) -> None:
+                self.said = said
+
+            def encode_batch(self, texts: list[str]) -> Any: ...
+
+            def to_str(self) -> str:
+                return json.dumps(self.said)
+
+        class Fast:
+            def __init__(self, said: dict[str, Any], **options: Any) -> None:
+                self.backend_tokenizer = Rust(said)
+                vars(self).update(options)
+
+        known = [
+            *(CharTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), Own()),
+            *(Rust({"model": 1}), Rust({"model": 2}), Rust({"model": 1, "truncation": 5})),
+            *(Fast({"model": 1}), Fast({"model": 2}), Fast({"model": 1}, add_bos_token=True)),
+        ]
+        found = [identity_of(tokenizer) for tokenizer in known]
+        assert all(isinstance(identity, str) for identity in found) and len(set(found)) == len(found)
+        assert found == [identity_of(tokenizer) for tokenizer in known]
+        used = Fast({"model": 1, "truncation": {"max_length": 5}, "padding": None})  # what its last call left there
+        assert identity_of(used) == identity_of(known[7])
+
+    @pytest.mark.parametrize("tokenizer", [encode, HuggingFace(), Tokenizers(), Tiktoken(), SentencePiece()])
+    def test_of_what_can_not(self, tokenizer: Any) -> None:
+        assert identity_of(tokenizer) is None
+
+
+class TestArrays:
+    def test_of_the_smallest_dtype_that_fits_all_ids(self) -> None:
+        assert [ids.dtype for ids in token_arrays(CharTokenizer("abc"), ["a", ""])] == [np.uint16] * 2
+        assert [ids.dtype for ids in token_arrays(CharTokenizer(), ["a", ""])] == [np.int32] * 2  # of which there are a million
+        assert [ids.dtype for ids in token_arrays(encode, TEXTS)] == [np.uint16] * 3
+        found = token_arrays(lambda text: [int(text)], ["65535", "65536", "2147483647"])
+        assert [(ids.dtype, ids.tolist()) for ids in found] == [(np.uint16, [65535]), (np.int32, [65536]), (np.int32, [2**31 - 1])]
+
+    @pytest.mark.parametrize("tokenizer", [CharTokenizer(), encode, HuggingFace(), Tokenizers(), Tiktoken()])
+    def test_truncated(self, tokenizer: Any) -> None:
+        whole = token_arrays(tokenizer, TEXTS)
+        for length in (1, 3, 100):
+            cut = token_arrays(tokenizer, TEXTS, length) if length > 2 or not isinstance(tokenizer, HuggingFace) else whole[:0]
+            assert all(len(a) == min(length, len(b)) for a, b in zip(cut, whole, strict=False))
+
+    @pytest.mark.parametrize("gives", [[-1], [2**31], [-(2**40)]])
+    def test_ids_that_do_not_fit(self, gives: Any) -> None:
+        with pytest.raises(ConfigError, match="must be at least 0, and fit int32"):
+            token_arrays(lambda text: gives, ["a"])
+
+    def test_as_many_as_there_are_texts(self) -> None:
+        class More:
+            def encode_batch(self, texts: list[str]) -> list[list[int]]:
+                return [[1]] * 3
+
+        with pytest.raises(ConfigError, match="given 2 texts and gave ids of 3"):
+            token_arrays(More(), ["a", "b"])

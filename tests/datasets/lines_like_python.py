@@ -1,0 +1,72 @@
+"""Is each line of each text of a folder read as Python's own `open` reads it?
+
+    python tests/datasets/lines_like_python.py FOLDER [--encoding utf-8] [--workers 0 3]
+
+Every line is asked for once, in a shuffled order, through a `Loader`, once with each number of workers and each `newline`. Exits with 1
+where one differs, and names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace import CharTokenizer, TextDataset, create_dataloader
+
+NEWLINES: tuple[Any, ...] = (None, "\n", "\r", "\r\n")
+
+
+def python_lines(path: str, newline: Any, encoding: str, errors: str = "strict") -> list[str]:
+    """Without their ends; a mark of UTF-8 at the beginning is no part of the first."""
+    with open(path, encoding="utf-8-sig" if encoding == "utf-8" else encoding, errors=errors, newline=newline or "") as file:
+        return [line.removesuffix(newline) if newline else line.rstrip("\r\n") for line in file]
+
+
+def differences(folder: str | Path, workers: int, newline: Any, encoding: str = "utf-8", **options: Any) -> Iterator[str]:
+    """What differs, in words; at last nothing, or that the numbers of lines differ."""
+    errors = options.get("errors", "strict")
+    dataset = TextDataset(
+        folder, unit="line", max_length=None, newline=newline, encoding=encoding, return_index=True, progress=False, **options
+    )
+    files = sorted({dataset._source.location(n).rpartition(", line")[0] for n in range(len(dataset))})
+    expected = {(path, number): line for path in files for number, line in enumerate(python_lines(path, newline, encoding, errors), 1)}
+    characters, seen = CharTokenizer(), set()
+    loader = create_dataloader(dataset, batch_size=64, num_workers=workers, seed=3, collate_fn="list")
+    try:
+        for batch in loader:
+            for sample in batch:
+                path, _, number = dataset.source_of(sample["index"]).rpartition(", line ")
+                place = path, int(number.replace(",", ""))
+                seen.add(place)
+                found = characters.decode(sample["input_ids"].tolist())
+                if found != expected.get(place):
+                    yield f"{path}, line {place[1]}: {found!r} instead of {expected.get(place)!r}"
+    finally:
+        loader.close()
+        dataset.close()
+    if seen != expected.keys() or len(seen) != len(dataset):
+        yield f"{len(dataset):,} lines, {len(seen):,} of them different ones, where there should be {len(expected):,}"
+
+
+def main() -> int:
+    """Compares, and says how many lines there were."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("--encoding", default="utf-8")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 3])
+    arguments, count = parser.parse_args(), 0
+    for workers in arguments.workers:
+        for newline in NEWLINES:
+            found = list(differences(arguments.folder, workers, newline, arguments.encoding))
+            print(*found[:10], sep="\n", end="\n" if found else "")
+            lines = len(TextDataset(arguments.folder, unit="line", newline=newline, encoding=arguments.encoding, progress=False))
+            print(f"{workers} workers, newline={newline!r}: {lines:,} lines, {len(found):,} differences")
+            count += len(found)
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Do lines begin where Python's own reader has them, however the text is cut into pieces?"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.storage import lines
+from headrace.storage.lines import LineScanner, is_blank, line_starts, strip_end
+
+NEWLINES: list[Any] = [None, "\n", "\r", "\r\n"]
+texts = st.text(st.sampled_from('ab\r\n"'), max_size=30).map(str.encode)
+
+
+def python_lines(text: bytes, newline: Any) -> list[bytes]:
+    """With their ends, as `open(newline=...)` splits them."""
+    opened = io.TextIOWrapper(io.BytesIO(text), "latin-1", newline="" if newline is None else newline)
+    return [line.encode("latin-1") for line in opened]
+
+
+def scanned(text: bytes, size: int, newline: Any, quote: int | None = None) -> list[int]:
+    scanner, found = LineScanner(newline, quote), []
+    for start in range(0, len(text), size):
+        found += scanner.feed(np.frombuffer(text[start : start + size], np.uint8)).tolist()
+    return found + scanner.finish().tolist()
+
+
+@pytest.mark.parametrize("newline", NEWLINES)
+@settings(max_examples=60, deadline=None)
+@given(text=texts, size=st.integers(1, 31))
+@example(text=b"\r", size=1)
+@example(text=b"\r\n", size=1)
+@example(text=b"a\r\n\r\r\n\n", size=2)
+def test_ends_of_lines_in_any_pieces(newline: Any, text: bytes, size: int) -> None:
+    ends = np.cumsum([len(line) for line in python_lines(text, newline)]).tolist()
+    found = scanned(text, size, newline)
+    if not found or found[-1] < len(text):  # a last line without an end
+        found += [len(text)] if text else []
+    assert found == ends
+
+
+@pytest.mark.parametrize("newline", NEWLINES)
+@settings(max_examples=60, deadline=None)
+@given(text=texts, size=st.integers(1, 31))
+def test_between_quotes_no_line_ends(newline: Any, text: bytes, size: int) -> None:
+    assert scanned(text, size, newline, 34) == [end for end in scanned(text, 31, newline) if text[:end].count(b'"') % 2 == 0]
+
+
+@pytest.mark.parametrize("newline", NEWLINES)
+@settings(max_examples=40, deadline=None)
+@given(text=texts, begin=st.integers(0, 30), length=st.integers(0, 30), piece=st.integers(1, 8))
+def test_a_part_of_a_file(newline: Any, text: bytes, begin: int, length: int, piece: int, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "part-of-a-file.txt"
+    path.write_bytes(text)
+    begin = min(begin, len(text))
+    end = min(begin + length, len(text))
+    seen, before = [], lines.PIECE
+    lines.PIECE = piece
+    try:
+        with open(path, "rb") as file:
+            watch = lambda some: seen.append(some.tobytes())  # noqa: E731
+            found = np.concatenate(list(line_starts(file.fileno(), begin, end, newline, watch=watch))).tolist()
+    finally:
+        lines.PIECE = before
+    expected = python_lines(text[begin:end], newline)
+    assert found == np.cumsum([begin, *map(len, expected)]).tolist()
+    assert b"".join(seen) == text[begin:end]
+    assert [strip_end(text[a:b], newline) for a, b in itertools.pairwise(found)] == [
+        line.removesuffix(newline.encode()) if newline else line.rstrip(b"\r\n") for line in expected
+    ]
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n")
+    fd = os.open(tmp_path / "a.txt", os.O_RDONLY)
+    try:
+        with pytest.raises(EOFError, match="ends at byte 8 and not at 9"):
+            list(line_starts(fd, 0, 9))
+    finally:
+        os.close(fd)
+
+
+def test_blank_lines_hold_nothing_but_their_end() -> None:
+    given = [b"\n", b"\r\n", b"\r", b"", b"a", b" \n", b"a\n", b"abc\n", b"\n\r"]
+    assert is_blank(np.array(list(map(len, given))), given.__getitem__).tolist() == [True] * 4 + [False] * 4 + [True]
