@@ -182,16 +182,16 @@ def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
         ConfigError: what the tokenizer gives are no ids, or they don't fit int32.
     """
     if isinstance(tokenizer, CharTokenizer):
-        found = [tokenizer(text if max_length is None else text[:max_length]) for text in texts]
-    else:
-        found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
+        dtype = smallest_dtype(tokenizer.vocab_size)
+        return [tokenizer(text if max_length is None else text[:max_length]).astype(dtype, copy=False) for text in texts]
+    found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
     if len(found) != len(texts):
         raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(found):,}: {REMEDY}")
-    for ids in found:
-        if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+    size, most = vocabulary_of(tokenizer).size or 0, [int(ids.max(initial=0)) for ids in found]
+    for ids, largest in zip(found, most, strict=True):
+        if largest >= 2**31 or ids.min(initial=0) < 0:
             raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")
-    size = vocabulary_of(tokenizer).size
-    return [ids.astype(smallest_dtype(max(size or 0, int(ids.max(initial=0)) + 1))) for ids in found]
+    return [ids.astype(smallest_dtype(max(size, largest + 1))) for ids, largest in zip(found, most, strict=True)]
 
 
 def smallest_dtype(size: int) -> str:

@@ -78,10 +78,14 @@ class TextDataset(BaseDataset):
         tokenizer, max_length: as they are used.
         classes: names of classes, where `labels` says so.
 
+    A text that takes more than a quarter of what the memory budget leaves (from 16 MiB on) is not read; that is an error of its sample.
+
     Raises:
         ConfigError: an argument makes no sense.
         DataNotFoundError: nothing there, or no text.
-        FormatError: a file is damaged, or not of its encoding; or a kind that has no records.
+        AccessError: a file can't be read; or one is read through a copy, and `cache_dir` can't be written to.
+        FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
+            `text_field`.
         SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
     """
 
