@@ -593,9 +593,8 @@ class TestFilesKeepTheLaws(_Contract):
         bad = self.base / "bad"
         if not bad.exists():
             write(bad, {f"{n:02}.txt": self.document(n) for n in range(24)})
-            write(bad, {"05.txt": b"\xff"})
-            os.symlink(bad / "nowhere", bad / "04.txt.new")
-            os.replace(bad / "04.txt.new", bad / "04.txt")
+            write(bad, {"05.txt": b"\xff", "04.txt.gz": b"cut short"})
+            (bad / "04.txt").unlink()
         return TextDataset(bad, **options), [4, 5]
 
 
