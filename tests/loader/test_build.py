@@ -311,6 +311,20 @@ def test_what_cannot_be_pickled_is_named_before_a_worker_starts(start: str, part
     create_dataloader(dataset, num_workers=1, multiprocessing_context="fork", **options)  # needs no pickle
 
 
+class Scaled:
+    """A transform that holds a large array, which pickle passes on as a buffer."""
+
+    def __init__(self) -> None:
+        self.scale = np.ones(1 << 18)
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.scale[0]
+
+
+def test_large_arrays_can_be_pickled() -> None:
+    create_dataloader(SquareDataset(transform=Scaled()), num_workers=1, multiprocessing_context="spawn")
+
+
 def test_a_transform_that_cannot_be_pickled_is_named_too() -> None:
     with pytest.raises(ConfigError, match="dataset can't be pickled"):
         create_dataloader(SquareDataset(transform=lambda v: v), num_workers=1, multiprocessing_context="spawn")
