@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
+from headrace.memory.anonymous import SharedArray
 from headrace.storage.lines import IntArray
 from headrace.storage.paths import redact
 from headrace.storage.source import Rows, Source
@@ -95,28 +96,28 @@ class DocumentsSource(TokensSource):
         super().__init__(tokens, f"{fingerprint}:{max_length}:{stride}", where)
         self._max_length, self._stride = max_length, stride
         sizes = np.diff(tokens.short[0])
-        self._first = None  # the number of each document's first window
+        self._first: SharedArray | None = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
             counts[np.empty(0, np.int64) if left_out is None else left_out] = 0
-            self._first = np.concatenate([[0], np.cumsum(counts)])
+            self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
 
     def __len__(self) -> int:
-        return len(self.tokens.short[0]) - 1 if self._first is None else int(self._first[-1])
+        return len(self.tokens.short[0]) - 1 if self._first is None else int(self._first.array[-1])
 
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         edges = self.tokens.short[0]
         if self._first is None:
             begins, ends = edges[indices], edges[indices + 1]
         else:
-            documents = np.searchsorted(self._first, indices, side="right") - 1
-            begins = edges[documents] + (indices - self._first[documents]) * (self._stride or 1)
+            documents = self.document_of(indices)
+            begins = edges[documents] + (indices - self._first.array[documents]) * (self._stride or 1)
             ends = edges[documents + 1]
         return begins, ends if self._max_length is None else np.minimum(ends, begins + self._max_length)
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of each sample's document: an empty one begins where the next does."""
-        return indices if self._first is None else np.searchsorted(self._first, indices, side="right") - 1
+        return indices if self._first is None else np.searchsorted(self._first.array, indices, side="right") - 1
 
 
 class BlocksSource(TokensSource):
