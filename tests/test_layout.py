@@ -21,7 +21,7 @@ BELOW: dict[str, set[str]] = {
     "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
-    "packing": {"loader", "datasets", "modes", "storage", "memory", "order"},
+    "packing": {"loader", "datasets", "modes", "storage", "memory", "order", "tokenizer"},
     "testing": {"loader", "datasets", "modes", "order"},
 }
 """What each room may import, besides itself and the errors."""

@@ -1,4 +1,4 @@
-"""Packs a folder of images (or another dataset) into one HDF5 file: the command line of `headrace.pack`.
+"""Packs a folder of images or texts (or another dataset) into one HDF5 file: the command line of `headrace.pack`.
 
 Exit codes: 0 done; 2 an error, told in one line; 130 interrupted.
 """
@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.datasets.base import BaseDataset
+from headrace.datasets.text import UNITS, TextDataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
@@ -19,14 +21,18 @@ from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.scan import redact
 
+_OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding"}
+_OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 _EXAMPLE = """\
 examples:
   %(prog)s photos/train train.h5
       the image files as they are, about as large as the folder
   %(prog)s photos/train train.h5 --store decoded --size 224
       the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+  %(prog)s books tokens.h5 --tokenizer tokenizer.json
+      texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
 
-The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5")
+The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
 """
 
 
@@ -38,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            with open_source(given.src, **_options(given)) as dataset:
+            with _open(given.src, _options(given)) as dataset:
                 result = pack_dataset(
                     dataset,
                     given.dst,
@@ -63,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Pack a folder of images into one HDF5 file, verified, with targets, names and checksums.",
+        description="Pack a folder of images or texts into one HDF5 file, verified, with targets, names and checksums.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("src", metavar="SRC", help="folder of images (class folders give the targets), glob, URL, or HDF5 file")
+    parser.add_argument("src", metavar="SRC", help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file")
     parser.add_argument("dst", metavar="DST", help="HDF5 file to write; its folder must be there")
     parser.add_argument(
         "--store",
@@ -77,7 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
     parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out images that can't be read (default: stop at the first)")
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
+    texts.add_argument("--unit", choices=UNITS, help="what is a document: each file, line or record (default: file)")
+    texts.add_argument("--text-field", metavar="NAME", help="with --unit record: the field of the text (default: text)")
+    texts.add_argument("--target-field", metavar="NAME", help="with --unit record: the field of the target, a number")
+    texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
+    texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
+    texts.add_argument("--encoding", help="of the texts (default: utf-8)")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
     parser.add_argument("--workers", type=_count, metavar="N", help="threads that read and decode (default: one for each core)")
     parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
@@ -103,15 +117,46 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
-    named = {"image_size": given.size, "color": given.color, "targets": given.targets}
-    options = {name: value for name, value in named.items() if value is not None}
+    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
+    of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding")}
+    of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
+    images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
-    if options and is_hdf5(given.src):
+    if texts and (images or given.store is not None):
+        raise ConfigError("--store, --size, --color and --targets are for images, and what else is said is for texts")
+    if (images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
+        if texts:
+            raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
         if info is None or info.kind != "image":
             raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
-    return {**options, "on_error": "skip"} if given.skip_bad else options
+    return {**images, **texts, **({"on_error": "skip"} if given.skip_bad else {})}
+
+
+def _open(src: str, options: dict[str, Any]) -> BaseDataset:
+    """Texts, where something is said that only they have; else what the path holds.
+
+    Raises:
+        HeadraceError: it can't be opened.
+    """
+    end_token = options.pop("end_token", None)
+    if options.keys() & _OF_TEXTS or end_token is not None:
+        parts: dict[str, Any] = {} if end_token is None else {"end_token": end_token, "packing": True, "max_length": 1}
+        return TextDataset(src, **parts, **options)
+    return open_source(src, **options)
+
+
+def _tokenizer(path: str) -> Any:
+    """Raises a ConfigError: the package is missing, or can't read the file."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError("--tokenizer needs the package `tokenizers`: pip install tokenizers") from None
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # of the package's own kind, which is Exception itself
+        raise ConfigError(f"--tokenizer {path}: {error}") from None
 
 
 def _summary(result: PackResult) -> str:
@@ -126,7 +171,7 @@ def _summary(result: PackResult) -> str:
 
 def _how_to_open(result: PackResult) -> str:
     info = packed_info(result.path)
-    name = "ImageDataset" if info is not None and info.kind == "image" else "HDF5Dataset"
+    name = _OPENED_BY.get(info.kind if info is not None else "", "HDF5Dataset")
     return f"headrace.{name}({redact(result.path)!r})"
 
 

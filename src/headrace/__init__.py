@@ -1,6 +1,6 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
-from headrace.collate import Padded, TextCollator, VisionCollator, collators, list_collate, pad_collate
+from headrace.collate import Padded, TextCollator, VisionCollator, collators, document_mask, list_collate, pad_collate
 from headrace.datasets import (
     BaseDataset,
     HDF5Dataset,
@@ -94,6 +94,7 @@ __all__ = [
     "ZarrDataset",
     "collators",
     "create_dataloader",
+    "document_mask",
     "find_max_batch_size",
     "get_epoch_length",
     "get_train_dataloader_steps",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ConfigError, TextCollator, collators, create_dataloader
+from headrace import ConfigError, TextCollator, collators, create_dataloader, document_mask
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
 from tests.collate.tokenizers import CLS, IDS, MASK, PAD, SEP, TEXTS, WORDS, HuggingFace, SentencePiece, Tiktoken, Tokenizers, encode
@@ -312,3 +312,32 @@ def test_dataclasses_are_no_records() -> None:
 
     with pytest.raises(ConfigError, match="sample 0 is 'Sample'"):
         TextCollator()([Sample([1])])
+
+
+# --- masks of packed blocks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_document_mask_is_what_two_loops_say(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[0, 0, 0, 1, 1, 2, 3], [0, 0, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 6]], dtype=dtype)
+    mask = document_mask(ids)
+    assert mask.shape == (3, 1, 7, 7) and mask.dtype == torch.bool
+    for block in range(3):
+        for i in range(7):
+            for j in range(7):
+                assert mask[block, 0, i, j] == (ids[block, i] == ids[block, j] and j <= i)
+
+
+def test_attention_by_a_document_mask_is_that_of_each_document_alone() -> None:
+    query, key, value = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    found = attend(query, key, value, attn_mask=document_mask(torch.tensor([[0, 0, 1, 1, 1, 1]])))
+    for part in (slice(0, 2), slice(2, 6)):
+        alone = attend(query[:, :, part], key[:, :, part], value[:, :, part], is_causal=True)
+        assert torch.allclose(found[:, :, part], alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(4, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.bool), [[0, 1]]])
+def test_document_mask_of_something_else(ids: Any) -> None:
+    with pytest.raises(ConfigError, match=r"document_ids is .*: it must be a tensor of integers \[batch, length\]"):
+        document_mask(ids)

@@ -164,3 +164,71 @@ def test_an_interrupt(
     monkeypatch.setattr(PackedWriter, "append", interrupt)
     assert tool.main([str(photos), str(tmp_path / "out.h5")]) == 130
     assert "interrupted, nothing was written" in capsys.readouterr().err and os.listdir(tmp_path) == []
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def write_texts(folder: Path) -> Path:
+    (folder / "books" / "verse").mkdir(parents=True)
+    (folder / "books" / "verse" / "a.txt").write_text("the mill\nturns\n")
+    (folder / "books" / "verse" / "b.jsonl").write_text('{"body": "a wheel", "score": 3}\n{"body": "water", "score": 4}\n')
+    return folder / "books"
+
+
+def test_texts_by_characters(tmp_path: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main([str(write_texts(tmp_path)), str(tmp_path / "out.h5"), "--no-progress"]) == 0
+    out = capsys.readouterr()
+    assert "2 samples, " in out.out and "store tokens" in out.out and out.err == ""
+    opened = eval(out.out.splitlines()[1].removeprefix("open it: "), {"headrace": headrace})
+    assert opened.tokenizer.decode(opened[0]["input_ids"]) == "the mill\nturns\n"
+
+
+def test_what_is_said_of_texts(tmp_path: Path, tool: ModuleType) -> None:
+    records = str(write_texts(tmp_path) / "verse" / "b.jsonl")
+    options = ["--unit", "record", "--text-field", "body", "--target-field", "score"]
+    assert tool.main([records, str(tmp_path / "records.h5"), *options]) == 0
+    with headrace.TextDataset(tmp_path / "records.h5") as packed:
+        assert [packed[i]["labels"] for i in range(2)] == [3, 4] and packed.tokenizer.decode(packed[1]["input_ids"]) == "water"
+    options = ["--unit", "line", "--labels", "folders", "--end-token", "1", "--encoding", "ascii"]
+    assert tool.main([str(tmp_path / "books"), str(tmp_path / "lines.h5"), *options]) == 0
+    with headrace.TextDataset(tmp_path / "lines.h5") as packed:
+        assert len(packed) == 4 and packed.classes == ["verse"] and all(packed[i]["input_ids"][-1] == 1 for i in range(4))
+
+
+def test_a_tokenizers_file(tmp_path: Path, tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the package's place taken by one that has no more than is asked of it; and without the package."""
+
+    class Tokenizer:
+        fingerprint = "pieces"
+
+        @staticmethod
+        def from_file(path: str) -> Tokenizer:
+            if not os.path.exists(path):
+                raise Exception("No such file")
+            return Tokenizer()
+
+        def encode(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+    books, out = str(write_texts(tmp_path)), str(tmp_path / "out.h5")
+    package = ModuleType("tokenizers")
+    package.Tokenizer = Tokenizer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tokenizers", package)
+    assert tool.main([books, out, "--tokenizer", str(tmp_path / "none.json")]) == 2
+    assert "error: --tokenizer" in capsys.readouterr().err
+    assert tool.main([books, out, "--tokenizer", str(TOOL)]) == 0
+    with headrace.TextDataset(out) as packed:
+        assert packed[0]["input_ids"].tolist() == [3, 4, 5] and packed.tokenizer is None and "Tokenizer:pieces" in packed.explain()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert tool.main([books, str(tmp_path / "other.h5"), "--tokenizer", str(TOOL)]) == 2
+    assert "pip install tokenizers" in capsys.readouterr().err
+
+
+def test_images_and_texts_at_once(tmp_path: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    books = str(write_texts(tmp_path))
+    assert tool.main([books, str(tmp_path / "out.h5"), "--unit", "line", "--store", "encoded"]) == 2
+    assert "are for images, and what else is said is for texts" in capsys.readouterr().err
+    assert tool.main([books, str(tmp_path / "out.h5")]) == 0
+    assert tool.main([str(tmp_path / "out.h5"), str(tmp_path / "again.h5"), "--unit", "line"]) == 2
+    assert "out.h5 is no text" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from headrace.collate.pad import Padded, pad_collate
 from headrace.collate.registry import collators
 from headrace.collate.stack import list_collate, stack_collate
-from headrace.collate.text import TextCollator
+from headrace.collate.text import TextCollator, document_mask
 from headrace.collate.vision import VisionCollator
 
-__all__ = ["Padded", "TextCollator", "VisionCollator", "collators", "list_collate", "pad_collate", "stack_collate"]
+__all__ = ["Padded", "TextCollator", "VisionCollator", "collators", "document_mask", "list_collate", "pad_collate", "stack_collate"]

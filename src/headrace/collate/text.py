@@ -19,7 +19,30 @@ from headrace.tokenizer import encode_texts, vocabulary_of
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+
+
+def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
+    """Which tokens may attend to which in packed blocks: to those of their own document that are not later.
+
+    For the ``attn_mask`` of ``torch.nn.functional.scaled_dot_product_attention``. It has length x length entries a block: 1 MiB at 1,024.
+
+    Args:
+        document_ids: [batch, length] integers, as `TextDataset` with ``packing=True`` gives them, on any device.
+
+    Returns:
+        bool [batch, 1, length, length] on the same device: [b, 0, i, j] is True where token i of block b may attend to token j.
+
+    Raises:
+        ConfigError: they are no such tensor.
+    """
+    is_integer = isinstance(document_ids, torch.Tensor) and document_ids.dtype in _INTEGERS
+    if not is_integer or document_ids.ndim != 2:
+        raise ConfigError(f"document_ids is {shape_of(document_ids)}: it must be a tensor of integers [batch, length]")
+    positions = torch.arange(document_ids.shape[1], device=document_ids.device)
+    is_same = document_ids[:, :, None] == document_ids[:, None, :]
+    return is_same.logical_and_(positions[:, None] >= positions).unsqueeze(1)
 
 
 class TextCollator:

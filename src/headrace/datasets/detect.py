@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
@@ -18,6 +18,9 @@ from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.zarr_files import is_zarr
+
+_OF_KIND: dict[str, Callable[..., BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
+"""What `headrace.pack` made of images and texts, by the kind that the file says."""
 
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
@@ -38,7 +41,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         if is_hdf5(data_path):
             info = packed_info(data_path)
-            return (ImageDataset if info is not None and info.kind == "image" else HDF5Dataset)(data_path, **options)
+            return _OF_KIND.get(info.kind if info is not None else "", HDF5Dataset)(data_path, **options)
         if os.fsdecode(data_path).lower().endswith(TEXT_EXTENSIONS):
             return TextDataset(data_path, **options)
         if not os.fsdecode(data_path).lower().endswith(EXTENSIONS):

@@ -17,6 +17,7 @@ from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.filling import Filled
 from headrace.datasets.labels import folder_targets
 from headrace.datasets.making import describe_held
+from headrace.datasets.packed_text import packed_source, packed_tokens, source_over, tokenizer_of
 from headrace.datasets.tokenizing import Tokenising
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.memory.budget import MemoryBudget
@@ -33,7 +34,7 @@ from headrace.storage.plain import Room, check_encoding
 from headrace.storage.scan import DataPath, entries_of
 from headrace.storage.stamps import Stamp
 from headrace.storage.texts import LinesSource, TextFilesSource
-from headrace.storage.tokens import BlocksSource, DocumentsSource, TokensSource
+from headrace.storage.tokens import BlocksSource, Tokens, TokensSource
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
 _PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
@@ -54,9 +55,11 @@ class TextDataset(BaseDataset):
     beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
     ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
 
+    A file that `headrace.pack` made of texts holds their tokens, which are mapped; all that is said of texts and tokenizer was said then.
+
     Args:
         data_path: a folder (searched through), a file, a glob, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz and
-            .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`.
+            .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or a file that `headrace.pack` made.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
             or ``encode``. None: `CharTokenizer()`.
         max_length: tokens of a sample: what is longer is cut; None: nothing is.
@@ -75,7 +78,7 @@ class TextDataset(BaseDataset):
         **options: see `BaseDataset`.
 
     Attributes:
-        tokenizer, max_length: as they are used.
+        tokenizer, max_length: as they are used; of a packed file that was not made with a `CharTokenizer` the first is None.
         classes: names of classes, where `labels` says so.
 
     A text that takes more than a quarter of what the memory budget leaves (from 16 MiB on) is not read; that is an error of its sample.
@@ -121,20 +124,28 @@ class TextDataset(BaseDataset):
         if any(is_url(path) for path in entries_of(data_path)):
             raise ConfigError("data_path: texts are read from local files by now, not from URLs: copy them first")
         self._documents: TextDataset | None = None
-        if packing or stride is not None:
+        described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
+        of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
+        usual = {"unit": "file", "text_field": "text", "encoding": "utf-8", "errors": "strict"}
+        packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)})
+        if packed is not None:
+            self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
+            source: Any = packed_source(packed, max_length, stride, packing)
+            targets: npt.NDArray[Any] | None = packed.targets
+        elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
-            described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
             self._documents = TextDataset(data_path, self.tokenizer, None, unit, **described, **of_reading)
-            source: Any = _parts(self._documents, max_length, stride, packing, end_token, options)
-            targets = self._documents.targets
-            if isinstance(source, BlocksSource):
-                targets, self.collate = None, None
-            elif targets is not None:
-                targets = targets[source.document_of(np.arange(len(source)))]
+            tokens, fingerprint = tokens_of(self._documents, end_token)
+            source = source_over(tokens, fingerprint, self._documents._source.location, max_length, stride, packing)
+            targets = None if self._documents.targets is None else np.asarray(self._documents.targets)
             self.classes = self._documents.classes
         else:
             source = self._opened(data_path, unit, newline, options)
             targets = None if labels is None else self._folder_labels(source)
+        if isinstance(source, BlocksSource):
+            targets, self.collate = None, None
+        elif targets is not None and stride is not None:
+            targets = targets[source.document_of(np.arange(len(source)))]
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
     def _opened(self, data_path: DataPath, unit: str, newline: Newline, options: CommonOptions) -> TextFilesSource | LinesSource:
@@ -166,6 +177,18 @@ class TextDataset(BaseDataset):
             return super().held_as()
         return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
 
+    def uncut(self) -> TextDataset:
+        """The same texts as whole documents, whose value is their tokens alone: what is packed. Nothing is held of them.
+
+        Not of windows, blocks and packed files, which have all tokens already.
+        """
+        cls = getattr(type(self), "_plain_class", type(self))
+        documents: TextDataset = object.__new__(cls)
+        documents.__dict__.update(self.__dict__, max_length=None, targets=None, loading_mode=LoadingMode.LAZY)
+        documents.__dict__.update(_target_field=None, _chosen=None, _fingerprint=None, _mode=None, _hold=None)
+        documents._reset_report()
+        return documents
+
     # -- texts
 
     def text_of(self, index: int) -> str:
@@ -178,6 +201,8 @@ class TextDataset(BaseDataset):
         whole = int(self._whole_indices([range(len(self))[index]])[0])
         if isinstance(self._source, BlocksSource):
             raise ConfigError("text_of: with packing=True a sample is a block of tokens, of no one text")
+        if self._documents is None and isinstance(self._source, TokensSource):
+            raise ConfigError("text_of: a packed file holds tokens and no texts; what its tokenizer decodes comes close")
         if self._documents is not None and isinstance(self._source, TokensSource):
             return self._documents.text_of(int(self._source.document_of(np.array([whole]))[0]))
         record = self._records([whole], self._source.read)[0]
@@ -291,28 +316,32 @@ class TextDataset(BaseDataset):
         return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
 
 
-def _parts(
-    documents: TextDataset, max_length: int | None, stride: int | None, packing: bool, end_token: int | None, options: CommonOptions
-) -> DocumentsSource | BlocksSource:
-    """All tokens of some documents, in windows or blocks."""
+def tokens_of(documents: TextDataset, end_token: int | None) -> tuple[Tokens, str]:
+    """All tokens of a dataset's documents, and the fingerprint of texts and of the way that they become tokens.
+
+    Args:
+        documents: without `max_length`, `target_field`, `stride` and `packing`, and no view.
+        end_token: put behind each; None: nothing is.
+
+    Raises:
+        SampleError: a document can't be read, or tokenised.
+        BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+    """
     texts: Any = documents._source
-    cache_dir, files = options.get("cache_dir"), texts.files
+    files = texts.files
     stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
     of = [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
     about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
     about.append(documents.on_error == "raise")  # or are documents left out?
     making = Tokenising(
-        lambda some: documents._values(np.asarray(some)), len(documents), about, documents.tokenizer, end_token, options.get("progress")
+        lambda some: documents._values(np.asarray(some)), len(documents), about, documents.tokenizer, end_token, documents._progress
     )
-    tokens = making.tokens(_folder(cache_dir), documents.budget)
+    tokens = making.tokens(_folder(documents._cache_dir), documents.budget)
     left_out = tokens.short[1]
     if len(left_out):
         first = texts.location(int(left_out[0]))
         warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
-    fingerprint = f"{texts.fingerprint()}:{making.fingerprint}"
-    if packing:
-        return BlocksSource(tokens, fingerprint, texts.location, max_length or 1)
-    return DocumentsSource(tokens, fingerprint, texts.location, max_length, stride, left_out)
+    return tokens, f"{texts.fingerprint()}:{making.fingerprint}"
 
 
 def _folder(cache_dir: str | os.PathLike[str] | None) -> Path:

@@ -52,6 +52,11 @@ class HeldTokens:
         return {**self.__dict__, "_reserved": None}  # of the process that made them
 
 
+def way_fingerprint(identity: str | None, end_token: int | None) -> str:
+    """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a document; "" where it isn't known."""
+    return "" if identity is None else hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+
+
 class Tokenising:
     """All texts of a source as tokens.
 
@@ -75,8 +80,7 @@ class Tokenising:
     @property
     def fingerprint(self) -> str:
         """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
-        said = "" if self._about is None else f"{self._about['tokenizer']}|{self._end}"
-        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest() if said else ""
+        return way_fingerprint(None if self._about is None else self._about["tokenizer"], self._end)
 
     def tokens(self, folder: Path, budget: MemoryBudget) -> Tokens:
         """The tokens that are kept, or new ones.

@@ -28,6 +28,7 @@ from headrace.storage.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM
 from headrace.storage.scan import redact
 
 _SLACK = 1 << 16  # for HDF5's own headers
+_ALIGNED = 64  # bytes
 
 
 class PackedWriter:
@@ -106,6 +107,8 @@ def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
     access.set_file_locking(False, True)  # ours is on the file already
+    if plan.info.kind == "text":
+        access.set_alignment(1, _ALIGNED)  # these arrays are mapped
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}

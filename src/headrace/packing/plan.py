@@ -32,7 +32,7 @@ class Plan:
 
     Attributes:
         info: what it will say about itself.
-        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded.
+        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded, [tokens] of texts.
         sizes: [n] int64, bytes of each sample in the file.
         read_sizes: [n] int64, bytes of each sample where it comes from.
         columns: the datasets beside the samples and their checksums, by name.
@@ -65,7 +65,7 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
         raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
     source = dataset._source
     if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
-        raise ConfigError(f"{type(dataset).__name__} can't be packed by now: pack an ImageDataset, an HDF5Dataset or a path")
+        raise ConfigError(f"{type(dataset).__name__} can't be packed by now: pack an ImageDataset, a TextDataset, an HDF5Dataset or a path")
     if isinstance(source, HDF5Source) and (source.holds_objects or not isinstance(source.name, str)):
         raise ConfigError(f"{source.path}: only rows of numbers of one dataset can be packed by now, not {source.rows_are}")
     whole = dataset._whole_indices(np.arange(len(dataset)))
@@ -90,7 +90,7 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     if names is not None:
         columns[NAMES], columns[NAME_OFFSETS] = PackedNames(names[i] for i in whole.tolist()).arrays
     if dataset.targets is not None:
-        columns[TARGETS] = _as_column(dataset.targets)
+        columns[TARGETS] = as_column(dataset.targets)
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
     info = PackedInfo(
         kind="image" if is_image else "array",
@@ -134,7 +134,7 @@ def _classes(dataset: BaseDataset, packed: PackedInfo | None) -> list[str] | Non
     return packed.classes if packed is not None and named else None
 
 
-def _as_column(targets: Sequence[Any] | Column) -> Column:
+def as_column(targets: Sequence[Any] | Column) -> Column:
     """Targets as an array whose rows give back the same targets.
 
     Raises:

@@ -7,10 +7,11 @@ order into a part file, reads everything back, and only then gives the file its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import decode_image, to_channels_last
+from headrace.datasets.text import TextDataset
 from headrace.errors import ConfigError, SampleError, WriteError, warn
 from headrace.modes.eager import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
+from headrace.packing.texts import packed_texts
 from headrace.packing.verify import verify
 from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import TARGETS, crc_of, packed_info
@@ -36,6 +39,7 @@ from headrace.storage.scan import DataPath, redact
 
 GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size."""
+GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
 _Array = npt.NDArray[Any]
 
@@ -48,7 +52,7 @@ class PackResult:
         path: the packed file.
         samples: number of samples in it.
         classes: number of classes.
-        store: "encoded" or "decoded".
+        store: "encoded", "decoded" or "tokens".
         nbytes: size of the file.
         seconds: how long it took.
         left_out: what is wrong with each sample that could not be read and was left out.
@@ -72,18 +76,21 @@ def pack(
     overwrite: bool = False,
     progress: bool | None = None,
 ) -> Path:
-    """Write a dataset into one HDF5 file, which opens as the same dataset: ``ImageDataset(dst)``.
+    """Write a dataset into one HDF5 file, which opens as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
 
     The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
     under its name when it is written, read back and verified, and not before: interrupted at any moment, `pack` leaves at most a
     temporary file beside it, which the next run takes over. The same dataset gives the same bytes.
 
+    Texts are packed as the tokens of whole documents, whatever `max_length`, `stride` and `packing` say: these are said again when the file
+    is opened. Tokens of a tokenizer that can be known again are kept in `cache_dir`, so an interrupted run does not make them twice.
+
     Args:
-        dataset: an `ImageDataset`, an `HDF5Dataset`, a view of one, or a path as `open_dataset` takes it.
+        dataset: an `ImageDataset`, a `TextDataset`, an `HDF5Dataset`, a view of one, or a path as `open_dataset` takes it.
         dst: the file to write; its folder must be there.
         store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
             `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
-            folder of images.
+            folder of images. Texts have one way only.
         workers: threads that read and decode; None: one for each usable core.
         overwrite: replace `dst` where it is there already.
         progress: show progress bars; None: only on a terminal.
@@ -144,7 +151,7 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
     """`open_dataset`, and a packed file of arrays with its targets: a copy of it must not lose them."""
     if isinstance(path, (str, os.PathLike)) and is_hdf5(path):
         info = packed_info(path)
-        if info is not None and info.kind != "image" and TARGETS in info.checksums:
+        if info is not None and info.kind == "array" and TARGETS in info.checksums:
             return open_dataset(path, target_name=TARGETS, **options)
     return open_dataset(path, **options)
 
@@ -152,9 +159,16 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[Plan, list[str]]:
     """Write all samples; or, where some can't be read and may be left out, a view without these."""
     left_out: list[str] = []
+    if isinstance(dataset, TextDataset):
+        if store is not None:
+            raise ConfigError(f"store={store!r} is for images and arrays: texts are packed as tokens")
+        texts = packed_texts(dataset)
+        plan = texts.plan()
+        _write(part, plan, texts.prepare, workers, progress)
+        return plan, texts.left_out
     while True:
         plan = make_plan(dataset, store)
-        failures = _write(part, plan, dataset, workers, progress)
+        failures = _write(part, plan, functools.partial(_prepare, dataset, plan), workers, progress)
         if not failures:
             return plan, left_out
         left_out += map(str, failures.values())
@@ -164,10 +178,12 @@ def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, wor
         dataset = dataset.subset(kept)
 
 
-def _write(part: PartFile, plan: Plan, dataset: BaseDataset, workers: int, progress: bool | None) -> dict[int, SampleError]:
+def _write(
+    part: PartFile, plan: Plan, prepare: Callable[[range], Sequence[Any]], workers: int, progress: bool | None
+) -> dict[int, SampleError]:
     """Write the samples of a plan; those that can't be read, by position. After the first of these nothing more is written."""
     writer, failures = PackedWriter(part, plan), dict[int, SampleError]()
-    results = _in_order(lambda group: _prepare(dataset, plan, group), _groups(plan), workers)
+    results = _in_order(prepare, _groups(plan), workers)
     with (
         contextlib.closing(results),  # here: a traceback would keep its threads alive
         tqdm(total=plan.info.count, desc="packing", unit="sample", disable=_hidden(progress), leave=False) as bar,
@@ -184,9 +200,9 @@ def _write(part: PartFile, plan: Plan, dataset: BaseDataset, workers: int, progr
 
 def _groups(plan: Plan) -> Iterator[range]:
     """The samples in pieces, by the memory that they take while they are read."""
-    start, nbytes = 0, 0
+    start, nbytes, most = 0, 0, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES
     for i, size in enumerate((plan.sizes + plan.read_sizes).tolist()):
-        if i > start and (nbytes + size > GROUP_BYTES or i - start >= GROUP_SAMPLES):
+        if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
             yield range(start, i)
             start, nbytes = i, 0
         nbytes += size
@@ -194,9 +210,11 @@ def _groups(plan: Plan) -> Iterator[range]:
         yield range(start, len(plan.sizes))
 
 
-def _in_order(task: Callable[[range], list[Any]], groups: Iterator[range], workers: int) -> Generator[tuple[range, list[Any]], None, None]:
+def _in_order(
+    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int
+) -> Generator[tuple[range, Sequence[Any]], None, None]:
     """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead."""
-    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[list[Any]]]]()
+    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[Sequence[Any]]]]()
     try:
         for group in groups:
             waiting.append((group, pool.submit(task, group)))

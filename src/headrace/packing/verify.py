@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from headrace.errors import FormatError, HeadraceError
 from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.packed import TARGETS
+from headrace.storage.packed import TARGETS, packed_info
+from headrace.storage.packed_tokens import KIND, PackedTokens
 from headrace.storage.scan import redact
 
 
@@ -49,15 +50,17 @@ def verify(path: str | os.PathLike[Any], progress: bool | None = None) -> Verify
         DataNotFoundError, AccessError: there is no such file; this user may not read it.
         FormatError: no packed file, a truncated one, or one in which more is damaged than samples.
     """
+    info = packed_info(os.path.expanduser(os.fspath(path)))
+    if info is not None and info.kind == KIND:
+        return _verify_tokens(PackedTokens(path), progress)
     source = HDF5Source(path)  # checks what lies beside the samples
     try:
         if source.info is None or not source.has_checksums:
-            raise FormatError(f"{redact(source.path)} was not packed by headrace: there are no checksums to compare it with")
+            raise _unchecked(source.path)
         if TARGETS in source.info.checksums:
             source.column(TARGETS)
         bad: list[tuple[int, str, str]] = []
-        hidden = None if progress is None else not progress
-        for index in tqdm(range(len(source)), desc="verifying", unit="sample", disable=hidden, leave=False):
+        for index in tqdm(range(len(source)), desc="verifying", unit="sample", disable=_hidden(progress), leave=False):
             try:
                 source.read([index])
             except (HeadraceError, OSError) as error:
@@ -65,3 +68,25 @@ def verify(path: str | os.PathLike[Any], progress: bool | None = None) -> Verify
         return VerifyResult(Path(source.path), len(source), bad)
     finally:
         source.close()
+
+
+def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:
+    """The same of texts, a piece of the file at a time: there may be many millions of them."""
+    if not tokens.has_checksums:
+        raise _unchecked(tokens.path)
+    count, bad = tokens.info.count, list[tuple[int, str, str]]()
+    with tqdm(total=count, desc="verifying", unit="document", disable=_hidden(progress), leave=False) as bar:
+        for checked, damaged in tokens.damaged():
+            for index in damaged:
+                where = tokens.location(index)
+                bad.append((index, where, f"{where}: wrong checksum, the file is damaged: pack it again"))
+            bar.update(checked)
+    return VerifyResult(Path(tokens.path), count, bad)
+
+
+def _unchecked(path: str) -> FormatError:
+    return FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
+
+
+def _hidden(progress: bool | None) -> bool | None:
+    return None if progress is None else not progress

@@ -46,7 +46,7 @@ class HDF5Source(ArraysSource):
     """Rows of datasets of an HDF5 file, or the samples of a packed file.
 
     Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and compounds with them as h5py gives
-    them; for several names dicts of these; 1-D uint8 arrays where a packed file holds encoded samples. Samples of packed files are
+    them; for several names dicts of these; 1-D arrays where a packed file holds encoded samples or tokens. Samples of packed files are
     checked against their CRC.
 
     Args:
@@ -102,7 +102,7 @@ class HDF5Source(ArraysSource):
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
-        if packed.store == "encoded":
+        if packed.store in ("encoded", "tokens"):
             self._offsets = SharedArray(self._column(file, OFFSETS).astype(np.int64, copy=False))
         self._crc = SharedArray(self._column(file, CRC)) if CRC in file else None
         ends: list[tuple[str, npt.NDArray[Any], int]] = []
@@ -137,7 +137,7 @@ class HDF5Source(ArraysSource):
 
     @property
     def has_samples_of_any_size(self) -> bool:
-        """Are the samples encoded, or objects, so that each has a size of its own?"""
+        """Are the samples encoded, tokens, or objects, so that each has a size of its own?"""
         return self._offsets is not None or self.holds_objects
 
     def __len__(self) -> int:

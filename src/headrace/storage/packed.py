@@ -26,12 +26,13 @@ class PackedInfo:
     """What a file that `headrace.pack` wrote says about itself.
 
     Attributes:
-        kind: "image", or "array" where the samples are arrays of any kind.
-        store: "encoded" (flat bytes and offsets) or "decoded" (one row a sample).
+        kind: "image", "text", or "array" where the samples are arrays of any kind.
+        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample) or "tokens" (flat tokens and offsets).
         count: number of samples.
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
         image: for images: their `image_size` and `color` when decoded.
+        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         version: of this layout.
     """
@@ -42,6 +43,7 @@ class PackedInfo:
     fingerprint: str
     classes: list[str] | None = None
     image: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
     version: int = PACKED_VERSION
 

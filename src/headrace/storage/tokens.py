@@ -65,7 +65,8 @@ class TokensSource(Source):
         tokens = self.tokens
         where = getattr(tokens, "path", None)
         place = "in memory, which workers share" if where is None else f"mapped from {redact(where)}"
-        return {"tokens": f"{len(tokens.long):,} of {len(tokens.short[0]) - 1:,} documents, as {tokens.long.dtype}, {place}"}
+        made = f", made with {tokens.made_with()}" if hasattr(tokens, "made_with") else ""
+        return {"tokens": f"{len(tokens.long):,} of {len(tokens.short[0]) - 1:,} documents, as {tokens.long.dtype}, {place}{made}"}
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}:{len(self)}"

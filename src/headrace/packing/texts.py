@@ -1,0 +1,148 @@
+"""How do texts become what is packed? As tokens, all of them first, so that their sizes are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.base import BaseDataset
+from headrace.datasets.text import TextDataset, tokens_of
+from headrace.errors import ConfigError, SampleError
+from headrace.packing.plan import Plan, as_column
+from headrace.storage.files import FilesSource
+from headrace.storage.names import PackedNames
+from headrace.storage.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
+from headrace.storage.packed_tokens import KIND, STORE, PackedTokens
+from headrace.storage.texts import LinesSource
+from headrace.storage.tokens import Tokens, TokensSource
+from headrace.tokenizer import identity_of
+
+_TOGETHER = 1024  # documents that are looked at at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTexts:
+    """Documents as they will be packed.
+
+    Attributes:
+        tokens: of all documents.
+        chosen: [n] int64, the numbers of those that are packed.
+        targets: one for each of these, or None.
+        names: of these, or None.
+        info: what the file will say of itself, but for count and checksums.
+        left_out: what is wrong with each document that can't be read.
+    """
+
+    tokens: Tokens
+    chosen: npt.NDArray[np.int64]
+    targets: npt.NDArray[Any] | None
+    names: PackedNames | None
+    info: PackedInfo
+    left_out: list[str]
+
+    def plan(self) -> Plan:
+        """What will be written."""
+        edges, data = self.tokens.short[0], self.tokens.long
+        lengths = edges[self.chosen + 1] - edges[self.chosen]
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        columns: dict[str, npt.NDArray[Any]] = {OFFSETS: offsets}
+        if self.names is not None:
+            columns[NAMES], columns[NAME_OFFSETS] = self.names.arrays
+        if self.targets is not None:
+            columns[TARGETS] = as_column(self.targets)
+        sizes = lengths * data.dtype.itemsize
+        info = replace(self.info, count=len(lengths), checksums={name: crc_of(column) for name, column in sorted(columns.items())})
+        return Plan(info, (int(offsets[-1]),), data.dtype, sizes, sizes, columns)
+
+    def prepare(self, group: range) -> list[tuple[npt.NDArray[Any], int]]:
+        """The tokens of some documents, and their CRCs."""
+        edges, data = self.tokens.short[0], self.tokens.long
+        chosen = self.chosen[group.start : group.stop]
+        found = [data[begin:end] for begin, end in zip(edges[chosen].tolist(), edges[chosen + 1].tolist(), strict=True)]
+        return [(tokens, crc_of(tokens)) for tokens in found]
+
+
+def packed_texts(dataset: TextDataset) -> PackedTexts:
+    """Whole documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
+
+    Raises:
+        ConfigError: a view of windows or blocks, which are no documents; targets that can't be packed.
+        SampleError: a document can't be read, or tokenised.
+    """
+    source: Any = dataset._source
+    if isinstance(source, TokensSource):
+        if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
+            raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
+        tokens = source.tokens
+        if isinstance(tokens, PackedTokens):
+            return _packed_again(dataset, tokens)
+        assert dataset._documents is not None
+        documents, end_token = dataset._documents, dataset._arguments.get("end_token")
+    else:
+        documents, end_token = dataset, None
+        tokens = tokens_of(dataset.uncut(), None)[0]
+    chosen = np.arange(len(documents)) if documents._chosen is None else documents._chosen
+    left_out: list[str] = []
+    kept = np.ones(len(chosen), bool)
+    if dataset.on_error != "raise":
+        left_out, kept = _unreadable(documents, chosen, tokens)
+    if len(chosen) and not kept.any():
+        raise SampleError(f"none of {len(chosen):,} samples can be read; the first: {left_out[0]}")
+    packed = documents if kept.all() else documents.subset(np.flatnonzero(kept))
+    said = {
+        "tokenizer": identity_of(dataset.tokenizer), "class": type(dataset.tokenizer).__qualname__, "end_token": end_token,
+        "unit": dataset._arguments.get("unit", "file"),
+    }  # fmt: skip
+    info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=said)
+    return PackedTexts(tokens, chosen[kept], _targets(packed), _names(packed, chosen[kept]), info, left_out)
+
+
+def _packed_again(dataset: TextDataset, tokens: PackedTokens) -> PackedTexts:
+    chosen = np.arange(len(tokens.short[0]) - 1) if dataset._chosen is None else dataset._chosen
+    fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
+    targets = None if tokens.targets is None else tokens.targets[chosen]
+    names = None if tokens.names is None else tokens.names.take(chosen)
+    return PackedTexts(tokens, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
+
+
+def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: Tokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
+    """What is wrong with the documents that can't be read; and which can.
+
+    Raises:
+        SampleError: `on_error` is a callable: what it makes up is no matter for a file.
+    """
+    uncut, kept, left_out = documents.uncut(), np.ones(len(chosen), bool), []
+    doubtful = np.flatnonzero(np.isin(chosen, tokens.short[1]))
+    for start in range(0, len(doubtful), _TOGETHER):
+        some = doubtful[start : start + _TOGETHER]
+        for place, value in zip(some.tolist(), uncut._values(chosen[some]), strict=True):
+            if isinstance(value, SampleError):
+                if callable(documents.on_error):
+                    raise value
+                kept[place] = False
+                left_out.append(str(value))
+    return left_out, kept
+
+
+def _targets(documents: TextDataset) -> Any:
+    """Of a view: class numbers of folders, or a field of each record."""
+    if documents.targets is not None or documents._target_field is None:
+        return documents.targets
+    chosen = documents._whole_indices(np.arange(len(documents)))
+    found: list[Any] = []
+    for start in range(0, len(chosen), _TOGETHER):
+        some = chosen[start : start + _TOGETHER].tolist()
+        records = documents._records(some, documents._source.read)
+        found += [documents._text(index, record)[1] for index, record in zip(some, records, strict=True)]
+    return found
+
+
+def _names(documents: BaseDataset, chosen: npt.NDArray[np.int64]) -> PackedNames | None:
+    """Of files; lines and records have none but their number."""
+    source = documents._source
+    assert isinstance(source, (FilesSource, LinesSource))
+    return source.files.names.take(chosen) if isinstance(source, FilesSource) else None
