@@ -312,7 +312,7 @@ class TextDataset(BaseDataset):
         source.documents_into(indices, documents.numpy())
         self._counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
         self._counts["cache_misses"] += len(ticket)
-        self._counts["bytes_read"] += ids.numel() * source.tokens.long.itemsize
+        self._counts["bytes_read"] += ids.numel() * source.token_nbytes
         return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
 
 
