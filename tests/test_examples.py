@@ -18,6 +18,7 @@ import torch
 import zarr
 from PIL import Image
 
+import headrace
 from tests.data.make import make_photos
 
 ROOT = Path(__file__).parent.parent
@@ -204,3 +205,43 @@ def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.Mon
         2,
         f"error: {volume} has no labels 'nuclei'; its image '/' lists: 'cells'\n",
     )
+
+
+# --- examples/train_text.py -------------------------------------------------------------------------------------------
+
+
+def _train_text(*options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, EXAMPLES / "train_text.py", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_training_on_texts_is_equal_in_all_modes(tmp_path: Path) -> None:
+    """Beside class folders lies a file of another kind, as in many a data set."""
+    books = tmp_path / "books"
+    for number, name in enumerate(("prose", "verse")):
+        (books / name).mkdir(parents=True)
+        for part in range(4):
+            (books / name / f"{part}.txt").write_text("the mill wheel turns, and turns again\n" * (20 + number + part), encoding="utf-8")
+    (books / "LICENSE.md").write_text("Anybody may read these.")
+    small = ["--steps", 16, "--every", 8, "--length", 32, "--batch-size", 4, "--measured", 8, "--workers", 0]
+    done = _train_text(books, "--all-modes", *small, "--cache-dir", tmp_path / "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "perplexities equal in all modes: yes" in done.stdout
+    lines = re.findall(r"^  (\w+) +step +(\d+)   perplexity (\S+)", done.stdout, re.MULTILINE)
+    assert [mode for mode, _, _ in lines[::3]] == list(MODES)
+    first, _, last = (float(value) for _, _, value in lines[:3])
+    assert last < first / 2
+
+
+@pytest.mark.slow
+def test_training_on_a_text_of_its_own_and_on_a_packed_one(tmp_path: Path) -> None:
+    small = ["--steps", 30, "--length", 64, "--workers", 0, "--measured", 8, "--out", tmp_path, "--cache-dir", tmp_path / "kept"]
+    done = _train_text(*small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    times = float(re.findall(r"\(([\d.]+) times less\)", done.stdout)[0])
+    assert times > 2
+    packed = headrace.pack(headrace.TextDataset(tmp_path / "mill.txt", cache_dir=tmp_path / "kept"), tmp_path / "tokens.h5")
+    done = _train_text(packed, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = _train_text(tmp_path / "nothing", *small)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1
