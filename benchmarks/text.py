@@ -341,13 +341,8 @@ def sections(job: Job, workers: int) -> list[Section]:
     ]  # fmt: skip
 
 
-_NAMES = {"our_lines": "headrace", "our_blocks": "headrace", "litdata_tokens": "LitData", "hf_lines": "HF datasets", "hf_blocks": "HF datasets"}
-    "our_lines": "headrace",
-    "hf_lines": "HF datasets",
-    "our_blocks": "headrace",
-    "litdata_tokens": "LitData",
-    "hf_blocks": "HF datasets",
-}
+_NAMES = dict.fromkeys(("our_lines", "our_blocks"), "headrace") | dict.fromkeys(("hf_lines", "hf_blocks"), "HF datasets")
+_NAMES["litdata_tokens"] = "LitData"
 
 
 def main() -> int:
