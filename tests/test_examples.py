@@ -160,6 +160,8 @@ def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
     make_arrays(tmp_path)
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200)))
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "mill.txt").write_text("the mill wheel turns\n" * 100)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "readme"}
     loaders: list[Any] = []

@@ -206,3 +206,13 @@ class TestArrays:
 
         with pytest.raises(ConfigError, match="given 2 texts and gave ids of 3"):
             token_arrays(More(), ["a", "b"])
+
+
+@pytest.mark.parametrize("characters", [None, "abcé\ud83d"])
+@pytest.mark.parametrize("max_length", [None, 2])
+def test_texts_that_are_encoded_together_are_those_encoded_alone(characters: str | None, max_length: int | None) -> None:
+    """Also where the end of one and the beginning of the next would be one character in UTF-16."""
+    tokenizer, texts = CharTokenizer(characters), ["abc", "", "\ud83d", "\ude00é", "", "😀bc", ""]
+    found = token_arrays(tokenizer, texts, max_length)
+    assert [ids.tolist() for ids in found] == [tokenizer(text[:max_length]).tolist() for text in texts]
+    assert {ids.dtype.name for ids in found} == {"int32" if characters is None else "uint16"} and token_arrays(tokenizer, []) == []

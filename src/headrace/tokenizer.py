@@ -7,6 +7,7 @@ None is imported: a tokenizer is known by what it has. HuggingFace's (slow and f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ class CharTokenizer:
         places = np.searchsorted(self._codes, codes)
         known = np.append(self._codes, -1)[places] == codes
         return np.where(known, places + 2, self.unk_token_id).astype(np.int32)
+
+    def encode_together(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The ids of many texts: stretches of one array, of the smallest dtype that all ids have room in."""
+        ids = self("".join(texts)).astype(smallest_dtype(self.vocab_size), copy=False)
+        ends = list(itertools.accumulate(map(len, texts), initial=0))
+        return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; padding is left out, and what was unknown is U+FFFD."""
@@ -181,9 +188,8 @@ def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
     Raises:
         ConfigError: what the tokenizer gives are no ids, or they don't fit int32.
     """
-    if isinstance(tokenizer, CharTokenizer):
-        dtype = smallest_dtype(tokenizer.vocab_size)
-        return [tokenizer(text if max_length is None else text[:max_length]).astype(dtype, copy=False) for text in texts]
+    if type(tokenizer) is CharTokenizer:  # what a subclass makes of a text may depend on all of it
+        return tokenizer.encode_together(texts if max_length is None else [text[:max_length] for text in texts])
     found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
     if len(found) != len(texts):
         raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(found):,}: {REMEDY}")

@@ -176,7 +176,7 @@ def test_documents_that_cannot_be_read(texts: Path, tmp_path: Path) -> None:
     (texts / "prose" / "0.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(SampleError, match=r"0\.txt: byte 0xff at offset 0 is no utf-8"):
         pack(opened(texts), tmp_path / "out.h5")
-    with pytest.warns(HeadraceWarning, match="documents can't be read and are left out"):
+    with pytest.warns(HeadraceWarning, match="1 of 7 documents can.t be read, or tokenised, and are left out"):
         result = pack_dataset(opened(texts, on_error="skip"), tmp_path / "out.h5")
     (said,) = result.left_out
     assert result.samples == 6 and "0.txt" in said

@@ -251,6 +251,10 @@ class TextDataset(BaseDataset):
 
     def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
         """The ids of documents, with the target if there is one."""
+        source = self._source
+        if isinstance(source, LinesSource) and not source.has_records:  # the usual case: all at once, unless one of them is at fault
+            with contextlib.suppress(Exception):
+                return list(token_arrays(self.tokenizer, [line.decode(*source.codec) for _, line in found], self.max_length))
         made: list[Any] = [None] * len(found)
         texts: dict[int, str] = {}
         targets: dict[int, Any] = {}
@@ -291,6 +295,13 @@ class TextDataset(BaseDataset):
         if self.targets is None and self._target_field is None:
             return value
         return {**value, "labels": target} if isinstance(value, dict) else (value, target)
+
+    def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
+        is_plain = not (self._is_random or self.return_index) and self.targets is None and self._target_field is None
+        is_ours = type(self).pair is TextDataset.pair and type(self).assemble is TextDataset.assemble
+        if is_plain and is_ours and all(type(value) is np.ndarray for value in values):
+            return [self.present(value) for value in values]  # what is done below comes to this, and costs more than the rest
+        return super()._finished(ticket, values, may_repeat)
 
     # -- blocks, straight into their batch
 

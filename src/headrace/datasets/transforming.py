@@ -89,7 +89,8 @@ class SampleTransforming:
             values: for each index the decoded value, or a SampleError.
             may_repeat: says whether the same draws may have come before; asked only if a warning is due.
         """
-        is_ours_to_restore = self._is_random and get_worker_info() is None
+        is_random = self._is_random
+        is_ours_to_restore = is_random and get_worker_info() is None
         if is_ours_to_restore:
             warn_off_main_thread()
         samples = []
@@ -100,21 +101,21 @@ class SampleTransforming:
                     samples.extend(self._replacement(index, self.source_of(index), value))
                 else:
                     last = ticket.seed, ticket.epoch, self._whole(index), 0 if ticket.draws is None else ticket.draws[number]
-                    made = self._finish(index, value, *last)
+                    made = self._finish(index, value, is_random, *last)
                     samples.extend(self._replacement(index, self.source_of(index), made) if isinstance(made, SampleError) else [made])
                     values[number] = None  # decoded and finished samples of a whole batch need not be there at once
-            if last is not None and self._is_random and not self._warned and may_repeat():
+            if last is not None and is_random and not self._warned and may_repeat():
                 self._warn_of_repeats(*last)
         return samples
 
     def _whole(self, index: int) -> int:
         return index if self._chosen is None else int(self._chosen[index])
 
-    def _finish(self, index: int, value: Any, seed: int, epoch: int, whole: int, k: int) -> Any:
+    def _finish(self, index: int, value: Any, is_random: bool, seed: int, epoch: int, whole: int, k: int) -> Any:
         """The finished sample; or a SampleError, where it turned out here that it can't be decoded."""
         try:
             value, target = self.pair(index, value)
-            if self._is_random:
+            if is_random:
                 value, target = self._call_seeded(value, target, seed, epoch, whole, k)
             else:
                 value = self.present(value)
