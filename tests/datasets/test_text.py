@@ -30,6 +30,7 @@ from headrace import (
     open_dataset,
 )
 from headrace.storage import plain
+from headrace.storage.texts import LinesSource
 from headrace.testing import DatasetContract
 from tests.collate.tokenizers import HuggingFace, SentencePiece, Tiktoken, Tokenizers
 from tests.datasets.lines_like_python import NEWLINES, differences
@@ -539,8 +540,8 @@ def test_lines_are_those_of_python_with_workers(encoding: str, newline: Any, tmp
 
 
 def test_that_a_difference_would_be_seen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TextDataset._text
-    monkeypatch.setattr(TextDataset, "_text", lambda self, index, record: real(self, index, record.replace(b"w", b"v")))
+    real = LinesSource.read
+    monkeypatch.setattr(LinesSource, "read", lambda self, indices: [line.replace(b"w", b"v") for line in real(self, indices)])
     found = list(differences(folder / "prose", 0, None, cache_dir=tmp_path / "cache"))
     assert len(found) == 1 and "a.txt, line 2: 'tvo' instead of 'two'" in found[0]
 
