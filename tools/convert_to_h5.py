@@ -21,7 +21,7 @@ from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.scan import redact
 
-_OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding"}
+_OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding", "cache_dir"}
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 _EXAMPLE = """\
 examples:
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     texts.add_argument("--target-field", metavar="NAME", help="with --unit record: the field of the target, a number")
     texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
     texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
+    texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
     texts.add_argument("--encoding", help="of the texts (default: utf-8)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
     parser.add_argument("--workers", type=_count, metavar="N", help="threads that read and decode (default: one for each core)")
@@ -118,7 +119,9 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option that would have no effect.
     """
     of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
-    of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding")}
+    of_texts = {
+        name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding", "cache_dir")
+    }
     of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
     images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
     if given.store != "decoded" and (given.size or given.color):

@@ -24,6 +24,12 @@ from headrace.packing.hdf5 import PackedWriter
 TOOL = Path(__file__).parents[2] / "tools" / "convert_to_h5.py"
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that are kept stay out of the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("convert_to_h5", TOOL)
@@ -190,8 +196,9 @@ def test_what_is_said_of_texts(tmp_path: Path, tool: ModuleType) -> None:
     assert tool.main([records, str(tmp_path / "records.h5"), *options]) == 0
     with headrace.TextDataset(tmp_path / "records.h5") as packed:
         assert [packed[i]["labels"] for i in range(2)] == [3, 4] and packed.tokenizer.decode(packed[1]["input_ids"]) == "water"
-    options = ["--unit", "line", "--labels", "folders", "--end-token", "1", "--encoding", "ascii"]
+    options = ["--unit", "line", "--labels", "folders", "--end-token", "1", "--encoding", "ascii", "--cache-dir", str(tmp_path / "kept")]
     assert tool.main([str(tmp_path / "books"), str(tmp_path / "lines.h5"), *options]) == 0
+    assert any(name.startswith("headrace-tokens-") for name in os.listdir(tmp_path / "kept"))
     with headrace.TextDataset(tmp_path / "lines.h5") as packed:
         assert len(packed) == 4 and packed.classes == ["verse"] and all(packed[i]["input_ids"][-1] == 1 for i in range(4))
 
