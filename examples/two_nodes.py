@@ -91,6 +91,9 @@ class Node:
         """
         self.poll()
         alive = [process for process in self._seen if not _is_gone(process)]
+        alive.sort(
+            key=lambda process: process.pid != self._process.pid
+        )  # the first one first: else it might see its children die, and end by itself
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -189,6 +189,7 @@ def test_links_lead_somewhere(page: str) -> None:
 # --- examples/train_volume.py -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     volume = importlib.import_module("make_volume").make_volume(tmp_path / "cells.zarr", (24, 64, 96))

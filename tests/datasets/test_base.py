@@ -687,7 +687,7 @@ class TestPlainDataLoader:
             assert (torch.cat([targets for _, targets in batches]) == -found[:, 0]).all()
 
     @pytest.mark.parametrize("mode", ["lazy", "streaming"])
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     def test_persistent_workers_see_the_epoch(self, make: Any, mode: str, method: str) -> None:
         dataset = make(200, loading_mode=mode, transform=Draws(), targets=None)
         loader = DataLoader(

@@ -716,7 +716,10 @@ class TestRandomForeign:
                 assert dataset.__getitems__(list(range(39, -1, -1))) == expected[::-1]
                 assert dataset.__getitems__([17, 4, 17]) == [expected[17], expected[4], expected[17]]
 
-    @pytest.mark.parametrize(("mode", "start"), [*((mode, "fork") for mode in MODES), ("lazy", "spawn"), ("cached", "spawn")])
+    @pytest.mark.parametrize(
+        ("mode", "start"),
+        [*((mode, "fork") for mode in MODES), *(pytest.param(mode, "spawn", marks=pytest.mark.slow) for mode in ("lazy", "cached"))],
+    )
     @pytest.mark.parametrize("foreign", [DiceInBatches, LateDice])
     def test_in_workers(self, make: Any, mode: str, start: str, foreign: Any) -> None:
         expected = samples_of(make(foreign(), loading_mode="lazy"))

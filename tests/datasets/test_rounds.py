@@ -20,7 +20,7 @@ def run(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_fork() -> None:
-    assert len(run("--methods", "fork", "--rounds", "4")) == 12
+    assert len(run("--methods", "fork", "--rounds", "2")) == 12
 
 
 @pytest.mark.slow

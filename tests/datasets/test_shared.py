@@ -71,8 +71,10 @@ class Ranks:
 
 
 @linux
-@pytest.mark.parametrize("mode", ["eager", "cached"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "mode"),
+    [(1, "cached"), *(pytest.param(*some, marks=pytest.mark.slow) for some in ((0, "cached"), (0, "eager"), (1, "eager")))],
+)
 def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
     expected = ImageDataset(photos, image_size=32)
     with Ranks(photos, mode, tmp_path, workers) as ranks:
@@ -87,7 +89,7 @@ def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: 
 
 
 @linux
-@pytest.mark.parametrize("mode", ["eager", "cached"])
+@pytest.mark.parametrize("mode", ["cached", pytest.param("eager", marks=pytest.mark.slow)])
 def test_what_killed_ranks_left_the_next_run_uses_or_removes(photos: Path, tmp_path: Path, mode: str) -> None:
     with Ranks(photos, mode, tmp_path) as ranks:
         for process in ranks.processes:

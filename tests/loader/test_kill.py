@@ -73,7 +73,10 @@ def wait_until_gone(pids: list[int]) -> list[int]:
     return alive
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("lazy", 2), ("eager", 0), ("eager", 2), ("cached", 2), ("streaming", 2)])
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [("cached", 2), *(pytest.param(*some, marks=pytest.mark.slow) for some in (("lazy", 2), ("eager", 0), ("eager", 2), ("streaming", 2)))],
+)
 def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, mode: str, workers: int) -> None:
     whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
     steps = len(whole) // 3
@@ -88,6 +91,7 @@ def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, m
     assert run(photos, mode, other, -1, tmp_path / "later.json", tmp_path / "state.json") == whole[until:]
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_where_one_was_killed_and_the_reverse(photos: Path, tmp_path: Path) -> None:
     whole = run(photos, "lazy", 0, -1, tmp_path / "whole.json")
     until = len(whole) // 3 + 2
