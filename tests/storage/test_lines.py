@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,18 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
 def test_blank_lines_hold_nothing_but_their_end() -> None:
     given = [b"\n", b"\r\n", b"\r", b"", b"a", b" \n", b"a\n", b"abc\n", b"\n\r"]
     assert is_blank(np.array(list(map(len, given))), given.__getitem__).tolist() == [True] * 4 + [False] * 4 + [True]
+
+
+def test_pieces_that_threads_read_ahead_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "PIECE", 64)
+    content = np.random.default_rng(3).choice(np.frombuffer(b"abc\n\r", np.uint8), 10_000).tobytes()
+    (tmp_path / "text").write_bytes(content)
+    with open(tmp_path / "text", "rb") as file:
+        found = [bytes(piece.data) for piece in lines.file_pieces(file.fileno(), 5, 9_990)]  # each is copied before the next comes
+        assert b"".join(found) == content[5:9_990] and len(found) == 157
+        left = lines.file_pieces(file.fileno(), 0, len(content))
+        next(left)
+        left.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-lines")]
+        with pytest.raises(EOFError, match="ends at byte 10,000"):
+            list(lines.file_pieces(file.fileno(), 0, 20_000))

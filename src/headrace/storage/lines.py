@@ -1,14 +1,17 @@
 """Where do the lines of a text begin?
 
-A vectorised scan, a piece at a time: nothing but the places of one piece is ever in memory. Lines end as Python's ``open(newline=...)``
-has it.
+A vectorised scan, a piece at a time: nothing but the places of a few pieces is ever in memory. Of a large text, threads read the pieces
+that come next and look for LFs in them; what depends on the piece before (a CR at its end, an open quote) is done in order. Lines end as
+Python's ``open(newline=...)`` has it.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +20,19 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
 
 PIECE = 1 << 20
+THREADS = 4
+"""That read ahead, at most; no more than there are cores."""
+_FEW = 8  # pieces that are not worth a thread
 LF, CR, QUOTE = 10, 13, 34
+
+
+class Piece(NamedTuple):
+    """Some bytes of a file, and what can be said of them alone."""
+
+    data: npt.NDArray[np.uint8]
+    feeds: IntArray
+    """The places right behind LFs."""
+    has_cr: bool
 
 
 class LineScanner:
@@ -37,18 +52,22 @@ class LineScanner:
         self._after_cr = False  # was a CR the last byte, of which nobody knows yet whether an LF follows?
         self.is_open = False
 
-    def feed(self, piece: npt.NDArray[np.uint8]) -> IntArray:
-        """The places in the next piece, ascending; one that only the following piece can tell comes with that.
+    def feed(self, data: npt.NDArray[np.uint8]) -> IntArray:
+        """The places in the next bytes, ascending; one that only those that follow can tell comes with them.
 
         Args:
-            piece: [bytes] uint8.
+            data: [bytes] uint8.
         """
-        if not piece.size:
+        return self.feed_piece(_looked_at(data))
+
+    def feed_piece(self, piece: Piece) -> IntArray:
+        """`feed`, of bytes in which somebody has looked for LFs already."""
+        if not piece.data.size:
             return np.empty(0, np.int64)
-        cut, self._at = self._at, self._at + piece.size
+        cut, self._at = self._at, self._at + piece.data.size
         ends: IntArray = self._ends(piece)
         if self._quote is not None:
-            ends = self._outside_of_quotes(piece, ends)
+            ends = self._outside_of_quotes(piece.data, ends)
         places: IntArray = ends + cut
         return places
 
@@ -58,24 +77,23 @@ class LineScanner:
         self._after_cr = False
         return np.array([self._at] if ends else [], np.int64)
 
-    def _ends(self, piece: npt.NDArray[np.uint8]) -> Any:
+    def _ends(self, piece: Piece) -> Any:
+        data, feeds = piece.data, piece.feeds
         if self._newline == "\n":
-            return np.flatnonzero(piece == LF) + 1
+            return feeds
         after_cr = self._after_cr
-        self._after_cr = bool(piece[-1] == CR)
-        has_cr = after_cr or self._newline is not None or bytes(piece.data).find(b"\r") >= 0
-        if not has_cr:
-            return np.flatnonzero(piece == LF) + 1
-        returns = np.flatnonzero(piece == CR) + 1
+        self._after_cr = bool(data[-1] == CR)
+        if self._newline is None and not (after_cr or piece.has_cr):
+            return feeds
+        returns = np.flatnonzero(data == CR) + 1
         if self._newline == "\r":
             return returns
-        feeds = np.flatnonzero(piece == LF) + 1
-        is_pair = np.where(feeds > 1, piece[feeds - 2] == CR, after_cr)
+        is_pair = np.where(feeds > 1, data[feeds - 2] == CR, after_cr)
         if self._newline == "\r\n":
             return feeds[is_pair]
-        inside = returns[returns < piece.size]  # what follows the last byte is not known
-        alone = inside[piece[inside] != LF]
-        if after_cr and piece[0] != LF:
+        inside = returns[returns < data.size]  # what follows the last byte is not known
+        alone = inside[data[inside] != LF]
+        if after_cr and data[0] != LF:
             alone = np.concatenate([[0], alone])
         return np.sort(np.concatenate([feeds, alone]))
 
@@ -112,8 +130,8 @@ def line_starts(
     yield np.array([begin], np.int64)
     for piece in file_pieces(fd, begin, end):
         if watch is not None:
-            watch(piece)
-        places = scanner.feed(piece) + begin
+            watch(piece.data)
+        places = scanner.feed_piece(piece) + begin
         if places.size:
             last = int(places[-1])
             yield places
@@ -125,19 +143,45 @@ def line_starts(
         yield np.array([end], np.int64)
 
 
-def file_pieces(fd: int, begin: int, end: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a part of a file, a piece at a time, which holds until the next is asked for.
+def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
+    """A part of a file, a piece at a time, each of which holds until the next is asked for.
 
     Raises:
         EOFError: the file is shorter.
     """
-    buffer, at = np.empty(min(PIECE, max(1, end - begin)), np.uint8), begin
-    while at < end:
-        got = os.preadv(fd, [buffer[: end - at].data], at)
+    starts = range(begin, end, PIECE)
+    threads = min(THREADS, os.cpu_count() or 1) if len(starts) >= _FEW else 0
+    buffers = [np.empty(min(PIECE, end - begin), np.uint8) for _ in range(max(1, 2 * threads))]
+    if not threads:
+        yield from (_read_piece(fd, at, buffers[0][: end - at]) for at in starts)
+        return
+    tasks: deque[Future[Piece]] = deque()
+    with ThreadPoolExecutor(threads, "headrace-lines") as pool:
+        try:
+            for number, at in enumerate(starts):
+                tasks.append(pool.submit(_read_piece, fd, at, buffers[number % len(buffers)][: end - at]))
+                if len(tasks) == len(buffers):  # the next one's buffer is that of the first
+                    yield tasks.popleft().result()
+            while tasks:
+                yield tasks.popleft().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _read_piece(fd: int, at: int, buffer: npt.NDArray[np.uint8]) -> Piece:
+    """Fills a buffer from a place in a file."""
+    done = 0
+    while done < buffer.size:
+        got = os.preadv(fd, [buffer[done:].data], at + done)
         if not got:
-            raise EOFError(f"it ends at byte {at:,} and not at {end:,}")
-        yield buffer[:got]
-        at += got
+            raise EOFError(f"it ends at byte {at + done:,} and not at {at + buffer.size:,}")
+        done += got
+    return _looked_at(buffer)
+
+
+def _looked_at(data: npt.NDArray[np.uint8]) -> Piece:
+    return Piece(data, np.flatnonzero(data == LF) + 1, bool((data == CR).any()))
 
 
 def strip_end(line: bytes, newline: Newline) -> bytes:

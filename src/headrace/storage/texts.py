@@ -385,7 +385,7 @@ class _Scan:
         """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
         check = records.QuoteCheck(delimiter)
         for piece in file_pieces(fd, text.begin, text.end):
-            check(piece)
+            check(piece.data)
         if check.is_plain and check.count % 2 == 0:
             return line_starts(fd, text.begin, text.end, newline, QUOTE, self._watch)
         return self._csv_places_slowly(fd, text, newline, delimiter)
