@@ -128,11 +128,16 @@ def names_in_shm() -> set[str]:
 
 def _held() -> _Held:
     return _Held(
-        processes={process for process in psutil.Process().children(recursive=True) if _counts(process)},
+        processes=living_children(),
         threads={t for t in threading.enumerate() if not t.daemon and not t.name.startswith(_KEPT_THREADS)},
         shm=names_in_shm(),
         memfds=_memfds(),
     )
+
+
+def living_children() -> set[psutil.Process]:
+    """Of this process. (`multiprocessing.active_children` never forgets one that somebody else has waited for.)"""
+    return {process for process in psutil.Process().children(recursive=True) if _counts(process)}
 
 
 def _counts(process: psutil.Process) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import multiprocessing
 import pickle
 import random
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorD
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, ImageDataset, Loader, SampleError, create_dataloader, suggest_num_workers
 from headrace.profiling.workers import SuggestedWorkers, _chosen, _Jobs, _measured, _numbers, _plain, _rate
+from tests.conftest import living_children
 from tests.testing.test_contract import SquareDataset
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "most": 1, "batch_size": 8}
@@ -155,7 +155,7 @@ def test_a_dataset_is_measured_and_left_as_it_was(photos: Path) -> None:
         found = suggest_num_workers(dataset, **QUICK)
         assert found in (0, 1) and set(found.rates) == {0, 1} and min(found.rates.values()) > 0
         assert dataset.loading_mode == "cached" and dataset.mode.stats()["held"] == 0, "its cache is not filled"
-        assert not multiprocessing.active_children()
+        assert not living_children()
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
 
 
@@ -234,20 +234,20 @@ def test_an_error_of_a_worker_passes_and_no_worker_stays(kind: str) -> None:
     data: Any = Failing() if kind == "ours" else DataLoader(Failing(), batch_size=2)
     with pytest.raises(KeyError, match="only in a worker"):
         suggest_num_workers(data, seconds=0.01, most=1)
-    assert not multiprocessing.active_children()
+    assert not living_children()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_error_of_the_step_passes_and_no_worker_stays(error: type[BaseException]) -> None:
     def step(batch: Any) -> None:
-        if multiprocessing.active_children():
+        if living_children():
             raise error
 
     for data in (SquareDataset(), DataLoader(TensorDataset(torch.zeros(9)))):
         try:
             suggest_num_workers(data, seconds=0.01, most=1, step=step)
         except error as caught:
-            assert not multiprocessing.active_children(), "while the error is held"
+            assert not living_children(), "while the error is held"
             assert caught.__traceback__ is not None
         else:
             raise AssertionError("it passed")
