@@ -202,8 +202,7 @@ class Round:
         walk.some(most=len(walk.batches) - is_stream)
         state = self._checked_state(walk, "in the middle of an epoch")
         state = self.rng.choice((json.loads(json.dumps(state)), pickle.loads(pickle.dumps(state))))
-        is_over = walk.at == len(walk.batches) and not is_stream
-        epoch, start = (walk.epoch + 1, 0) if is_over else (walk.epoch, walk.at)
+        epoch, start = walk.epoch, walk.at  # after the last batch too: that the epoch is at its end, nobody has been told
         if self.rng.random() < 0.5:
             del walk
         workers = self.options["num_workers"] if is_stream else self.rng.choice((0, 1, self.soak.workers))
