@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -275,13 +275,15 @@ class TestBad:
 class TestResize:
     @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3]))
     @settings(max_examples=100, deadline=None)
-    def test_is_pillows_within_a_grey_level(self, h: int, w: int, to_h: int, to_w: int, channels: int) -> None:
+    @example(20, 20, 42, 42, 3)  # rounding in both directions: two grey levels
+    def test_is_pillows_but_for_rounding(self, h: int, w: int, to_h: int, to_w: int, channels: int) -> None:
         """Not compared with torch's own floating-point path, which is wrong for images that are one pixel wide (2.13)."""
         image = picture(w, h, channels)
         found = resize_image(np.asarray(image).reshape(h, w, channels), (to_h, to_w))
         assert found.shape == (to_h, to_w, channels) and found.dtype == np.uint8 and found.flags.c_contiguous
         wanted = np.asarray(image.resize((to_w, to_h), Image.Resampling.BILINEAR)).reshape(found.shape)
-        assert np.abs(found.astype(int) - wanted).max() <= 1
+        apart = np.abs(found.astype(int) - wanted)
+        assert apart.max() <= 2 and (apart > 1).sum() <= max(3, 0.01 * apart.size)
 
     def test_so_it_is_at_usual_sizes(self) -> None:
         image = picture(201, 150)
