@@ -20,7 +20,6 @@ from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.storage.kept import UntrustedError
 from headrace.storage.mapped import MappedFile
-from headrace.storage.paths import redact
 from headrace.storage.tokens import Tokens
 from headrace.tokenizer import identity_of, smallest_dtype
 
@@ -93,12 +92,8 @@ class Tokenising:
             _log.info("the tokens of a %s are not kept: it has no `fingerprint` (str) to know it by", type(self._tokenizer).__name__)
             return self._held(budget)
         kept = MappedFile(str(folder), "tokens", self._about)
-        try:
-            return kept.open()
-        except FileNotFoundError:
-            pass
-        except (UntrustedError, OSError) as error:
-            _log.info("%s is not used: %s", redact(kept.path), error)
+        if (found := kept.kept()) is not None:
+            return found
         try:
             with kept.writing("<i4") as writer:
                 for tokens in self._all():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from headrace.errors import AccessError
 from headrace.memory.anonymous import up
 from headrace.storage.kept import UntrustedError, is_ours, make_folder, user_id, written_to
 from headrace.storage.paths import redact
+
+_log = logging.getLogger(__name__)
 
 HEAD = 4096
 """Bytes before the long array: whole pages, so that it is mapped aligned."""
@@ -103,6 +106,16 @@ class MappedFile:
         self._about = hashlib.blake2b(meta, digest_size=16).hexdigest()
         self._kind = kind
         self.path = os.path.join(os.path.abspath(cache_dir), f"headrace-{kind}-{self._about}.bin")
+
+    def kept(self) -> MappedArrays | None:
+        """What `open` gives; None where there is nothing that can be used."""
+        try:
+            return self.open()
+        except FileNotFoundError:
+            pass
+        except (UntrustedError, OSError) as error:
+            _log.info("%s is not used: %s", redact(self.path), error)
+        return None
 
     def open(self) -> MappedArrays:
         """The arrays, after their checksum was compared.

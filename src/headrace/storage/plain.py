@@ -191,10 +191,8 @@ def plain_copy(path: str, encoding: str, errors: str, cache_dir: str) -> MappedA
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
     about = [_VERSION, os.path.realpath(path), status.st_size, status.st_mtime_ns, encoding, errors]
     kept = MappedFile(cache_dir, "plain", {"of": about})
-    try:
-        return kept.open()
-    except (OSError, UntrustedError):
-        pass
+    if (found := kept.kept()) is not None:
+        return found
     try:
         with kept.writing("u1") as writer:
             for piece in _readable(path, _plainly(path, encoding, errors)):

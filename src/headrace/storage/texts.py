@@ -6,7 +6,6 @@ By a table of the places where they begin: 8 bytes a line, made in one pass, kep
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from headrace.storage.plain import Room, decompressed, is_compressed, plain_copy
 from headrace.storage.scan import DataPath, FileList
 from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
-
-_log = logging.getLogger(__name__)
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
@@ -165,12 +162,8 @@ class LinesSource(Source):
             return _HeldArrays(*self._scanned(progress, size))
         of = [[text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin] for text in self._texts]
         kept = MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
-        try:
-            return kept.open()
-        except FileNotFoundError:
-            pass
-        except (UntrustedError, OSError) as error:
-            _log.info("%s is not used: %s", redact(kept.path), error)
+        if (found := kept.kept()) is not None:
+            return found
         try:
             with kept.writing("i8") as writer:
                 scan = _Scan(self, progress, size)
