@@ -47,6 +47,9 @@ class SampleError(HeadraceError, OSError):
 class RemoteError(HeadraceError, ConnectionError):
     """A server did not give what it was asked for, however often; the message names URL, range, attempts and the last cause."""
 
+    is_of_server = False
+    """Did the server give nothing of what it was asked for lately, so that it is no fault of a sample?"""
+
 
 class ReplacedError(HeadraceError, OSError):
     """A file is another one than when it was opened: what was read of both must not be mixed."""

@@ -384,7 +384,7 @@ class TestStreaming:
     def test_what_comes_is_read_before_it_is_asked_for(self, streaming: Streaming) -> None:
         read = _Blocking()
         for number in range(8):
-            streaming.expect(BATCHES[number : number + 3], read)
+            streaming.read_ahead(BATCHES[number : number + 3], read)
             if number:
                 read.wait_for(*map(tuple, BATCHES[number : number + 3]))
             assert streaming.read(BATCHES[number], read) == [bytes([i]) * 10 for i in BATCHES[number]]
@@ -392,9 +392,9 @@ class TestStreaming:
 
     def test_threads_read_at_the_same_time(self, streaming: Streaming) -> None:
         first, read = _Blocking(), _Blocking(blocked=True)
-        streaming.expect(BATCHES[:1], first)
+        streaming.read_ahead(BATCHES[:1], first)
         streaming.read(BATCHES[0], first)
-        streaming.expect(BATCHES[1:4], read)
+        streaming.read_ahead(BATCHES[1:4], read)
         read.wait_for(*map(tuple, BATCHES[1:4]))  # while none has been answered
         read.go.set()
         assert streaming.read(BATCHES[2], read) == [b"\4" * 10, b"\5" * 10]
@@ -402,10 +402,10 @@ class TestStreaming:
     @pytest.mark.parametrize(("nbytes", "ahead"), [(10, 8), (100, 5), (200, 2), (400, 1), (10_000, 1)])
     def test_the_window_bounds_the_bytes(self, streaming: Streaming, nbytes: int, ahead: int) -> None:
         read = _Blocking(nbytes)
-        streaming.expect(BATCHES[:8], read)
+        streaming.read_ahead(BATCHES[:8], read)
         assert streaming.stats() == {"ahead": 1}  # nobody knows yet how large records are
         streaming.read(BATCHES[0], read)
-        streaming.expect(BATCHES[1:9], read)
+        streaming.read_ahead(BATCHES[1:9], read)
         assert streaming.stats() == {"ahead": ahead}
         assert ahead * 2 * nbytes <= 1000 or ahead == 1
 
@@ -419,14 +419,14 @@ class TestStreaming:
     def test_what_was_not_expected_is_read_at_once(self, streaming: Streaming) -> None:
         read = _Blocking()
         assert streaming.read([7, 8], read) == [b"\7" * 10, b"\x08" * 10]
-        streaming.expect(BATCHES[:1], read)
+        streaming.read_ahead(BATCHES[:1], read)
         assert streaming.read([1, 0], read) == [b"\1" * 10, b"\0" * 10]  # another order is another batch
 
     def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.expect([[0, 1], [2, -1], [4, 5]], read)
+        streaming.read_ahead([[0, 1], [2, -1], [4, 5]], read)
         assert len(streaming.read([0, 1], read)) == 2
-        streaming.expect([[2, -1], [4, 5]], read)
+        streaming.read_ahead([[2, -1], [4, 5]], read)
         read.wait_for((2, -1), (4, 5))
         with pytest.raises(OSError, match="broken"):
             streaming.read([2, -1], read)
@@ -434,23 +434,23 @@ class TestStreaming:
 
     def test_an_epoch_left_early_drops_what_was_on_its_way(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.expect(BATCHES[:1], read)
+        streaming.read_ahead(BATCHES[:1], read)
         streaming.read(BATCHES[0], read)
-        streaming.expect(BATCHES[1:4], read)
+        streaming.read_ahead(BATCHES[1:4], read)
         assert streaming.stats() == {"ahead": 3}
-        streaming.expect(BATCHES[3:6], read)
+        streaming.read_ahead(BATCHES[3:6], read)
         assert streaming.stats() == {"ahead": 3} and set(streaming._pending) == set(map(tuple, BATCHES[3:6]))
 
     def test_close_and_use_again(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.expect(BATCHES[:2], read)
+        streaming.read_ahead(BATCHES[:2], read)
         streaming.close()
         assert streaming.stats() == {"ahead": 0}
-        streaming.expect(BATCHES[:1], read)
+        streaming.read_ahead(BATCHES[:1], read)
         assert len(streaming.read(BATCHES[0], read)) == 2
 
     def test_a_pickle_has_the_window_alone(self, streaming: Streaming) -> None:
-        streaming.expect(BATCHES[:3], _Blocking())
+        streaming.read_ahead(BATCHES[:3], _Blocking())
         copy = pickle.loads(pickle.dumps(streaming))
         assert copy.window == 1000 and copy.stats() == {"ahead": 0}
 

@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.storage import ranges as ranges_module
 from headrace.storage import remote as module
 from headrace.storage.blocks import BLOCK, CachedRemote
 from headrace.storage.disk_cache import DiskCache
-from headrace.storage.remote import Range, Remote, Version, _assembled, _Flow, _plan, _retry_after
+from headrace.storage.failures import retry_after
+from headrace.storage.ranges import assembled, plan
+from headrace.storage.remote import Range, Remote, Version, _Flow
 from tests.servers.ranges import RangeServer
 
 SIZE = 3_000_000
@@ -93,7 +96,7 @@ def test_close_ranges_are_one_request(server: RangeServer, remote_of: Any) -> No
 
 
 def test_a_long_range_is_several(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE", 700_000)
+    monkeypatch.setattr(ranges_module, "PIECE", 700_000)
     wanted = [Range(f"{server.url}/a.bin", 0, SIZE)]
     assert remote_of().read(wanted) == [CONTENT["a.bin"]]
     assert server.counts()["requests"] == 5
@@ -259,14 +262,14 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
 def test_pieces_hold_all_that_is_wanted(wanted: list[tuple[str, int, int]], piece: int, gap: int) -> None:
     content = {name: random.Random(name).randbytes(700) for name in "ab"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE", piece)
-        patch.setattr(module, "GAP", gap)
+        patch.setattr(ranges_module, "PIECE", piece)
+        patch.setattr(ranges_module, "GAP", gap)
         ranges = [Range(name, start, start + size) for name, start, size in wanted]
-        pieces, places = _plan(ranges)
+        pieces, places = plan(ranges)
         found = [content[one.path][one.start : one.stop] for one in pieces]
         assert all(0 < len(one) <= piece for one in pieces)
         for number, one in enumerate(ranges):
-            assert _assembled(one, pieces, found, places[number]) == content[one.path][one.start : one.stop]
+            assert assembled(one, pieces, found, places[number]) == content[one.path][one.start : one.stop]
 
 
 def test_the_flow_follows_the_server() -> None:
@@ -283,7 +286,7 @@ def test_the_flow_follows_the_server() -> None:
     ("said", "seconds"), [("3", 3.0), ("0.5", 0.5), ("-2", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None)]
 )
 def test_retry_after(said: str, seconds: float | None) -> None:
-    assert _retry_after({"Retry-After": said}) == seconds and _retry_after({}) is None and _retry_after(None) is None
+    assert retry_after({"Retry-After": said}) == seconds and retry_after({}) is None and retry_after(None) is None
 
 
 # -- through the disk cache

@@ -31,7 +31,7 @@ from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
 from headrace.modes.held import Place
 from headrace.modes.lazy import Lazy
-from headrace.modes.mode import Mode
+from headrace.modes.mode import Coming, Mode
 from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
@@ -151,6 +151,9 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
         self._chunk_bytes: Reservation | None = None
+        self._ahead_bytes: Reservation | None = None
+        self._holds_ahead = False
+        self._edges: npt.NDArray[np.int64] | None = None  # of the blocks
         self._threads = WorkerThreads()
         source.use_threads(self._threads.map)
         self._reset_report()
@@ -247,8 +250,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
         batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
         for step in range(worker, len(batches), workers):
-            coming = range(step, min(step + 3 * workers, len(batches)), workers)
-            self.expect([batches.batch(s).tolist() for s in coming])
+            self.expect((seed, epoch, worker), range(step, len(batches), workers), batches.batch, order.shuffle == "block")
             yield from self._samples(Ticket(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
 
     @property
@@ -279,7 +281,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._chosen, view._fingerprint = self._whole_indices(chosen), None
+        view._chosen, view._fingerprint, view._edges = self._whole_indices(chosen), None, None
         if self.targets is not None:
             targets = self.targets
             view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
@@ -400,10 +402,46 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """Are all samples held, and is nothing left to be done with them that costs more than a copy?"""
         return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or self._is_random)
 
-    def expect(self, batches: Sequence[Sequence[int]]) -> None:
-        """These batches come next: a streaming dataset begins to read them."""
-        if self._source.thread_safe:
-            self.mode.expect([self._whole_indices(b).tolist() for b in batches], self._source.read)
+    def expect(self, key: Any, steps: range, batch: Callable[[int], npt.NDArray[np.int64]], is_block: bool) -> None:
+        """These batches come next: a streaming dataset begins to read them.
+
+        Args:
+            key: of the epoch: equal while it is the same.
+            steps: of the batches, the next one first.
+            batch: a step -> its indices.
+            is_block: is it a block shuffle, so that all samples of a block come before long?
+        """
+        edges = None
+        if is_block and self._holds_ahead:
+            if self._edges is None:
+                sizes = self.blocks()
+                self._edges = None if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
+            edges = self._edges
+        self.mode.expect(Coming(key, steps, batch, edges), self._source, self._whole_indices)
+
+    def hold_ahead(self, nbytes: int, processes: int = 1) -> None:
+        """Each of so many processes may hold `nbytes` of blocks that are far away while it is in the midst of them; 0: it fetches what each
+        batch takes instead.
+
+        Raises:
+            BudgetError: they don't fit the budget.
+        """
+        wanted = nbytes * processes
+        self._holds_ahead = nbytes > 0
+        if self._ahead_bytes is None and wanted:
+            self._ahead_bytes = self.budget.reserve(wanted, "blocks fetched ahead")
+        elif self._ahead_bytes is not None:
+            self._ahead_bytes.resize(wanted)
+        if self._source.far is not None:
+            self._source.far.hold_ahead(nbytes)
+
+    def far_nbytes(self, count: int) -> int:
+        """Stored bytes of the so many largest blocks, if they lie far away and are fetched as a whole; else 0."""
+        sizes = None if self._source.far is None or self.loading_mode is not LoadingMode.STREAMING else self._source.blocks()
+        if sizes is None or not len(sizes):
+            return 0
+        largest = np.sort(sizes)[-count:]
+        return int(-(-self._source.stored_nbytes // len(self._source))) * int(largest.sum())
 
     @property
     def mode(self) -> Mode:
@@ -418,6 +456,9 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self._is_settled = True
         if self._source.block_nbytes:
             self._hold_some_chunks()
+        two = self.far_nbytes(2)
+        if two:
+            self.hold_ahead(min(max(CHUNK_BYTES, two), self.budget.available // 8))
         if self.loading_mode is LoadingMode.STREAMING:
             self.__class__ = streaming_class(type(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):

@@ -134,7 +134,8 @@ class BatchFilling(SampleReading, SampleTransforming):
 
     def _from_storage(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """All inputs, those that are not held straight from the source; None where it can't, or a sample can't be read."""
-        record = self._source.rows_like() if self.stores_values and not self.mode.window else None
+        reads_records_ahead = self.mode.window and self._source.far is None
+        record = self._source.rows_like() if self.stores_values and not reads_records_ahead else None
         if record is None or not self._copies or self._is_random or self.input_like(*record) != record:
             return None
         out = _empty(len(ticket), record)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.threads import WorkerThreads
-from headrace.errors import SampleError
+from headrace.errors import FormatError, RemoteError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.storage.foreign import OF_THE_MACHINE
@@ -166,17 +166,35 @@ class SampleReading:
 
     def _records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
         try:
-            records = read(indices)
-        except Exception:
-            records = [self._record(i) for i in indices]  # one by one: to name the one at fault, and to have the others
-        return records
-
-    def _record(self, index: int) -> Any:
-        try:
-            return self._source.read([index])[0]
+            return read(indices)
         except Exception as error:
+            first = error
+        try:
+            return [self._record(i, first) for i in indices]  # one by one: to name the one at fault, and to have the others
+        finally:
+            del first  # else it and this frame would hold one another
+
+    def _record(self, index: int, first: Exception) -> Any:
+        """The record of a sample that was to be read before, with others, when there was an error."""
+        try:
+            return self._read_twice(index)
+        except Exception as error:
+            if isinstance(first, RemoteError) and isinstance(error, RemoteError):
+                if error.is_of_server:
+                    raise first from None
+                error = first  # which had more patience
             raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
+
+    def _read_twice(self, index: int) -> Any:
+        """Of what is far away, a wrong checksum may be of the way, or of what is kept of it here."""
+        try:
+            return self._source.read([index])[0]
+        except FormatError:
+            if self._source.far is None:
+                raise
+        self._counts["refetched"] += 1
+        return self._source.read_afresh([index])[0]
 
     def _decoded(self, index: int, record: Any) -> Any:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import StateError
 from headrace.loader.draws import Draws
@@ -99,10 +100,9 @@ class OrderPlan(Plan):
             self._batches = self._batches.with_epoch(epoch)
         return self._batches
 
-    def batch(self, epoch: int, step: int) -> list[int]:
+    def indices(self, epoch: int, step: int) -> npt.NDArray[np.int64]:
         """The indices of one batch."""
-        indices: list[int] = self._of_epoch(epoch).batch(step).tolist()
-        return indices
+        return self._of_epoch(epoch).batch(step)
 
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         repeats = self.order.repeats

@@ -227,6 +227,7 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
     """
     processes, world = max(1, config.num_workers or 0), config.world_size or 1
     for dataset in datasets:
+        _hold_ahead(config, dataset, order, budget)
         block = dataset.block_nbytes
         if not block:
             continue
@@ -234,8 +235,7 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
             dataset.hold_chunks(0)
             continue
         is_block, interleave, turns = order.get("shuffle") == "block", order.get("interleave") or 1, order.get("turns") or 1
-        drawn = interleave // world if interleave % world == 0 else interleave  # lanes of one batch of this rank
-        own = turns // processes if turns % processes == 0 else turns
+        drawn, own = _open_lanes(order, processes, world)
         wanted = block * drawn * (own + 1) if is_block else max(block, CHUNK_BYTES)  # a batch may end a block and begin the next
         dataset.hold_chunks(0)
         short = wanted * processes - budget.available
@@ -256,6 +256,31 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
                 f"max_memory_usage.\n{budget.explain()}"
             )
         dataset.hold_chunks(min(wanted, left if is_block else left // 2), processes)
+
+
+def _open_lanes(order: dict[str, Any], processes: int, world: int) -> tuple[int, int]:
+    """Lanes that one batch of a rank draws from, and turns that one of its processes takes part in."""
+    interleave, turns = order.get("interleave") or 1, order.get("turns") or 1
+    return interleave // world if interleave % world == 0 else interleave, turns // processes if turns % processes == 0 else turns
+
+
+def _hold_ahead(config: DataLoaderConfig, dataset: BaseDataset, order: dict[str, Any], budget: MemoryBudget) -> None:
+    """Sets memory aside for the blocks that are far away, are fetched as a whole, and are not used up yet. Where they don't fit, each batch
+    fetches what it takes: more requests, and the same samples."""
+    processes = max(1, config.num_workers or 0)
+    drawn, own = _open_lanes(order, processes, config.world_size or 1)
+    dataset.hold_ahead(0)
+    wanted = dataset.far_nbytes(drawn * (own + 1)) if order.get("shuffle") == "block" else 0  # a batch may end a block and begin the next
+    left = budget.available // processes
+    if wanted > left:
+        warn(
+            f"shuffle='block': each of {processes} processes would hold {drawn * own} blocks that it has fetched, which take "
+            f"{format_size(wanted)}, and {format_size(left)} a process are left of the budget: samples are fetched one by one instead, in "
+            f"many more requests. Take a smaller interleave (now {order.get('interleave')}) or turns (now {order.get('turns')}), fewer "
+            "workers, or raise max_memory_usage"
+        )
+        wanted = 0
+    dataset.hold_ahead(wanted, processes)
 
 
 class _Nowhere:

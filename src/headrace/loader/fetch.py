@@ -8,6 +8,7 @@ an error, if there was one, so that the parent can raise the error itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -34,9 +35,6 @@ from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
-
-AHEAD = 2
-"""Batches that a streaming worker reads ahead of the one it works on."""
 
 
 class Samples:
@@ -136,14 +134,17 @@ class Fetch(Dataset[Any]):
         if not self._ours:
             return self._foreign(ticket)
         if self._plan is not None:
-            last = self._plan.steps()
-            coming = range(ticket.step, min(ticket.step + (AHEAD + 1) * self._stride, last), self._stride)
-            self.dataset.expect([self._plan.batch(ticket.epoch, step) for step in coming])
+            self._expect(self._plan, ticket)
         filled = None
         if self._stacks:
             with arena or contextlib.nullcontext():
                 filled = self.dataset.fill(ticket)
         return self.dataset.__getitems__(ticket) if filled is None else filled
+
+    def _expect(self, plan: OrderPlan, ticket: Ticket) -> None:
+        steps = range(ticket.step, plan.steps(), self._stride)
+        is_block = plan.parameters().get("shuffle") == "block"
+        self.dataset.expect(ticket.epoch, steps, functools.partial(plan.indices, ticket.epoch), is_block)
 
     def _foreign(self, ticket: Ticket) -> Any:
         if self._seeder is None:

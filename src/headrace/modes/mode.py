@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
+from headrace.storage.source import Source
 
 Read = Callable[[Sequence[int]], list[Any]]
 """Reads the records of some indices; raises if one of them can't be read."""
+IntArray = npt.NDArray[np.int64]
+
+
+class Coming(NamedTuple):
+    """The batches that a process has yet to read of an epoch, the next one first."""
+
+    key: Any
+    """Of the epoch: equal while it is the same one."""
+    steps: range
+    """Their steps."""
+    batch: Callable[[int], IntArray]
+    """A step -> the indices of its samples."""
+    edges: IntArray | None
+    """[blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``, and all samples of a block come before long; None: a
+    batch takes from everywhere."""
 
 
 class Mode:
@@ -35,8 +51,14 @@ class Mode:
     def keep(self, index: int, value: Any) -> None:
         """A sample that was missing has been read: hold it, or don't."""
 
-    def expect(self, batches: Iterable[Sequence[int]], read: Read) -> None:
-        """These batches come next, in this order."""
+    def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
+        """These batches come next, in this order.
+
+        Args:
+            coming: the batches.
+            source: where their records are.
+            whole: indices of the batches -> those of the source.
+        """
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
         """The records of samples that are not held."""

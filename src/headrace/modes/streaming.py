@@ -1,22 +1,31 @@
 """Streaming: bytes move ahead of the reader, in order; the read-ahead window is all that is held.
 
-The order of an epoch is known, so each worker knows which batches it will be asked for. Threads read their records while the
-batches before them are decoded.
+The order of an epoch is known, so each worker knows which batches it will be asked for, and in which blocks their samples lie.
+
+* Records that are near are read by threads while the batches before them are decoded, a few batches ahead.
+* Bytes that are far away are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole
+  blocks, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.storage.remote_files`.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from headrace.modes.mode import Mode, Read
+import numpy as np
+
+from headrace.modes.mode import Coming, IntArray, Mode, Read
+from headrace.storage.remote_files import RemoteFiles
+from headrace.storage.source import Source
 
 THREADS = 4
 WINDOW = 64 << 20
-"""Bytes of records that a process reads ahead at most, where the budget allows."""
+"""Bytes that a process reads ahead at most, where the budget allows."""
+AHEAD = 2
+"""Batches, beside the next one, whose records are read ahead."""
 
 
 def size_of(record: Any) -> int:
@@ -27,7 +36,7 @@ def size_of(record: Any) -> int:
 
 
 class Streaming(Mode):
-    """Reads the batches that come next in threads.
+    """Reads what comes next ahead.
 
     Args:
         window: bytes that may be read ahead. One batch is always read ahead, however large.
@@ -42,8 +51,20 @@ class Streaming(Mode):
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self._record_bytes = 0.0  # of a record, by the last batches
+        self._scan: _Scan | None = None
 
-    def expect(self, batches: Iterable[Sequence[int]], read: Read) -> None:
+    def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
+        self._own()
+        if source.far is not None:
+            if self._scan is None or not self._scan.goes_on(coming):
+                source.far.drop_ahead()
+                self._scan = _Scan(coming, source, source.far, whole)
+            self._scan.fetch(coming, self.window)
+        elif source.thread_safe:
+            self.read_ahead([whole(coming.batch(step)).tolist() for step in coming.steps[: AHEAD + 1]], source.read)
+
+    def read_ahead(self, batches: Sequence[Sequence[int]], read: Read) -> None:
+        """Begins to read the records of batches that come next, in threads."""
         self._own()
         keys = [tuple(batch) for batch in batches]
         for stale in self._pending.keys() - set(keys):  # an epoch that was left early
@@ -84,3 +105,36 @@ class Streaming(Mode):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.window = state["window"]
         self._reset()
+
+
+class _Scan:
+    """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
+
+    def __init__(self, coming: Coming, source: Source, far: RemoteFiles, whole: Callable[[IntArray], IntArray]) -> None:
+        self._key, self._source, self._far, self._whole = coming.key, source, far, whole
+        self._at, self._last = coming.steps.start, coming.steps.start
+        self._begun: set[int] = set()  # blocks
+
+    def goes_on(self, coming: Coming) -> bool:
+        """Are these the rest of the batches that it has gone through?"""
+        return coming.key == self._key and self._last <= coming.steps.start <= self._at
+
+    def fetch(self, coming: Coming, window: int) -> None:
+        """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
+        self._last = coming.steps.start
+        while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_ahead < window):
+            indices = coming.batch(self._at)
+            if coming.edges is None:
+                self._far.ahead([self._source.stored(self._whole(indices))])
+            else:
+                self._far.ahead([self._block(block, coming.edges) for block in self._new(indices, coming.edges)])
+            self._at += coming.steps.step
+
+    def _new(self, indices: IntArray, edges: IntArray) -> list[int]:
+        blocks = dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist())
+        new = [block for block in blocks if block not in self._begun]
+        self._begun.update(new)
+        return new
+
+    def _block(self, block: int, edges: IntArray) -> Any:
+        return self._source.stored(self._whole(np.arange(edges[block], edges[block + 1], dtype=np.int64)))

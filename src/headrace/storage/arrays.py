@@ -17,6 +17,7 @@ from headrace.errors import BudgetError, FormatError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
+from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows, Source
 
 BLOCK_BYTES = 2 << 20
@@ -163,8 +164,20 @@ class ArraysSource(Source):
         field.read_rows(indices, rows, self.run)
         return rows
 
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        return [span for field in self._readers for span in field.stored(indices)]
+
+    @property
+    def stored_nbytes(self) -> int:
+        """As if nothing were compressed."""
+        return self.total_bytes
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._chunks.close()
+        return super().read_afresh(indices)
+
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
+        counts: Counter[str] = Counter() if self.far is None else self.far.take_counts()
         for field in self._readers:
             counts.update(field.counts)
             field.counts.clear()

@@ -27,17 +27,22 @@ class CachedRemote:
         """See `Remote.versions`."""
         return self.remote.versions(urls)
 
-    def read(self, ranges: Sequence[Range]) -> list[bytes]:
-        """See `Remote.read`. Ranges of no known version are not cached: nobody could say whether they still hold."""
+    def read(self, ranges: Sequence[Range], afresh: bool = False) -> list[bytes]:
+        """See `Remote.read`. Ranges of no known version are not cached: nobody could say whether they still hold.
+
+        Args:
+            ranges: of files.
+            afresh: what is kept is not trusted, and replaced.
+        """
         cache = self.cache
         if cache is None or any(one.version is None or one.version.tag is None for one in ranges):
             return self.remote.read(ranges)
         wanted = {block: None for one in ranges for block in _blocks_of(one)}
-        found = {block: cache.get(self._key(block)) for block in wanted}
+        found = {block: None if afresh else cache.get(self._key(block)) for block in wanted}
         missing = [block for block, data in found.items() if data is None]
         if missing:
             with cache.claim(map(self._key, missing), self.remote.deadline):
-                found.update((block, cache.get(self._key(block))) for block in missing)
+                found.update((block, None if afresh else cache.get(self._key(block))) for block in missing)
                 missing = [block for block in missing if found[block] is None]
                 for block, data in zip(missing, self.remote.read(missing), strict=True):
                     found[block] = data

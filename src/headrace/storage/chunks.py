@@ -29,9 +29,9 @@ import numpy.typing as npt
 from headrace.errors import BudgetError, FormatError
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
-from headrace.storage.handles import WorkerFiles
+from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows
-from headrace.storage.stretches import Places, Stretch, bytes_of, fill, places_of, read_places, read_stretches
+from headrace.storage.stretches import Files, Places, Stretch, bytes_of, places_of, read_part, read_places, read_stretches
 
 IntArray = npt.NDArray[np.int64]
 Map = Callable[[Callable[[int], Any], int], list[Any]]
@@ -108,7 +108,7 @@ class DirectChunks(Chunks):
         dtype: np.dtype[Any],
         stretches: Callable[[Sequence[int]], list[Stretch | None]],
         pipeline: Pipeline,
-        files: WorkerFiles[int],
+        files: Files,
         *,
         fill: Any = 0,
         order: str = "C",
@@ -337,6 +337,19 @@ class ArrayReader:
             }
         self._copy(chunks, pieces, outs, run)
 
+    def stored(self, rows: IntArray) -> list[Span]:
+        """Where the stored bytes of rows lie, with all of their chunks; of what only another library can read nobody knows it: nothing."""
+        chunks, grid = self.chunks, self.chunks.grid
+        if not isinstance(chunks, DirectChunks) or not len(rows) or not math.prod(grid.shape):
+            return []
+        if chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
+            return chunks.raw_places(rows).spans()
+        bands = np.unique(rows // grid.chunks[0])
+        numbers = (bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1)
+        find = getattr(chunks.stretches, "places", None)
+        found: Places = places_of(chunks.stretches(numbers.tolist())) if find is None else find(numbers)
+        return found.spans()
+
     def read_span(self, first: int, out: npt.NDArray[Any], run: Map) -> None:
         """Copies as many rows as `out` has, from one on.
 
@@ -356,8 +369,7 @@ class ArrayReader:
                     out[target] = chunks.fill_value()
                     continue
                 path = places.paths[file]
-                with chunks.files.reading(path) as fd:
-                    fill(fd, [bytes_of(out[target])], offset + source.start * row_bytes, path)
+                read_part(path, offset + source.start * row_bytes, bytes_of(out[target]), chunks.files)
             return
         self._copy(chunks, _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape), [out], run)
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
 
 S = TypeVar("S", bound=Source)
@@ -35,7 +36,7 @@ class ConcatSource(Source, Generic[S]):
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
-    def _parts(self, indices: Sequence[int]) -> list[tuple[S, list[int], list[int]]]:
+    def _parts(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[tuple[S, list[int], list[int]]]:
         """For each source that is needed the indices in it, and the places of these samples among `indices`."""
         wanted = np.asarray(indices, np.int64)
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1
@@ -51,6 +52,19 @@ class ConcatSource(Source, Generic[S]):
             for place, record in zip(places, source.read(some), strict=True):
                 records[place] = record
         return records
+
+    @property
+    def far(self) -> RemoteFiles | None:  # type: ignore[override]
+        """The files of the server that all sources read from."""
+        found = {id(source.far): source.far for source in self.sources}
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        return [span for source, some, _ in self._parts(indices) for span in source.stored(np.asarray(some, np.int64))]
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(source.stored_nbytes for source in self.sources)
 
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         found = self.sources[0].rows_like()

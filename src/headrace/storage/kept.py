@@ -61,18 +61,7 @@ class KeptArrays:
             status = os.fstat(fd)
             if not is_ours(status):
                 raise UntrustedError("it is another user's, or others may write to it")
-            head = file.readline(200).split()
-            if head[:2] != [self._magic, b"%d" % self._version]:
-                raise UntrustedError("it is of another version")
-            if file.readline(len(self._meta) + 1) != self._meta + b"\n":
-                raise UntrustedError("it is about something else")
-            sizes = _read_array(file, 8 * len(self._types), "<i8").tolist()
-            if min(sizes) < 0 or sum(sizes) != status.st_size - file.tell():
-                raise UntrustedError("it is damaged")
-            arrays = [_read_array(file, size, dtype) for size, dtype in zip(sizes, self._types, strict=True)]
-        if head[2:] != [self._digest(arrays)]:
-            raise UntrustedError("it is damaged")
-        return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
+            return read_arrays(file, status.st_size, self._magic, self._version, self._meta, self._types)
 
     def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Makes the folder if only that is missing, and the file.
@@ -80,23 +69,62 @@ class KeptArrays:
         Raises:
             OSError: it can't be written.
         """
-        stored = [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, self._types, strict=True)]
         make_folder(os.path.dirname(self.path), f"{_PREFIX}{self._kind}-")
         with written_to(self.path) as file:
-            file.write(b"%s %d %s\n%s\n" % (self._magic, self._version, self._digest(stored), self._meta))
-            file.write(np.array([a.nbytes for a in stored], "<i8").tobytes())
-            for array in stored:
-                file.write(array.data)
+            write_arrays(file, arrays, self._magic, self._version, self._meta, self._types)
 
     @property
     def _magic(self) -> bytes:
         return f"{_PREFIX}{self._kind}".encode()
 
-    def _digest(self, arrays: Iterable[npt.NDArray[Any]]) -> bytes:
-        digest = hashlib.blake2b(self._meta, digest_size=16)
-        for array in arrays:
-            digest.update(array.data)
-        return digest.hexdigest().encode()
+
+def read_arrays(file: BinaryIO, size: int, magic: bytes, version: int, meta: bytes, types: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """What `write_arrays` wrote, in this machine's byte order.
+
+    Args:
+        file: at its beginning.
+        size: its bytes.
+        magic, version, meta, types: as they were given to `write_arrays`.
+
+    Raises:
+        UntrustedError: it is something else, or not whole.
+    """
+    head = file.readline(200).split()
+    if head[:2] != [magic, b"%d" % version]:
+        raise UntrustedError("it is of another version")
+    if file.readline(len(meta) + 1) != meta + b"\n":
+        raise UntrustedError("it is about something else")
+    sizes = _read_array(file, 8 * len(types), "<i8").tolist()
+    if min(sizes) < 0 or sum(sizes) != size - file.tell():
+        raise UntrustedError("it is damaged")
+    arrays = [_read_array(file, nbytes, dtype) for nbytes, dtype in zip(sizes, types, strict=True)]
+    if head[2:] != [_digest(meta, arrays)]:
+        raise UntrustedError("it is damaged")
+    return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
+
+
+def write_arrays(file: BinaryIO, arrays: Sequence[npt.NDArray[Any]], magic: bytes, version: int, meta: bytes, types: Sequence[str]) -> None:
+    """Writes arrays with a checksum.
+
+    Args:
+        file: to be written to.
+        arrays: as many as types.
+        magic, version: of what they are.
+        meta: what they are about, without a line end.
+        types: of the arrays.
+    """
+    stored = [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
+    file.write(b"%s %d %s\n%s\n" % (magic, version, _digest(meta, stored), meta))
+    file.write(np.array([a.nbytes for a in stored], "<i8").tobytes())
+    for array in stored:
+        file.write(array.data)
+
+
+def _digest(meta: bytes, arrays: Iterable[npt.NDArray[Any]]) -> bytes:
+    digest = hashlib.blake2b(meta, digest_size=16)
+    for array in arrays:
+        digest.update(array.data)
+    return digest.hexdigest().encode()
 
 
 def make_folder(folder: str, prefix: str) -> None:

@@ -7,18 +7,20 @@ NOTE [ a fetch ]
 * A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
   that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
   its attempts end at the deadline. Time is that of the monotonic clock.
-* How many pieces are on their way at once follows from how it goes: one more after as many successes, half as many when the server is
-  overloaded (additive increase, multiplicative decrease), and never more bytes than `window`.
+* How many pieces are on their way at once follows from how it goes: one more after each success until the server is overloaded for the
+  first time, then one more after as many successes; half as many when it is overloaded (slow start, additive increase, multiplicative
+  decrease: V. Jacobson, "Congestion avoidance and control", 1988). Never more bytes than `window`.
 * Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
   compared. A file that was replaced is an error, never a mix.
 * Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
+* After a piece was given up, and until something comes again, each piece is asked for once only: who waits for many of a server that is
+  gone does not wait a deadline for each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
 import inspect
 import os
@@ -26,51 +28,29 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.storage.failures import is_of_network, retry_after, status_of
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import redact
+from headrace.storage.ranges import Range as Range
+from headrace.storage.ranges import Version as Version
+from headrace.storage.ranges import assembled, plan
 from headrace.storage.scan import open_filesystem, path_in
 
 RETRIES, DEADLINE = 5, 60.0
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
-GAP, PIECE = 64 << 10, 4 << 20
-"""Ranges with so few bytes between them are fetched as one; longer ones are cut."""
 FEWEST, FIRST, MOST = 2, 8, 48
 """Pieces on their way: at least, in the beginning, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _OVERLOADED = frozenset({429, 503})
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A file at one moment."""
-
-    size: int
-    """Bytes."""
-    tag: str | None
-    """What changes when the content does: its ETag, or else when it was last changed; None: the server says nothing of the kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A stretch of a file."""
-
-    path: str
-    """URL, as the user gave it."""
-    start: int
-    stop: int
-    version: Version | None = None
-    """Of which version; None: of any."""
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+_SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
+_GONE = 4  # pieces given up one after the other, after which it is the server's fault and not theirs
 
 
 class Remote:
@@ -118,6 +98,7 @@ class Remote:
         self._pid = os.getpid()
         self._flow = _Flow(self._window)
         self._counts: Counter[str] = Counter()
+        self._given_up = 0  # pieces, since something came
         self._lock = threading.Lock()
 
     # -- what callers ask for
@@ -128,6 +109,14 @@ class Remote:
         Raises:
             DataNotFoundError, AccessError: there is none, or it may not be read.
             RemoteError: the server does not say.
+        """
+        return [version for version in self.look(urls) if version is not None]
+
+    def look(self, urls: Sequence[str], perhaps: Sequence[str] = ()) -> list[Version | None]:
+        """Size and tag of each file, and of others that may be missing: None then.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
         """
 
         async def one(url: str) -> Version:
@@ -141,10 +130,20 @@ class Remote:
             )
             return Version(int(info["size"]), None if tag is None else str(tag))
 
-        async def each() -> list[Version]:
-            return await _together([functools.partial(one, url) for url in urls], self._flow, [0] * len(urls))
+        async def other(url: str) -> Version | None:
+            try:
+                return await one(url)
+            except (DataNotFoundError, AccessError):  # who may not list a bucket is told that what is missing is not for him
+                return None
 
-        found: list[Version] = self._run(each)
+        async def each() -> list[Version | None]:
+            tasks: list[Callable[[], Awaitable[Any]]] = [
+                *(functools.partial(one, url) for url in urls),
+                *(functools.partial(other, url) for url in perhaps),
+            ]
+            return await _together(tasks, self._flow, [0] * len(tasks))
+
+        found: list[Version | None] = self._run(each)
         return found
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -156,7 +155,7 @@ class Remote:
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
         wanted = list(ranges)
-        pieces, places = _plan(wanted)
+        pieces, places = plan(wanted)
 
         async def each() -> list[bytes]:
             return await _together(
@@ -164,7 +163,7 @@ class Remote:
             )
 
         found: list[bytes] = self._run(each)
-        return [_assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
+        return [assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
 
     def read_files(self, paths: Sequence[str]) -> list[bytes]:
         """The content of whole files, however long they are.
@@ -199,6 +198,11 @@ class Remote:
 
     # -- one piece
 
+    @property
+    def filesystem(self) -> Any:
+        """fsspec's, of this process."""
+        return self._fs
+
     async def _piece(self, piece: Range) -> bytes:
         fs, path = self._fs, self._path(piece.path)
         where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
@@ -213,29 +217,34 @@ class Remote:
     async def _persist(self, ask: Callable[[], Awaitable[Any]], where: str, is_right: Callable[[Any], bool]) -> Any:
         """Asks until the answer is right, or retries or deadline are through."""
         begin, attempt, cause = time.monotonic(), 0, ""
-        patience = self.deadline / 2 if self.retries else self.deadline
+        retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
+        patience = deadline / 2 if retries else deadline
         while True:
-            left = begin + self.deadline - time.monotonic()
+            left = begin + deadline - time.monotonic()
             wait: float | None = None
             self._count(requests=1)
             try:
                 answer = await asyncio.wait_for(ask(), min(left, patience))
                 if is_right(answer):
+                    self._given_up = 0
                     self._flow.went_well()
                     return answer
                 cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes) else "the answer says no size"
             except Exception as error:
                 cause, wait = self._judged(error, where)
             attempt += 1
-            left = begin + self.deadline - time.monotonic()
+            left = begin + deadline - time.monotonic()
             if wait is None:
                 wait = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2**attempt))
-            if attempt > self.retries or wait >= left:
+            if attempt > retries or wait >= left:
                 seconds = time.monotonic() - begin
-                raise RemoteError(
+                self._given_up += 1
+                failure = RemoteError(
                     f"{where}: {attempt} attempt{'s' * (attempt > 1)} in {seconds:.1f} s failed, the last one because {cause}: is the "
                     f"server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
                 )
+                failure.is_of_server = self._given_up >= _GONE
+                raise failure
             self._count(retries=1)
             await asyncio.sleep(wait)
 
@@ -245,12 +254,12 @@ class Remote:
         Raises:
             DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
         """
-        status, headers = _status_of(error)
+        status, headers = status_of(error)
         text = redact(str(error)) or type(error).__name__
         if status == 412:
             raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
         # fsspec takes whatever goes wrong with a question for a size for a missing file
-        if status == 404 or (isinstance(error, FileNotFoundError) and status is None and not _is_of_network(error)):
+        if status == 404 or (isinstance(error, FileNotFoundError) and status is None and not is_of_network(error)):
             raise DataNotFoundError(f"{where}: there is no such file") from None
         if status in (401, 403) or (isinstance(error, PermissionError) and status is None):
             raise AccessError(
@@ -261,8 +270,8 @@ class Remote:
             return "nothing came in time", None
         if status in _OVERLOADED:
             self._flow.went_badly()
-        if status in _PASSING or (status is None and _is_of_network(error)):
-            return (f"the server says {status}" if status else f"{type(error).__name__}: {text}"), _retry_after(headers)
+        if status in _PASSING or (status is None and is_of_network(error)):
+            return (f"the server says {status}" if status else f"{type(error).__name__}: {text}"), retry_after(headers)
         raise RemoteError(f"{where}: {type(error).__name__}: {text}") from None
 
     # -- the loop
@@ -301,7 +310,7 @@ class _Flow:
     """How many pieces may be on their way, and how many are. Used in the loop's thread only."""
 
     def __init__(self, window: int) -> None:
-        self._limit, self._window = float(FIRST), window
+        self._limit, self._window, self._is_new = float(FIRST), window, True
         self._running, self._bytes = 0, 0
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -323,10 +332,10 @@ class _Flow:
                     future.set_result(None)
 
     def went_well(self) -> None:
-        self._limit = min(MOST, self._limit + 1 / self._limit)
+        self._limit = min(MOST, self._limit + (1 if self._is_new else 1 / self._limit))
 
     def went_badly(self) -> None:
-        self._limit = max(FEWEST, self._limit / 2)
+        self._limit, self._is_new = max(FEWEST, self._limit / 2), False
 
 
 async def _together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: _Flow, sizes: Sequence[int]) -> list[Any]:
@@ -344,47 +353,6 @@ async def _together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: _Flow, 
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         raise
-
-
-# -- ranges to pieces
-
-
-def _plan(wanted: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
-    """The pieces to ask for, and for each range the numbers of the first and last piece that it lies in."""
-    order = sorted(range(len(wanted)), key=lambda n: (wanted[n].path, repr(wanted[n].version), wanted[n].start, wanted[n].stop))
-    pieces: list[Range] = []
-    places: list[tuple[int, int]] = [(0, 0)] * len(wanted)
-    at = 0
-    while at < len(order):
-        first = wanted[order[at]]
-        stop, end = first.stop, at + 1
-        while end < len(order):
-            following = wanted[order[end]]
-            if (following.path, following.version) != (first.path, first.version) or following.start > stop + GAP:
-                break
-            if max(stop, following.stop) - first.start > PIECE and following.start >= stop:
-                break  # it would be cut anyway
-            stop, end = max(stop, following.stop), end + 1
-        cut = [replace(first, start=s, stop=min(s + PIECE, stop)) for s in range(first.start, stop, PIECE)]
-        for number in order[at:end]:
-            one = wanted[number]
-            if len(one):
-                places[number] = (
-                    len(pieces) + (one.start - first.start) // PIECE,
-                    len(pieces) + (one.stop - 1 - first.start) // PIECE,
-                )
-        pieces += cut
-        at = end
-    return pieces, places
-
-
-def _assembled(wanted: Range, pieces: Sequence[Range], found: Sequence[bytes], place: tuple[int, int]) -> bytes:
-    if not len(wanted):
-        return b""
-    parts = []
-    for piece, data in zip(pieces[place[0] : place[1] + 1], found[place[0] : place[1] + 1], strict=True):
-        parts.append(memoryview(data)[max(0, wanted.start - piece.start) : wanted.stop - piece.start])
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
 
 # -- fsspec
@@ -444,58 +412,3 @@ def close_filesystem(filesystem: Any) -> None:
 
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
-
-
-# -- errors
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen = 0
-    while error is not None and seen < 8:
-        yield error
-        error, seen = error.__cause__ or error.__context__, seen + 1
-
-
-def _status_of(error: BaseException) -> tuple[int | None, Any]:
-    """The HTTP status that an error, or what it was made of, tells of, and the headers."""
-    for one in _chain(error):
-        status = getattr(one, "status", None)
-        if isinstance(status, int) and status >= 300:
-            return status, getattr(one, "headers", None)
-        response = getattr(one, "response", None)  # botocore's
-        if isinstance(response, dict):
-            said = response.get("ResponseMetadata", {})
-            status = said.get("HTTPStatusCode")
-            if isinstance(status, int) and status >= 300:
-                return status, said.get("HTTPHeaders")
-    return None, None
-
-
-def _is_of_network(error: BaseException) -> bool:
-    """Is it of the way to the server, and may it pass?"""
-    for one in _chain(error):
-        if isinstance(one, ConnectionError | asyncio.IncompleteReadError | EOFError):
-            return True
-        module = type(one).__module__.partition(".")[0]
-        if module in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "httpx", "google", "azure") and not isinstance(
-            one, TypeError
-        ):
-            return True
-        if isinstance(one, OSError) and one.errno is not None and not isinstance(one, FileNotFoundError | PermissionError):
-            return True
-    return False
-
-
-def _retry_after(headers: Any) -> float | None:
-    """Seconds; None where the server does not say."""
-    said = None if headers is None else headers.get("Retry-After", headers.get("retry-after"))
-    if said is None:
-        return None
-    try:
-        return max(0.0, float(said))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.storage.remote_files import RemoteFiles, Span
+
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype; or one array that has them as its rows."""
 
@@ -74,6 +76,29 @@ class Source(ABC):
             Exception: as `read`; the arrays may then hold anything.
         """
         raise NotImplementedError
+
+    far: RemoteFiles | None = None
+    """The files of the server that it reads from, if they are far away and `stored` says where samples lie in them."""
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        """Where the stored bytes of samples lie far away, with all of their chunks; what is not said is fetched when it is read.
+
+        Args:
+            indices: [n] int64, of the samples.
+        """
+        return []
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all samples as they are stored far away, about."""
+        return 0
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        """The records of samples, of which something was wrong: past everything that is kept of files that are far away."""
+        if self.far is None:
+            return self.read(indices)
+        with self.far.afresh():
+            return self.read(indices)
 
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(_one_after_the_other)
     """Calls a function for 0 to count - 1: what may be done in threads."""

@@ -15,10 +15,14 @@ import numpy.typing as npt
 from headrace.errors import FormatError
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
+from headrace.storage.remote_files import RemoteFiles, Span
 
 _GAP = 16 << 10  # bytes between two stretches that are rather read than left out
 _RUN = 8 << 20  # bytes that one call reads at most
 _IOV_MAX = 1024
+
+Files = WorkerFiles[int] | RemoteFiles
+"""What stretches are read from: files of this machine, or those of a server."""
 
 
 class Stretch(NamedTuple):
@@ -29,6 +33,11 @@ class Stretch(NamedTuple):
     nbytes: int
     skipped: int = 0
     """Bit i: codec i was not used."""
+
+    @property
+    def span(self) -> Span:
+        """Path, first byte, end."""
+        return self.path, self.offset, self.offset + self.nbytes
 
 
 class Places(NamedTuple):
@@ -47,6 +56,11 @@ class Places(NamedTuple):
         found = zip(self.files.tolist(), self.offsets.tolist(), self.nbytes.tolist(), strict=True)
         return [None if offset < 0 else Stretch(self.paths[file], offset, nbytes) for file, offset, nbytes in found]
 
+    def spans(self) -> list[Span]:
+        """Path, first byte and end of each that was written."""
+        paths, found = self.paths, zip(self.files.tolist(), self.offsets.tolist(), self.nbytes.tolist(), strict=True)
+        return [(paths[file], offset, offset + nbytes) for file, offset, nbytes in found if offset >= 0]
+
 
 def places_of(stretches: Sequence[Stretch | None]) -> Places:
     """The same as numbers."""
@@ -57,7 +71,7 @@ def places_of(stretches: Sequence[Stretch | None]) -> Places:
     return Places(list(paths), columns[:, 0], columns[:, 1], columns[:, 2])
 
 
-def read_places(places: Places, parts: Sequence[memoryview], files: WorkerFiles[int]) -> None:
+def read_places(places: Places, parts: Sequence[memoryview], files: Files) -> None:
     """Reads stretches of one length, which were written, into memory of that length each; those that follow one another by one call.
 
     Raises:
@@ -65,6 +79,10 @@ def read_places(places: Places, parts: Sequence[memoryview], files: WorkerFiles[
         OSError: a file can't be opened or read.
     """
     if not len(parts):
+        return
+    if isinstance(files, RemoteFiles):
+        for part, data in zip(parts, files.read(places.spans()), strict=True):
+            part[:] = data
         return
     offsets, of = places.offsets, places.files
     order = offsets.argsort() if len(places.paths) == 1 else np.lexsort((offsets, of))
@@ -88,7 +106,7 @@ def read_places(places: Places, parts: Sequence[memoryview], files: WorkerFiles[
                     first = last
 
 
-def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int]) -> list[memoryview | None]:
+def read_stretches(stretches: Sequence[Stretch | None], files: Files) -> list[memoryview | None]:
     """The bytes of stretches, those that lie close together by one call.
 
     Raises:
@@ -96,6 +114,11 @@ def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int])
         OSError: a file can't be opened or read.
     """
     found: list[memoryview | None] = [None] * len(stretches)
+    if isinstance(files, RemoteFiles):
+        there = [number for number, part in enumerate(stretches) if part is not None]
+        for number, data in zip(there, files.read([part.span for part in stretches if part is not None]), strict=True):
+            found[number] = data
+        return found
     wanted = sorted((part.path, part.offset, part.nbytes, number) for number, part in enumerate(stretches) if part is not None)
     by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
     with contextlib.closing(files.reading_each([path for path, _ in by_path])) as opened:
@@ -103,6 +126,20 @@ def read_stretches(stretches: Sequence[Stretch | None], files: WorkerFiles[int])
             for fd, (path, same) in zip(fds, by_path[at:], strict=False):
                 _read_near(fd, path, [part[1:] for part in same], found)
     return found
+
+
+def read_part(path: str, offset: int, buffer: memoryview, files: Files) -> None:
+    """Fills a buffer from a place of a file on.
+
+    Raises:
+        FormatError: the file ends before the buffer is full.
+        OSError: it can't be opened or read.
+    """
+    if isinstance(files, RemoteFiles):
+        buffer[:] = files.read([(path, offset, offset + len(buffer))])[0]
+        return
+    with files.reading(path) as fd:
+        fill(fd, [buffer], offset, path)
 
 
 def _read_near(fd: int, path: str, wanted: Sequence[tuple[int, int, int]], found: list[memoryview | None]) -> None:

@@ -1,0 +1,203 @@
+"""Does a streaming loader fetch each block that is far away once, ahead, and give the samples that it gives of one that is near?"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from headrace import BaseDataset, Source
+from headrace.errors import HeadraceWarning, RemoteError
+from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
+from tests.servers.ranges import RangeServer
+
+ROW, ROWS = 512, 600
+BLOCKS = [37, 64, 5, 100, 94, 1, 0, 99, 120, 80]
+
+
+class Rows(Source):
+    """Rows of one file, in blocks of any size."""
+
+    def __init__(self, url: str, far: RemoteFiles) -> None:
+        self.url, self.far = url, far
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        return [(self.url, index * ROW, (index + 1) * ROW) for index in indices.tolist()]
+
+    @property
+    def stored_nbytes(self) -> int:
+        return ROW * ROWS
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        assert self.far is not None
+        return [np.frombuffer(data, np.uint8).copy() for data in self.far.read(self.stored(np.asarray(indices)))]
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        return np.array(BLOCKS, np.int64)
+
+    def fingerprint(self) -> str:
+        return "rows"
+
+    def take_counts(self) -> Counter[str]:
+        assert self.far is not None
+        return self.far.take_counts()
+
+
+class Far(BaseDataset):
+    def decode(self, record: Any) -> Any:
+        return torch.from_numpy(record)
+
+
+@pytest.fixture(scope="module")
+def rows() -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (ROWS, ROW), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def running(rows: npt.NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "rows.bin").write_bytes(rows.tobytes())
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RangeServer) -> RangeServer:
+    running.set(latency=0, bandwidth=0, faults={}, seed=1)
+    running.counts()
+    return running
+
+
+@pytest.fixture
+def dataset_of(server: RangeServer) -> Iterator[Any]:
+    made: list[Far] = []
+
+    def make(retries: int = 20, deadline: float = 30, **options: Any) -> Far:
+        url = server.url + "/rows.bin"
+        files = RemoteFiles(url, RemoteOptions(retries=retries, deadline=deadline))
+        files.learn([url])
+        made.append(Far(Rows(url, files), **{"loading_mode": "streaming", **options}))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+def batches(loader: Any) -> list[Any]:
+    return [batch.clone() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True, "block"])
+def test_all_samples_in_the_order_of_what_is_near(
+    server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8], shuffle: Any, workers: int
+) -> None:
+    options = {"batch_size": 16, "num_workers": workers, "shuffle": shuffle, "return_index": True}
+    dataset = dataset_of(return_index=True)
+    del options["return_index"]
+    order = dataset.epoch_order(shuffle, 42, 0, 16)
+    for _ in range(2):
+        loader = make_loader(dataset, **options)
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            given = list(loader)
+            indices = np.concatenate([index.numpy() for _, index in given])
+            assert sorted(indices.tolist()) == list(range(ROWS))
+            assert epoch or np.array_equal(indices, order[:])
+            assert all(np.array_equal(batch.numpy(), rows[index.numpy()]) for batch, index in given)
+        loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_each_block_is_fetched_once(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int) -> None:
+    loader = make_loader(dataset_of(), batch_size=16, num_workers=workers, interleave=2, turns=6)
+    server.counts()
+    assert sum(map(len, loader)) == ROWS
+    fetched = [(start, stop) for _, start, stop in server.counts()["ranges"]]
+    assert len(fetched) <= len(BLOCKS) + 2 * 6 - 1
+    edges = np.cumsum([0, *BLOCKS]) * ROW
+    assert {start for start, _ in fetched} <= set(edges.tolist()) and {stop for _, stop in fetched} <= set(edges.tolist())
+    loader.close()
+
+
+def test_four_ranks_of_two_workers(server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8]) -> None:
+    """None waits for another: one after the other will do."""
+    seen, lanes = list[int](), 4 * 2
+    dataset = dataset_of(return_index=True)
+    server.counts()
+    for rank in range(4):
+        loader = make_loader(dataset, batch_size=4, num_workers=2, interleave=4, turns=2, rank=rank, world_size=4, pad=False)
+        for batch, index in loader:
+            assert np.array_equal(batch.numpy(), rows[index.numpy()])
+            seen += index.tolist()
+        loader.close()
+    assert sorted(seen) == list(range(ROWS))
+    assert len(server.counts()["ranges"]) <= len(BLOCKS) + lanes - 1
+
+
+def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) -> None:
+    dataset = dataset_of(max_memory_usage="60MB")
+    dataset.mode.window = 40_000
+    loader = make_loader(dataset, batch_size=16, num_workers=0, interleave=2, turns=1)
+    far = dataset._source.far
+    most = max(ROW * size for size in BLOCKS)
+    for _ in loader:
+        assert far.bytes_ahead < 40_000 + 2 * most
+    assert far.bytes_ahead == 0
+    loader.close()
+
+
+def test_without_room_for_blocks_each_batch_fetches_its_own(server: RangeServer, dataset_of: Any, make_loader: Any) -> None:
+    dataset = dataset_of()
+    dataset._max_memory_usage = "300kB"
+    dataset.mode.window = 0
+    with pytest.warns(HeadraceWarning, match="samples are fetched one by one instead"):
+        loader = make_loader(dataset, batch_size=4, num_workers=0, interleave=10, turns=1)
+    server.counts()
+    assert sum(map(len, loader)) == ROWS
+    assert len(server.counts()["ranges"]) >= len(loader)
+    loader.close()
+
+
+def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
+    dataset = dataset_of()
+    loader = make_loader(dataset, batch_size=16, num_workers=0)
+    expected = None
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        given = [next(iter(loader)).clone()] if epoch else batches(loader)
+        if not epoch:
+            expected = expected or given
+            assert all(map(torch.equal, expected, given))
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
+    loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=workers)
+    server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
+    indices = np.concatenate([index.numpy() for _, index in loader])
+    assert sorted(indices.tolist()) == list(range(ROWS)) and loader.get_stats()["retries"] > 0
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_when_the_server_is_gone_it_says_so(
+    server: RangeServer, dataset_of: Any, make_loader: Any, on_error: str, workers: int, monkeypatch: Any
+) -> None:
+    """Not that samples are bad, and not after a deadline for each of them."""
+    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
+    loader = make_loader(dataset_of(retries=2, deadline=20, on_error=on_error), batch_size=16, num_workers=workers)
+    server.set(faults={"503": 1})
+    with pytest.raises(RemoteError, match=r"rows.bin, bytes .*: 3 attempts .* the server says 503"):
+        next(iter(loader))
+    loader.close()
