@@ -30,6 +30,7 @@ from headrace.storage.files import FilesSource
 from headrace.storage.hdf5 import HDF5Source
 from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
 from headrace.storage.packed import TARGETS
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath
 
 DEFAULT_SIZE = (224, 224)
@@ -58,6 +59,8 @@ class ImageDataset(BaseDataset):
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         storage_options: passed to fsspec.
         retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a file is given up.
+        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
+            on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`.
 
     Attributes:
@@ -87,13 +90,15 @@ class ImageDataset(BaseDataset):
         storage_options: dict[str, Any] | None = None,
         retries: int | None = None,
         deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if color not in ("RGB", "L"):
             raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
         if transform_input not in ("pil", "tensor", "numpy"):
             raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
-        source, found, self.classes = _open(data_path, targets, storage_options, options.get("cache_dir"), retries, deadline)
+        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        source, found, self.classes = _open(data_path, targets, reach)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.color, self.normalize, self.transform_input = color, normalize, transform_input
         self._augment, transform = split_augment(transform)
@@ -250,15 +255,14 @@ def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
 def _open(
     data_path: DataPath,
     targets: TargetsArgument,
-    storage_options: dict[str, Any] | None,
-    cache_dir: str | os.PathLike[str] | None,
-    retries: int | None,
-    deadline: float | None,
+    reach: RemoteOptions,
 ) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
     if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
         return _open_packed(data_path, targets)
     refuse_remote_hdf5(data_path)
-    source = FilesSource(data_path, EXTENSIONS, storage_options, cache_dir, retries, deadline)
+    source = FilesSource(
+        data_path, EXTENSIONS, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
+    )
     if targets != FOLDERS:
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)

@@ -17,7 +17,10 @@ import psutil
 SKIPPED_LISTED = 1000
 _WAITS_KEPT = 10_000
 _SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which cost about a millisecond
-_COUNTS = ("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "errors", "skipped")
+_COUNTS = (
+    *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
+    *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped"),
+)
 _TIMES = ("read_seconds", "decode_seconds", "work_seconds")
 
 

@@ -48,7 +48,8 @@ _TOUCHED_S = 60.0  # how exactly the time of the last use is known
 _PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
 _POLL_S = 0.01
 _PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
-_CLAIMS = 512
+_CLAIMS_BYTES = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
+"""Can single bytes of a file be locked by whoever has it open (Linux)? Where not, one process of this machine fetches at a time."""
 
 
 class DiskCache:
@@ -169,16 +170,16 @@ class DiskCache:
         """
         self._own()
         end = time.monotonic() + patience
-        held: list[int] = []
+        fd: int | None = None
         try:
             with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
                 self._make_folder()
-                for number in sorted({int(key[:8], 16) % _CLAIMS for key in keys}):  # in order: so nobody waits for one that waits for him
-                    held.append(os.open(os.path.join(self.folder, f"claim-{number:03}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-                    _locked(held[-1], end)
+                fd = os.open(os.path.join(self.folder, "claims"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                for place in sorted({int(key[:12], 16) for key in keys}) if _CLAIMS_BYTES else [None]:
+                    _locked(fd, end, place)  # in order: so nobody waits for one that waits for him
             yield
         finally:
-            for fd in held:
+            if fd is not None:
                 _unlock(fd)
 
     # -- the limit
@@ -301,11 +302,14 @@ class _Ledger:
         os.pwrite(self._fd, b"%32d" % total, 0)
 
 
-def _locked(fd: int, end: float) -> bool:
-    """Waits for the lock of an open file until a moment of the monotonic clock; says whether it has it."""
+def _locked(fd: int, end: float, place: int | None = None) -> bool:
+    """Waits for the lock of an open file, or of one byte of it, until a moment of the monotonic clock; says whether it has it."""
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if place is None:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
             return True
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= end:
@@ -317,6 +321,8 @@ def _unlock(fd: int) -> None:
     """Also for a child that was forked meanwhile, and has the file open too."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
+        if _CLAIMS_BYTES:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     os.close(fd)
 
 

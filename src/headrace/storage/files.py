@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote import Remote, close_filesystem
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import (
     DataPath,
     FileList,
@@ -26,6 +27,7 @@ from headrace.storage.scan import (
     without_secrets,
 )
 from headrace.storage.source import Source
+from headrace.storage.whole_files import WholeFiles
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
@@ -42,6 +44,7 @@ class FilesSource(Source):
         cache_dir: a folder, made if it is missing, where listings of local folders are kept and found again while they still hold
             (see `headrace.storage.listings`); None: a folder is listed at every start.
         retries, deadline: for URLs, see `Remote`.
+        disk_cache_size: for URLs: bytes (or "20GB") of files that are kept in `cache_dir`; None: none.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.
@@ -56,11 +59,12 @@ class FilesSource(Source):
         cache_dir: str | os.PathLike[str] | None = None,
         retries: int | None = None,
         deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
     ) -> None:
         entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
         self._filesystem: WorkerHandle[Any] | None = None
-        self._remote: Remote | None = None
+        self._far: WholeFiles | None = None
         self._url_ends = "", ""  # of the URLs that messages show: what stands before the path, and after it
         if urls and len(urls) != len(entries):
             raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
@@ -68,7 +72,8 @@ class FilesSource(Source):
             self._filesystem = WorkerHandle(functools.partial(open_filesystem, str(urls[0]), storage_options), close_filesystem)
             first, chained, rest = str(urls[0]).partition("::")
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
-            self._remote = Remote(
+            options = RemoteOptions(storage_options, retries, deadline, cache_dir, disk_cache_size)
+            remote = Remote(
                 str(urls[0]), storage_options, retries=retries, deadline=deadline, filesystem=self._filesystem,
                 shown=functools.partial(_shown, self._url_ends),
             )  # fmt: skip
@@ -78,21 +83,27 @@ class FilesSource(Source):
         else:
             files = scan(entries, extensions, cache_dir=None if cache_dir is None else _folder(cache_dir))
         self.files: FileList = files
+        if urls:
+            self._far = WholeFiles(remote, options.disk_cache(), len(files.names), self._url)
 
     def __len__(self) -> int:
         return len(self.files.names)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes."""
-        if self._remote is None:
-            return [_read_file(self.files.path(i)) for i in indices]
-        paths = [os.fsdecode(self.files.path(i)) for i in indices]
-        each = list(dict.fromkeys(paths))
-        contents = dict(zip(each, self._remote.read_files(each), strict=True))
-        return [contents[p] for p in paths]
+        if self._far is not None:
+            return self._far.read(indices)
+        return [_read_file(self.files.path(i)) for i in indices]
+
+    def _url(self, index: int) -> str:
+        return os.fsdecode(self.files.path(index))
+
+    def how(self) -> dict[str, str]:
+        cache = None if self._far is None else self._far.cache
+        return {} if cache is None else {"files": cache.explain()}
 
     def take_counts(self) -> Counter[str]:
-        return Counter() if self._remote is None else self._remote.take_counts()
+        return Counter() if self._far is None else self._far.take_counts()
 
     def fingerprint(self) -> str:
         """A hash of the sorted relative names and their number."""
