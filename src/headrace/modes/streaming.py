@@ -124,10 +124,11 @@ class _Scan:
         self._last = coming.steps.start
         while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_ahead < window):
             indices = coming.batch(self._at)
+            is_first = self._at == self._last  # nothing of it was asked for before
             if coming.edges is None:
-                self._far.ahead([self._source.stored(self._whole(indices))])
+                self._far.ahead([self._source.stored(self._whole(indices))], is_first)
             else:
-                self._far.ahead([self._block(block, coming.edges) for block in self._new(indices, coming.edges)])
+                self._far.ahead([self._block(block, coming.edges) for block in self._new(indices, coming.edges)], is_first)
             self._at += coming.steps.step
 
     def _new(self, indices: IntArray, edges: IntArray) -> list[int]:

@@ -149,7 +149,7 @@ class RemoteFiles:
         """
         if self._afresh.is_on:
             return self._fetch(spans, afresh=True)
-        found: list[memoryview | None] = [self._ahead.take(*span) for span in spans]
+        found = self._ahead.take(spans)
         missing = [number for number, data in enumerate(found) if data is None]
         for number, data in zip(missing, self._fetch([spans[number] for number in missing]), strict=True):
             found[number] = data
@@ -175,10 +175,14 @@ class RemoteFiles:
 
     # -- ahead
 
-    def ahead(self, pieces: Sequence[Sequence[Span]]) -> None:
-        """These come next: they are fetched, each piece by itself, unless they are on their way already."""
-        for piece in pieces:
-            self._ahead.begin(piece)
+    def ahead(self, pieces: Sequence[Sequence[Span]], first: bool = False) -> None:
+        """These come next: they are fetched, each piece by itself, unless they are on their way already.
+
+        Args:
+            pieces: the spans of each.
+            first: somebody waits for them: what is asked for after them is not fetched before they have come.
+        """
+        self._ahead.begin(pieces, first)
 
     def drop_ahead(self) -> None:
         """What was fetched ahead won't be read: it is forgotten, and what has not begun is not fetched."""
@@ -252,55 +256,96 @@ class _Ahead:
         self._extents: OrderedDict[tuple[str, int], _Extent] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
         self.untouched = self._touched = 0
+        self._first = 0  # pieces that are needed first and have not come
+        self._later: list[tuple[Future[list[memoryview]], list[Span]]] = []
+        self._is_open = True
 
     def _own(self) -> None:
         if self._pid != os.getpid():  # threads don't survive a fork, and what they would have brought neither
             self._reset()
 
-    def begin(self, spans: Sequence[Span]) -> None:
+    def begin(self, pieces: Sequence[Sequence[Span]], first: bool) -> None:
+        """Has pieces fetched; those that are not needed first when those that are have come, so that these have the line for themselves."""
         self._own()
         with self._lock:
-            new = [span for span in _merged(spans) if self._find(*span[:3]) is None]
-            if not new:
-                return
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, "headrace-ahead")
-            future = self._pool.submit(self._fetch, [(path, start, stop) for path, start, stop, _ in new])
-            for number, (path, start, stop, nbytes) in enumerate(new):
-                self._forget(path, start)
-                self._extents[path, start] = _Extent(start, stop, future, number, nbytes)
-                bisect.insort(self._starts.setdefault(path, []), start)
-                self.untouched += stop - start
+            for piece in pieces:
+                new = [span for span in _merged(piece) if self._find(*span[:3]) is None]
+                if not new:
+                    continue
+                future: Future[list[memoryview]] = Future()
+                for number, (path, start, stop, nbytes) in enumerate(new):
+                    self._forget(path, start)
+                    self._extents[path, start] = _Extent(start, stop, future, number, nbytes)
+                    bisect.insort(self._starts.setdefault(path, []), start)
+                    self.untouched += stop - start
+                wanted = [(path, start, stop) for path, start, stop, _ in new]
+                if first:
+                    self._first += 1
+                    self._submit(future, wanted, first)
+                elif self._first:
+                    self._later.append((future, wanted))
+                else:
+                    self._submit(future, wanted, first)
 
-    def take(self, path: str, start: int, stop: int) -> memoryview | None:
-        """The bytes of a span, if they are on their way; waits for them.
+    def _submit(self, future: Future[list[memoryview]], wanted: list[Span], first: bool) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "headrace-ahead")
+        self._pool.submit(self._work, future, wanted, first)
+
+    def _work(self, future: Future[list[memoryview]], wanted: list[Span], first: bool) -> None:
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(self._fetch(wanted))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            if first:
+                self._one_has_come()
+
+    def _one_has_come(self) -> None:
+        with self._lock:
+            self._first -= 1
+            later, self._later = (self._later, []) if not self._first else ([], self._later)
+            if self._is_open:
+                for future, wanted in later:
+                    self._submit(future, wanted, False)
+
+    def take(self, spans: Sequence[Span]) -> list[memoryview | None]:
+        """The bytes of spans, of those that are on their way; waits for them.
 
         Raises:
             Exception: what fetching them has raised.
         """
         self._own()
-        if start >= stop or not self._extents:
-            return None
+        found: list[memoryview | None] = [None] * len(spans)
+        if not self._extents:
+            return found
+        taken: list[tuple[int, _Extent]] = []
         with self._lock:
-            extent = self._find(path, start, stop)
-            if extent is None:
-                return None
-            extent.left -= stop - start
-            if extent.left <= 0:
-                self._forget(path, extent.start)
-            elif not extent.is_touched:
-                extent.is_touched = True
-                self.untouched -= extent.stop - extent.start
-                self._touched += extent.stop - extent.start
-                self._extents.move_to_end((path, extent.start))
-                self._make_room()
-        try:
-            data = extent.data.result()[extent.number]  # it ends: by its deadline
-        except BaseException:
-            with self._lock:
-                self._forget(path, extent.start)
-            raise
-        return data[start - extent.start : stop - extent.start]
+            for number, (path, start, stop) in enumerate(spans):
+                extent = self._find(path, start, stop) if start < stop else None
+                if extent is None:
+                    continue
+                taken.append((number, extent))
+                extent.left -= stop - start
+                if not extent.is_touched:
+                    extent.is_touched = True
+                    self.untouched -= extent.stop - extent.start
+                    self._touched += extent.stop - extent.start
+                    self._extents.move_to_end((path, extent.start))
+                if extent.left <= 0:
+                    self._forget(path, extent.start)
+            self._make_room()
+        for number, extent in taken:
+            path, start, stop = spans[number]
+            try:
+                data = extent.data.result()[extent.number]  # it ends: by its deadline
+            except BaseException:
+                with self._lock:
+                    self._forget(path, extent.start)
+                raise
+            found[number] = data[start - extent.start : stop - extent.start]
+        return found
 
     def _find(self, path: str, start: int, stop: int) -> _Extent | None:
         starts = self._starts.get(path)
@@ -331,6 +376,7 @@ class _Ahead:
                 extent.data.cancel()
             self._extents.clear()
             self._starts.clear()
+            self._later.clear()
             self.untouched = self._touched = 0
 
     def resize(self, nbytes: int) -> None:
@@ -348,7 +394,10 @@ class _Ahead:
 
     def close(self) -> None:
         if self._pool is not None and self._pid == os.getpid():
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            with self._lock:
+                self._is_open = False
+            self.drop()
+            self._pool.shutdown(wait=True)  # what is on its way ends by its deadline
         self._reset()
 
 
