@@ -191,13 +191,24 @@ def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("fault", "deadline", "said"), [("503", 20, "3 attempts .* the server says 503"), ("hang", 1, ".* nothing came in time")]
+)
 def test_when_the_server_is_gone_it_says_so(
-    server: RangeServer, dataset_of: Any, make_loader: Any, on_error: str, workers: int, monkeypatch: Any
+    server: RangeServer,
+    dataset_of: Any,
+    make_loader: Any,
+    on_error: str,
+    workers: int,
+    fault: str,
+    deadline: float,
+    said: str,
+    monkeypatch: Any,
 ) -> None:
     """Not that samples are bad, and not after a deadline for each of them."""
     monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
-    loader = make_loader(dataset_of(retries=2, deadline=20, on_error=on_error), batch_size=16, num_workers=workers)
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match=r"rows.bin, bytes .*: 3 attempts .* the server says 503"):
+    loader = make_loader(dataset_of(retries=2, deadline=deadline, on_error=on_error), batch_size=16, num_workers=workers)
+    server.set(faults={fault: 1})
+    with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):
         next(iter(loader))
     loader.close()

@@ -143,6 +143,17 @@ def test_what_is_damaged_on_the_way_is_fetched_again(server: RangeServer, files_
     assert files.read([span])[0] == right(span)
 
 
+@pytest.mark.parametrize(("size", "whole"), [("10MB", True), ("1.5MB", False)])
+def test_small_ranges_of_more_than_has_room_are_fetched_alone(server: RangeServer, files_of: Any, size: str, whole: bool) -> None:
+    files, a, b = files_of(disk_cache_size=size), server.url + "/a.bin", server.url + "/b.bin"
+    files.learn([a, b])
+    server.counts()
+    for _ in range(2):
+        assert [bytes(data) for data in files.read([(a, 5, 900), (b, 0, 800_000)])] == [CONTENT["a.bin"][5:900], CONTENT["b.bin"][:800_000]]
+    ranges = sorted(map(tuple, server.counts()["ranges"]))
+    assert ranges == ([("a.bin", 0, SIZE), ("b.bin", 0, SIZE)] if whole else [("a.bin", 5, 900), ("a.bin", 5, 900), ("b.bin", 0, SIZE)])
+
+
 def _in_child(files: RemoteFiles, span: tuple[str, int, int], pipe: Any) -> None:
     pipe.send(bytes(files.read([span])[0]))
     files.close()

@@ -10,6 +10,7 @@ from headrace.storage.remote import Range, Remote, Version
 
 BLOCK = 1 << 20
 """Bytes of a block: what is cached, and fetched at least."""
+_WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
 
 
 class CachedRemote:
@@ -27,19 +28,27 @@ class CachedRemote:
         """See `Remote.versions`."""
         return self.remote.versions(urls)
 
-    def read(self, ranges: Sequence[Range], afresh: bool = False) -> list[bytes]:
+    def read(self, ranges: Sequence[Range], afresh: bool = False, all_fits: bool = True) -> list[bytes]:
         """See `Remote.read`. Ranges of no known version are not cached: nobody could say whether they still hold.
 
         Args:
             ranges: of files.
             afresh: what is kept is not trusted, and replaced.
+            all_fits: have all files that will be read room in the cache? Where not, small ranges are not worth a block: it would be gone
+                before the rest of it is read.
         """
         cache = self.cache
         if cache is None or any(one.version is None or one.version.tag is None for one in ranges):
             return self.remote.read(ranges)
         wanted = {block: None for one in ranges for block in _blocks_of(one)}
         found = {block: None if afresh else cache.get(self._key(block)) for block in wanted}
-        missing = [block for block, data in found.items() if data is None]
+        if not all_fits:
+            alone = [one for one in ranges if len(one) < _WORTH and any(found[block] is None for block in _blocks_of(one))]
+            fetched = dict(zip(alone, self.remote.read(alone), strict=True))
+            kept = {block for one in ranges if one not in fetched for block in _blocks_of(one)}
+        else:
+            fetched, kept = {}, set(found)
+        missing = [block for block, data in found.items() if data is None and block in kept]
         if missing:
             with cache.claim(map(self._key, missing), self.remote.deadline):
                 found.update((block, None if afresh else cache.get(self._key(block))) for block in missing)
@@ -47,7 +56,7 @@ class CachedRemote:
                 for block, data in zip(missing, self.remote.read(missing), strict=True):
                     found[block] = data
                     cache.put(self._key(block), data)
-        return [_assembled(one, found) for one in ranges]
+        return [fetched[one] if one in fetched else _assembled(one, found) for one in ranges]
 
     def _key(self, block: Range) -> str:
         version = block.version

@@ -86,6 +86,7 @@ class RemoteFiles:
         remote = Remote(url, options.storage_options, retries=options.retries, deadline=options.deadline)
         self._bytes = CachedRemote(remote, options.disk_cache())
         self._versions: dict[str, Version] = {}
+        self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
         self._ahead = _Ahead(self._fetch)
         self._afresh = _Afresh()
@@ -117,6 +118,7 @@ class RemoteFiles:
         for url, version in zip(new, found[: len(new)], strict=True):
             assert version is not None
             self._versions[url] = version
+            self._nbytes += version.size
         indices = [
             Range(with_index(url), 0, version.size, version)
             for url, version in zip(new, found[len(new) :], strict=False)
@@ -171,7 +173,9 @@ class RemoteFiles:
             if stop > version.size:
                 raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
             ranges.append(Range(path, start, stop, version))
-        return [memoryview(data) for data in self._bytes.read(ranges, afresh=afresh)] if ranges else []
+        cache = self._bytes.cache
+        all_fits = cache is None or self._nbytes <= cache.limit
+        return [memoryview(data) for data in self._bytes.read(ranges, afresh, all_fits)] if ranges else []
 
     # -- ahead
 
@@ -216,6 +220,7 @@ class RemoteFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.options, self._bytes, self._versions, self._beside = state["options"], state["bytes"], state["versions"], {}
+        self._nbytes = sum(version.size for version in self._versions.values())
         self._ahead, self._afresh = _Ahead(self._fetch, state["held"]), _Afresh()
 
 
