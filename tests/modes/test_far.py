@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset, Source
-from headrace.errors import HeadraceWarning, RemoteError
+from headrace.errors import HeadraceWarning, RemoteError, ReplacedError
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
 from tests.servers.ranges import RangeServer
 
@@ -212,3 +212,26 @@ def test_when_the_server_is_gone_it_says_so(
     with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):
         next(iter(loader))
     loader.close()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_is_replaced_ends_the_epoch(
+    server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, on_error: str, rows: npt.NDArray[np.uint8]
+) -> None:
+    """Never a mix of both, and never left out."""
+    loader = make_loader(dataset_of(on_error=on_error), batch_size=16, num_workers=workers, shuffle=True, prefetch_factor=None)
+    loader.dataset.mode.window = 0
+    given = iter(loader)
+    next(given)
+    place = server.folder / "rows.bin"
+    place.write_bytes((255 - rows).tobytes())
+    try:
+        with pytest.raises(
+            ReplacedError, match=r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the epoch anew"
+        ):
+            for _ in given:
+                pass
+    finally:
+        place.write_bytes(rows.tobytes())
+        loader.close()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.threads import WorkerThreads
-from headrace.errors import FormatError, RemoteError, SampleError
+from headrace.errors import FormatError, RemoteError, ReplacedError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.storage.foreign import OF_THE_MACHINE
@@ -233,7 +233,9 @@ class SampleReading:
 
 
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
-    """Memory or file descriptors that ran out are no fault of a sample, and no reason to leave it out."""
+    """Memory or file descriptors that ran out, or data that were replaced, are no fault of a sample, and no reason to leave it out."""
+    if isinstance(error, ReplacedError):
+        raise error
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
         raise error

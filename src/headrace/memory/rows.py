@@ -49,7 +49,7 @@ class Rows:
     def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
         self._log, self._layout, self.are_held = log, layout, are_held
         self._places = starts // layout.entry
-        self._table = layout.table(log)
+        self._whole: npt.NDArray[Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +66,9 @@ class Rows:
 
     def __getitem__(self, number: int) -> npt.NDArray[Any]:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
-        sample: npt.NDArray[Any] = self._table[self._places[number], ...]
+        if self._whole is None:  # not where all are copied by one call
+            self._whole = self._layout.table(self._log)
+        sample: npt.NDArray[Any] = self._whole[self._places[number], ...]
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
