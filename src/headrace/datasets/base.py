@@ -360,6 +360,10 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         starts = np.flatnonzero(np.diff(block_of, prepend=-1))
         return np.diff(starts, append=len(block_of)).astype(np.int64)
 
+    def lanes(self, blocks: int) -> tuple[int, int]:
+        """The (interleave, turns) that suit an order over so many blocks, where nobody gave any: by the layout alone."""
+        return lanes_for(blocks, self._source.block_nbytes)
+
     def epoch_order(
         self,
         shuffle: bool | Literal["block"],
@@ -372,7 +376,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """The order of one epoch of this dataset."""
         blocks = self.blocks() if shuffle == "block" else None
         if blocks is not None:
-            fitting = lanes_for(len(blocks), self._source.block_nbytes)
+            fitting = self.lanes(len(blocks))
             interleave, turns = interleave or fitting[0], turns or fitting[1]
         return EpochOrder(
             len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,

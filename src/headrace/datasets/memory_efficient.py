@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.base import BaseDataset, CommonOptions
+from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.detect import open_dataset
-from headrace.datasets.filling import Like
 from headrace.datasets.finished import ALONE, Finished
-from headrace.errors import ConfigError, SampleError
+from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
 from headrace.monitor.memory import MemoryMonitor
-from headrace.order.seeding import SampleSeeder
 from headrace.storage.scan import DataPath
 from headrace.storage.source import Source
 
 _COMMON = CommonOptions.__optional_keys__ | CommonOptions.__required_keys__
 
 
-class MemoryEfficientDataset(BaseDataset):
+class MemoryEfficientDataset(DelegatingDataset):
     """Any dataset, in one of the four loading modes: what it holds stays within the memory budget.
 
     Of a path, and of a dataset of headrace's, the same is held as by `open_dataset` and by that dataset in this mode, and samples
@@ -68,7 +67,6 @@ class MemoryEfficientDataset(BaseDataset):
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
         of_format = {name: options.pop(name) for name in [*options] if name not in _COMMON}
         self._opened_here = _is_path(data_path)
-        self._transforms_added = False
         inner: BaseDataset
         if self._opened_here:
             inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
@@ -84,11 +82,7 @@ class MemoryEfficientDataset(BaseDataset):
         super().__init__(
             source, targets=inner.targets, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options
         )  # fmt: skip
-        self.fork_safe, self.collate = inner.fork_safe, inner.collate
-        self.always_pairs, self._augment = inner.always_pairs, inner._augment
-        for name in ("classes", "class_to_idx"):
-            if hasattr(inner, name):
-                setattr(self, name, getattr(inner, name))
+        self._adopt_traits()
         self._memory_monitor: MemoryMonitor | None = None
 
     def _adopt(self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
@@ -117,80 +111,14 @@ class MemoryEfficientDataset(BaseDataset):
             self._memory_monitor = MemoryMonitor()
         return self._memory_monitor
 
-    # -- what the dataset inside decides
-
-    def decode(self, record: Any) -> Any:
-        return self._inner.decode(record)
-
-    @property
-    def decodes_together(self) -> bool:
-        return self._inner.decodes_together
-
-    def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
-        chosen = self._inner._chosen
-        inside = found if chosen is None else [(int(chosen[index]), record) for index, record in found]
-        return self._inner.decode_together(inside, failed)
-
     def pair(self, index: int, value: Any) -> tuple[Any, Any]:
-        if type(self._inner).pair is BaseDataset.pair:
-            return super().pair(index, value)  # by this dataset's `targets`, which a user may replace
-        value, target = self._inner.pair(int(self._whole_indices(index)), value)
+        value, target = super().pair(index, value)
         if target is ALONE and (self.target_transform is not None or self.transforms is not None):
             raise ConfigError(
                 f"target_transform and transforms have no meaning here: sample {index} is no tuple of two, and so has no target; "
                 "transform= gets it as a whole"
             )
         return value, target
-
-    def present(self, value: Any) -> Any:
-        return self._inner.present(value)
-
-    def assemble(self, value: Any, target: Any) -> Any:
-        return self._inner.assemble(value, target)
-
-    @property
-    def _is_fillable(self) -> bool:
-        return not (self.return_index or self._is_transformed) and self._inner._is_fillable
-
-    @property
-    def _copies(self) -> bool:
-        return self._inner._copies
-
-    def value_like(self) -> Like | None:
-        return self._inner.value_like()
-
-    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
-        return self._inner.input_like(shape, dtype)
-
-    def draw(self, value: Any) -> Any:
-        return self._inner.draw(value)
-
-    def present_into(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
-        self._inner.present_into(value, drawn, out)
-
-    def is_late(self, error: Exception) -> bool:
-        return self._inner.is_late(error)
-
-    def held_nbytes(self) -> int | None:
-        return self._inner.held_nbytes() if self._inner._chosen is None else None
-
-    def sample_nbytes(self) -> int | None:
-        return None if self._transforms_added else self._inner.sample_nbytes()
-
-    def held_as(self) -> str:
-        return self._inner.held_as()
-
-    @property
-    def holds_encoded(self) -> bool:
-        return self._inner.holds_encoded
-
-    def _new_seeder(self) -> SampleSeeder:
-        inner = {name: value for name, value in vars(self._inner).items() if not name.startswith("_")}
-        inner.update(transform=self.transform, target_transform=self.target_transform, transforms=self.transforms)
-        own = (value for name, value in vars(self).items() if not name.startswith("_"))
-        holders = *inner.values(), *own  # first the inner's: each generator gets the stream that it has there
-        chosen = self._inner._chosen
-        return SampleSeeder(*holders) if chosen is None else ViewSeeder(chosen, *holders)
 
     # -- what users see
 
@@ -243,17 +171,6 @@ class ViewSource(Source):
 
     def fingerprint(self) -> str:
         return self._view.fingerprint
-
-
-class ViewSeeder(SampleSeeder):
-    """Seeds a sample of a view as the same sample of the whole dataset."""
-
-    def __init__(self, chosen: npt.NDArray[np.int64], *holders: object) -> None:
-        super().__init__(*holders)
-        self._chosen = chosen
-
-    def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
-        super().__call__(seed, epoch, int(self._chosen[index]), k)
 
 
 class _Shown:

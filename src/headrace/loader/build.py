@@ -26,7 +26,6 @@ from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
-from headrace.order.lanes import lanes_for
 
 Reasons = dict[str, str]
 _SCARCE = 4 << 30  # below this, at most 2 workers
@@ -90,7 +89,7 @@ def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, s
 
 def _turns(config: DataLoaderConfig, dataset: Any) -> int:
     blocks = dataset.blocks() if isinstance(dataset, BaseDataset) else None
-    return config.turns or (DEFAULT_TURNS if blocks is None else lanes_for(len(blocks), dataset.block_nbytes)[1])
+    return config.turns or (DEFAULT_TURNS if blocks is None else dataset.lanes(len(blocks))[1])
 
 
 def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) -> dict[str, Any]:

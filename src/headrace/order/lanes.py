@@ -18,6 +18,7 @@ a block is read and decoded once, bar the few that a lane's end cuts.
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +46,20 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: i
         blocks = min(blocks, most)
     interleave = max(1, min(interleave, blocks))
     return interleave, max(t for t in range(1, turns + 1) if turns % t == 0 and t <= max(1, blocks // interleave))
+
+
+def interleave_for(mixed: int, samples: int, blocks: int) -> int:
+    """Gives the `interleave` with which a global batch draws from blocks of about `mixed` samples in all.
+
+    A power of two, so that as many ranks as may be have lanes of their own, and no more than there are blocks.
+
+    Args:
+        mixed: samples.
+        samples: of all blocks.
+        blocks: number of blocks.
+    """
+    wanted = max(1.0, mixed * blocks / max(1, samples))
+    return 1 << min(round(math.log2(wanted)), max(1, blocks).bit_length() - 1)
 
 
 class Lanes:
