@@ -8,6 +8,7 @@ from headrace.datasets import (
     MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    StreamingDataset,
     TextDataset,
     ZarrDataset,
     open_dataset,
@@ -49,6 +50,7 @@ from headrace.packing import pack, verify
 from headrace.profiling import find_max_batch_size, suggest_num_workers
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.source import Source
+from headrace.storage.tar import TarSource
 from headrace.tokenizer import CharTokenizer
 
 __version__ = "0.1.0"
@@ -84,6 +86,8 @@ __all__ = [
     "SampleError",
     "Source",
     "StateError",
+    "StreamingDataset",
+    "TarSource",
     "TargetExistsError",
     "TextCollator",
     "TextDataset",

@@ -7,9 +7,12 @@ Everything is made here, from nothing but numpy and Pillow, and is the same at e
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import os
 import struct
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -111,6 +114,45 @@ def _save(pixels: Pixels, path: Path) -> None:
         Image.fromarray(pixels).save(path, "JPEG", quality=90)
     else:
         Image.fromarray(pixels).save(path, "PNG")
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def make_tar(path: str | os.PathLike[str], members: Sequence[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> Path:
+    """Writes a tar of members (name, content), in this order; a name that ends in "/" is a folder's. Returns the path."""
+    with tarfile.open(path, "w", format=form) as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name.rstrip("/"))
+            info.size, info.type = len(data), tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            file.addfile(info, io.BytesIO(data))
+    return Path(path)
+
+
+def make_shards(folder: str | os.PathLike[str], counts: Sequence[int], ending: str = "tar", size: Size = (16, 12)) -> Path:
+    """Writes a shard for each count to `folder`, with so many samples, numbered through over all shards; returns the folder.
+
+    .tar: a .png (noise), its number as .cls, and .json; .jsonl: objects {"number", "text"}; .txt: lines "line NUMBER".
+    """
+    folder, first = Path(folder), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard, count in enumerate(counts):
+        path, numbers = folder / f"part-{shard:03d}.{ending}", range(first, first + count)
+        if ending == "tar":
+            make_tar(path, [member for number in numbers for member in _tar_sample(number, size)])
+        elif ending == "jsonl":
+            path.write_text("".join(json.dumps({"number": n, "text": f"line {n}"}) + "\n" for n in numbers))
+        else:
+            path.write_text("".join(f"line {n}\n" for n in numbers))
+        first += count
+    return folder
+
+
+def _tar_sample(number: int, size: Size) -> list[tuple[str, bytes]]:
+    encoded = io.BytesIO()
+    Image.fromarray(noise(np.random.default_rng((9, number)), size)).save(encoded, "PNG")
+    said = json.dumps({"number": number}).encode()
+    return [(f"{number:06d}.png", encoded.getvalue()), (f"{number:06d}.cls", b"%d" % number), (f"{number:06d}.json", said)]
 
 
 # --- files that can't be read -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from headrace.datasets.detect import open_dataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
+from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 
@@ -16,6 +17,7 @@ __all__ = [
     "MemoryEfficientDataset",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "StreamingDataset",
     "TextDataset",
     "ZarrDataset",
     "open_dataset",

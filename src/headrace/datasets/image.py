@@ -26,8 +26,9 @@ from headrace.datasets.pixels import (
 from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
+from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5 import HDF5Source
+from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
 from headrace.storage.packed import TARGETS
 from headrace.storage.remote_files import RemoteOptions
@@ -35,6 +36,7 @@ from headrace.storage.scan import DataPath
 
 DEFAULT_SIZE = (224, 224)
 _UNSET: Any = "default"
+ImageSource = FilesSource | HDF5Source | ConcatSource[HDF5Source]
 
 
 class ImageDataset(BaseDataset):
@@ -44,7 +46,7 @@ class ImageDataset(BaseDataset):
 
     Args:
         data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a list of folders
-            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote.
+            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote, or a list of such.
         image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
             Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
             the transform.
@@ -103,8 +105,9 @@ class ImageDataset(BaseDataset):
         self.color, self.normalize, self.transform_input = color, normalize, transform_input
         self._augment, transform = split_augment(transform)
         transformed = transform is not None or options.get("transforms") is not None
-        self._stored_decoded = isinstance(source, HDF5Source) and source.info is not None and source.info.store == "decoded"
-        self.image_size = self._size(image_size, transformed or self._crop_size is not None, source)
+        packed = _first_packed(source)
+        self._stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
+        self.image_size = self._size(image_size, transformed or self._crop_size is not None, packed)
         self._is_encoded_until_drawn = self._crops_encoded(options.get("hold"))
         self._transformed = transformed
         self._channels_first = self._augment is None and self._shows_channels_first
@@ -122,14 +125,14 @@ class ImageDataset(BaseDataset):
     def _shows_channels_first(self) -> bool:
         return not self._transformed or self.transform_input == "tensor"
 
-    def _size(self, image_size: Any, transformed: bool, source: HDF5Source | FilesSource) -> tuple[int, int] | None:
+    def _size(self, image_size: Any, transformed: bool, packed: HDF5Source | None) -> tuple[int, int] | None:
         if self._stored_decoded:
-            assert isinstance(source, HDF5Source)
-            stored = source.info.image.get("color") if source.info is not None else None
+            assert packed is not None
+            stored = packed.info.image.get("color") if packed.info is not None else None
             if stored != self.color:
-                raise ConfigError(f"color={self.color!r}: {source.path} was packed with color={stored!r}; pack it again")
+                raise ConfigError(f"color={self.color!r}: {packed.path} was packed with color={stored!r}; pack it again")
             if image_size is _UNSET:
-                return int(source.shape[1]), int(source.shape[2])
+                return int(packed.shape[1]), int(packed.shape[2])
         if image_size is _UNSET:
             return None if transformed else DEFAULT_SIZE
         if image_size is None:
@@ -242,7 +245,8 @@ class ImageDataset(BaseDataset):
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
-            return int(self._source.sizes().sum()) if isinstance(self._source, (FilesSource, HDF5Source)) else None
+            parts: list[Any] = self._source.sources if isinstance(self._source, ConcatSource) else [self._source]
+            return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, HDF5Source)) else None
         if self.image_size is None:
             return None
         return len(self._source) * self.image_size[0] * self.image_size[1] * self._channels
@@ -256,9 +260,10 @@ def _open(
     data_path: DataPath,
     targets: TargetsArgument,
     reach: RemoteOptions,
-) -> tuple[FilesSource | HDF5Source, Targets, list[str]]:
-    if isinstance(data_path, (str, os.PathLike)) and is_hdf5(data_path):
-        return _open_packed(data_path, targets)
+) -> tuple[ImageSource, Targets, list[str]]:
+    paths = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path)
+    if paths and all(isinstance(path, (str, os.PathLike)) and is_hdf5(path) for path in paths):
+        return _open_packed(paths, targets)
     refuse_remote_hdf5(data_path)
     source = FilesSource(
         data_path, EXTENSIONS, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
@@ -274,17 +279,39 @@ def _open(
     return source, found, classes
 
 
-def _open_packed(path: str | os.PathLike[Any], targets: TargetsArgument) -> tuple[HDF5Source, Targets, list[str]]:
-    source = HDF5Source(path)
-    if source.info is None or source.info.kind != "image":
-        raise FormatError(f"{source.path} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+def _open_packed(paths: Sequence[str | os.PathLike[str]], targets: TargetsArgument) -> tuple[ImageSource, Targets, list[str]]:
+    opened = OpenHDF5()
+    sources = [HDF5Source(path, opened=opened) for path in paths]
+    first = sources[0]
+    for source in sources:
+        if source.info is None or source.info.kind != "image":
+            raise FormatError(f"{source.path} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+        assert first.info is not None
+        alike = [(one.info.store, one.info.image, one.info.classes, one.rows_are) for one in (first, source) if one.info is not None]
+        if alike[0] != alike[1]:
+            raise FormatError(
+                f"{source.path} and {first.path} can't be one dataset: they were packed with other classes, sizes or colours: pack them "
+                "from one dataset"
+            )
+    whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
     if targets is None:
-        return source, None, []
+        return whole, None, []
     if targets != FOLDERS:
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    with open_hdf5(source.path) as file:
-        found = source.column(TARGETS) if TARGETS in file else None
-    return source, found, list(source.info.classes or [])
+    columns = []
+    for source in sources:
+        with open_hdf5(source.path) as file:
+            columns += [source.column(TARGETS)] if TARGETS in file else []
+    if len(columns) not in (0, len(sources)):
+        raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
+    assert first.info is not None
+    return whole, np.concatenate(columns) if columns else None, list(first.info.classes or [])
+
+
+def _first_packed(source: ImageSource) -> HDF5Source | None:
+    """The packed file, or the first of several; None: images are files of their own."""
+    first = source.sources[0] if isinstance(source, ConcatSource) else source
+    return first if isinstance(first, HDF5Source) else None
 
 
 class _Samples(Sequence[tuple[str, Any]]):

@@ -48,7 +48,7 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: i
     return interleave, max(t for t in range(1, turns + 1) if turns % t == 0 and t <= max(1, blocks // interleave))
 
 
-def interleave_for(mixed: int, samples: int, blocks: int) -> int:
+def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int:
     """Gives the `interleave` with which a global batch draws from blocks of about `mixed` samples in all.
 
     A power of two, so that as many ranks as may be have lanes of their own, and no more than there are blocks.
@@ -57,8 +57,9 @@ def interleave_for(mixed: int, samples: int, blocks: int) -> int:
         mixed: samples.
         samples: of all blocks.
         blocks: number of blocks.
+        least: lanes, where there are so many blocks.
     """
-    wanted = max(1.0, mixed * blocks / max(1, samples))
+    wanted = max(least, mixed * blocks / max(1, samples))
     return 1 << min(round(math.log2(wanted)), max(1, blocks).bit_length() - 1)
 
 

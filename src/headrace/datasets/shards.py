@@ -1,0 +1,198 @@
+"""Which shards do paths name, of which kind are they, and which dataset says what their samples are?"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.datasets.base import BaseDataset
+from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.image import ImageDataset
+from headrace.datasets.members import Decoders, TarSamples
+from headrace.datasets.text import TextDataset
+from headrace.datasets.zarr import ZarrDataset
+from headrace.errors import ConfigError, FormatError
+from headrace.memory.budget import MemoryBudget
+from headrace.memory.machine import cache_folder
+from headrace.order import detect_world
+from headrace.storage import records
+from headrace.storage.hdf5_files import is_hdf5
+from headrace.storage.line_blocks import BlockedLines
+from headrace.storage.packed import DATA, packed_info
+from headrace.storage.plain import COMPRESSED, Room
+from headrace.storage.scan import DataPath, FileList, entries_of, is_url, redact, scan
+from headrace.storage.tar import COMPRESSED_TARS, ENDINGS, TarSource
+from headrace.storage.zarr_files import is_zarr
+
+_ZARR = ".zarr"
+KINDS: dict[str, tuple[str, ...]] = {
+    "tar": (*ENDINGS, *COMPRESSED_TARS),
+    "jsonl": tuple(".jsonl" + packed for packed in ("", *COMPRESSED)),
+    "txt": tuple(".txt" + packed for packed in ("", *COMPRESSED)),
+    "h5": (".h5", ".hdf5", ".he5"),
+    "zarr": (_ZARR, _ZARR + ".zip"),
+}
+"""The endings of shards."""
+_FILES = tuple(ending for kind, endings in KINDS.items() if kind != "zarr" for ending in endings)
+_MOST = 1_000_000  # names that one pattern in braces may stand for
+_OF_READING = ("cache_dir", "progress", "max_memory_usage")
+
+
+def open_shards(
+    urls: DataPath, decode: bool | Decoders, dataset_name: Any, target_name: str | None, of_loading: Mapping[str, Any]
+) -> tuple[str, BaseDataset]:
+    """The kind of some shards, and a lazy dataset over them.
+
+    Args:
+        urls: of shards, all of one kind.
+        decode: of members of .tar, see `TarSamples`.
+        dataset_name, target_name: of .h5 and .zarr.
+        of_loading: transforms, and options of `BaseDataset` that concern reading.
+
+    Raises:
+        ConfigError: shards of several kinds, or an option that these shards don't know.
+        DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
+    """
+    entries = [name for entry in entries_of(urls) for name in expand_braces(entry)]
+    if any(map(is_url, entries)):
+        raise ConfigError("urls: shards are read from local files by now, not from URLs: copy them first")
+    kind, found = _found(entries)
+    given = {"decode": (decode is not True, "tar"), "dataset_name": (dataset_name is not None, "h5 or zarr"),
+             "target_name": (target_name is not None, "h5 or zarr")}  # fmt: skip
+    for name, (is_given, kinds) in given.items():
+        if is_given and kind not in kinds.split(" or "):
+            raise ConfigError(f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: leave it out")
+    reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
+    if kind == "tar":
+        source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"))
+        return kind, TarSamples(source, decode, **of_loading)
+    if kind in ("jsonl", "txt"):
+        assert isinstance(found, FileList)
+        return kind, LineSamples(_lines(found, kind, reading), **of_loading)
+    paths: list[str] = _paths(found)
+    if kind == "zarr":
+        return kind, ZarrDataset(paths, dataset_name, target_name, **of_loading)
+    return kind, _hdf5(paths, dataset_name, target_name, of_loading)
+
+
+def _paths(found: FileList | list[str]) -> list[str]:
+    return found if isinstance(found, list) else [os.fsdecode(found.path(number)) for number in range(len(found.names))]
+
+
+def _lines(files: FileList, kind: str, reading: Mapping[str, Any]) -> BlockedLines:
+    cache_dir = reading.get("cache_dir")
+    room = Room(MemoryBudget(reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
+    folder = cache_folder(cache_dir)
+    if cache_dir is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    unit = "record" if kind == "jsonl" else "line"
+    return BlockedLines(files, unit, None, "utf-8", "strict", cache_dir, folder, room, reading.get("progress"))
+
+
+def _hdf5(paths: Sequence[str], dataset_name: Any, target_name: str | None, of_loading: Mapping[str, Any]) -> BaseDataset:
+    """What was packed of images or texts as it was packed; else rows of arrays."""
+    info = packed_info(paths[0]) if dataset_name is None and target_name is None and is_hdf5(paths[0]) else None
+    if info is not None and info.kind == "image":
+        return ImageDataset(list(paths), **of_loading)
+    if info is not None and info.kind == "text" and len(paths) == 1:
+        return TextDataset(paths[0], **of_loading)
+    return HDF5Dataset(list(paths), DATA if dataset_name is None else dataset_name, target_name, **of_loading)
+
+
+class LineSamples(BaseDataset):
+    """The lines of texts as str, or the objects of JSON Lines."""
+
+    def __init__(self, source: BlockedLines, **options: Any) -> None:
+        self._codec, self._is_json = source.codec, source.has_records
+        super().__init__(source, **options)
+
+    def decode(self, record: bytes) -> Any:
+        """A line's text, or what it says as JSON."""
+        text = record.decode(*self._codec)
+        return records.json_record(text, False) if self._is_json else text
+
+
+# -- which there are
+
+
+def _found(entries: Sequence[Any]) -> tuple[str, FileList | list[str]]:
+    """The kind of the shards, and the shards: as files; or as paths, of Zarr stores, which are folders."""
+    stores, others = list[str](), list[Any]()
+    for entry in entries:
+        found, has_files = _stores(os.path.expanduser(os.fsdecode(entry)))
+        stores += found
+        if has_files:
+            others.append(entry)
+    files = scan(others, _FILES) if others else None
+    kinds: dict[str, str] = {"zarr": stores[0]} if stores else {}
+    for number in range(0 if files is None else len(files.names)):
+        assert files is not None
+        path = os.fsdecode(files.path(number))
+        kinds.setdefault(_kind(path), path)
+    if len(kinds) > 1:
+        said = ", ".join(map(redact, kinds.values()))
+        raise ConfigError(
+            f"urls name shards of several kinds ({said}): make one dataset of each, and join them by MultiDataLoader; of a folder that "
+            "holds other files too, name the shards by a glob, such as 'folder/*.tar'"
+        )
+    return next(iter(kinds)), files if files is not None else stores
+
+
+def _kind(path: str) -> str:
+    kind = next((kind for kind, endings in KINDS.items() if path.lower().endswith(endings)), None)
+    if kind is None:
+        known = ", ".join(endings[0] for endings in KINDS.values())
+        raise FormatError(f"{redact(path)}: its name does not say which kind of shard it is; known are {known}")
+    return kind
+
+
+def _stores(path: str) -> tuple[list[str], bool]:
+    """The Zarr stores that a path, a folder or a glob names, and whether it is to be searched for files too."""
+    if os.path.isdir(path) and not is_zarr(path):
+        names = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    elif os.path.exists(path):
+        names = [path]
+    else:
+        names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+    stores = [name for name in names if name.lower().endswith(KINDS["zarr"]) or (name == path and is_zarr(name))]
+    return stores, not stores or any(name.lower().endswith(_FILES) for name in names)
+
+
+def expand_braces(entry: Any) -> list[Any]:
+    """``a-{000..003}.tar`` and ``{train,val}.tar`` as shells, and WebDataset, write them: all names. What is there as it stands, and what
+    has no such braces, stays as it is.
+
+    Raises:
+        ConfigError: they stand for too many names.
+    """
+    if not isinstance(entry, str) or "{" not in entry or (not is_url(entry) and os.path.exists(os.path.expanduser(entry))):
+        return [entry]
+    found = [entry]
+    while True:
+        matches = [_BRACES.search(name) for name in found]
+        if not any(matches):
+            return found
+        made = []
+        for name, match in zip(found, matches, strict=True):
+            parts = _parts(match[1]) if match is not None else [""]
+            made += [name] if match is None else [name[: match.start()] + part + name[match.end() :] for part in parts]
+            if len(made) > _MOST:
+                raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
+        found = made
+
+
+_BRACES = re.compile(r"\{(\d+\.\.\d+|[^{}]*,[^{}]*)\}")
+
+
+def _parts(inside: str) -> Sequence[str]:
+    if ".." not in inside or "," in inside:
+        return inside.split(",")
+    first, last = inside.split("..")
+    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    step = 1 if int(first) <= int(last) else -1
+    if abs(int(last) - int(first)) > _MOST:
+        raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
