@@ -174,13 +174,13 @@ def expand_braces(entry: Any) -> list[Any]:
     while True:
         matches = [_BRACES.search(name) for name in found]
         if not any(matches):
-            return found
+            return list(dict.fromkeys(found))  # braces in braces give some twice
+        parts = [[""] if match is None else _parts(match[1]) for match in matches]
+        if sum(map(len, parts)) > _MOST:
+            raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
         made = []
-        for name, match in zip(found, matches, strict=True):
-            parts = _parts(match[1]) if match is not None else [""]
-            made += [name] if match is None else [name[: match.start()] + part + name[match.end() :] for part in parts]
-            if len(made) > _MOST:
-                raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
+        for name, match, some in zip(found, matches, parts, strict=True):
+            made += [name] if match is None else [name[: match.start()] + part + name[match.end() :] for part in some]
         found = made
 
 
