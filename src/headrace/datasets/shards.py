@@ -175,7 +175,8 @@ def expand_braces(entry: Any) -> list[Any]:
         matches = [_BRACES.search(name) for name in found]
         if not any(matches):
             return list(dict.fromkeys(found))  # braces in braces give some twice
-        parts = [[""] if match is None else _parts(match[1]) for match in matches]
+        of = {match[1]: _parts(match[1]) for match in matches if match is not None}
+        parts = [[""] if match is None else of[match[1]] for match in matches]
         if sum(map(len, parts)) > _MOST:
             raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
         made = []
