@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace import HeadraceWarning, TarSource
 from headrace.errors import AccessError, DataNotFoundError, FormatError
-from headrace.storage import tar
+from headrace.storage import tar, tar_made
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -107,7 +107,7 @@ def test_sizes_beyond_the_usual_field(tmp_path: Path, form: int) -> None:
         file.write(small.tobuf(form) + b"small".ljust(512, b"\0") + bytes(1024))
     source = TarSource(path)
     assert source.sizes().tolist() == [9 << 30, 5] and source.read([1])[0]["txt"] == b"small"
-    assert source.stored([0]).offsets.tolist() == [len(head)]
+    assert source.stored(np.array([0])) == [(str(path), len(head), len(head) + large.size)]
 
 
 def test_what_is_no_part_of_a_sample(tmp_path: Path) -> None:
@@ -189,12 +189,11 @@ def test_shards_are_one_source(tmp_path: Path) -> None:
     assert [Path(record["__url__"]).name for record in source.read([0, 3, 8])] == ["0.tar", "2.tar", "3.tar"]
     assert source.read([]) == [] and source.location(3) == f"{folder}/2.tar, sample '2-000'"
     assert source.sizes().tolist() == [sum(len(v) for k, v in sample.items() if k != "__key__") for sample in twin]
-    places = source.stored([0, 8])
-    for (path, begin, size), sample in zip(
-        zip([places.paths[f] for f in places.files], places.offsets, places.nbytes, strict=True), (0, 8), strict=True
-    ):
-        bytes_there = Path(path).read_bytes()[begin : begin + size]
+    for (where, begin, end), sample in zip(source.stored(np.array([0, 8])), (0, 8), strict=True):
+        bytes_there = Path(where).read_bytes()[begin:end]
         assert bytes_there.startswith(twin[sample]["bin"]) and bytes_there.endswith(twin[sample]["cls"])
+    ends = [source.stored(np.array(part)) for part in ([0, 2], [3, 7], [8])]
+    assert source.stored_nbytes == sum(part[-1][2] - part[0][1] for part in ends)
     copy = pickle.loads(pickle.dumps(source))
     assert copy.read([4]) == source.read([4]) and copy.fingerprint() == source.fingerprint()
 
@@ -338,8 +337,8 @@ def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list(kept.iterdir())) == 4
 
     scanned: list[str] = []
-    real = tar.scanned
-    monkeypatch.setattr(tar, "scanned", lambda shown, size: scanned.append(Path(shown).name) or real(shown, size))
+    real = tar_made.scanned
+    monkeypatch.setattr(tar_made, "scanned", lambda shown, size: scanned.append(Path(shown).name) or real(shown, size))
     assert read_all(folder, cache_dir=kept) == expected and not scanned
     make_tar(folder / "1.tar", [("new.txt", b"new")])  # another one under its name
     next(kept.iterdir()).write_bytes(b"damaged")
@@ -347,7 +346,7 @@ def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "1.tar" in scanned and len(scanned) in (1, 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     assert len(read_all(folder)) == 10 and not (tmp_path / "user").exists()  # small ones are read again
-    monkeypatch.setattr(tar, "KEPT_FROM", 2)
+    monkeypatch.setattr(tar_made, "KEPT_FROM", 2)
     scanned.clear()
     assert len(read_all(folder)) == len(read_all(folder)) == 10 and sorted(scanned) == ["0.tar", "1.tar", "1.tar", "2.tar", "3.tar"]
 
@@ -367,7 +366,7 @@ def test_large_members_are_hopped_over(tmp_path: Path) -> None:
             reads.append(len(data[at : at + count]))
             return data[at : at + count]
 
-        index = tar._driven(tar.scanned("a.tar", len(data)), pread)
+        index = tar_made.driven(tar_made.scanned("a.tar", len(data)), pread, tar_made.NEAR)
         assert len(index.keys) == 10 and sum(reads) <= most
         assert len(reads) <= (11 if nbytes > 100 else 1)
 

@@ -68,7 +68,8 @@ class Travelling:
         return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_seeder": None, "_chunk_bytes": None}  # found anew: the copy holds copies of the generators
+        state = {**self.__dict__, "_chunk_bytes": None, "_ahead_bytes": None}
+        state["_seeder"] = None  # found anew: the copy holds copies of the generators
         state.pop("_travelling", None)
         if is_spawning():
             state["_world"] = detect_world()  # a spawned worker does not see torch.distributed

@@ -19,10 +19,12 @@ from headrace.memory.budget import MemoryBudget
 from headrace.memory.machine import cache_folder
 from headrace.order import detect_world
 from headrace.storage import records
+from headrace.storage.far_list import list_far, name_of
 from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.line_blocks import BlockedLines
 from headrace.storage.packed import DATA, packed_info
 from headrace.storage.plain import COMPRESSED, Room
+from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.storage.tar import COMPRESSED_TARS, ENDINGS, TarSource
 from headrace.storage.zarr_files import is_zarr
@@ -42,7 +44,12 @@ _OF_READING = ("cache_dir", "progress", "max_memory_usage")
 
 
 def open_shards(
-    urls: DataPath, decode: bool | Decoders, dataset_name: Any, target_name: str | None, of_loading: Mapping[str, Any]
+    urls: DataPath,
+    decode: bool | Decoders,
+    dataset_name: Any,
+    target_name: str | None,
+    of_loading: Mapping[str, Any],
+    reach: RemoteOptions,
 ) -> tuple[str, BaseDataset]:
     """The kind of some shards, and a lazy dataset over them.
 
@@ -51,15 +58,16 @@ def open_shards(
         decode: of members of .tar, see `TarSamples`.
         dataset_name, target_name: of .h5 and .zarr.
         of_loading: transforms, and options of `BaseDataset` that concern reading.
+        reach: how URLs are reached.
 
     Raises:
         ConfigError: shards of several kinds, or an option that these shards don't know.
         DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
     """
     entries = [name for entry in entries_of(urls) for name in expand_braces(entry)]
-    if any(map(is_url, entries)):
-        raise ConfigError("urls: shards are read from local files by now, not from URLs: copy them first")
-    kind, found = _found(entries)
+    if len({is_url(entry) for entry in entries}) > 1:
+        raise ConfigError("urls mixes URLs and local paths: make one dataset of each")
+    kind, found = _found_far(entries, reach) if is_url(entries[0]) else _found(entries)
     given = {"decode": (decode is not True, "tar"), "dataset_name": (dataset_name is not None, "h5 or zarr"),
              "target_name": (target_name is not None, "h5 or zarr")}  # fmt: skip
     for name, (is_given, kinds) in given.items():
@@ -67,8 +75,12 @@ def open_shards(
             raise ConfigError(f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: leave it out")
     reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
     if kind == "tar":
-        source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"))
+        source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"), reach)
         return kind, TarSamples(source, decode, **of_loading)
+    if is_url(entries[0]):
+        raise ConfigError(
+            f"urls: .tar shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the bucket"
+        )
     if kind in ("jsonl", "txt"):
         assert isinstance(found, FileList)
         return kind, LineSamples(_lines(found, kind, reading), **of_loading)
@@ -132,13 +144,34 @@ def _found(entries: Sequence[Any]) -> tuple[str, FileList | list[str]]:
         assert files is not None
         path = os.fsdecode(files.path(number))
         kinds.setdefault(_kind(path), path)
+    return _only_kind(kinds), files if files is not None else stores
+
+
+def _found_far(urls: Sequence[str], reach: RemoteOptions) -> tuple[str, list[str]]:
+    """The same of URLs; only where they don't say which kind it is, files are listed."""
+    files, kinds = None, dict[str, str]()
+    for url in urls:
+        name = name_of(url)
+        if name.lower().endswith((*_FILES, *KINDS["zarr"])):
+            kinds.setdefault(_kind(name), url)
+            continue
+        files = files or RemoteFiles(urls[0], reach)
+        names, _ = list_far([url], _FILES, files)
+        for listed in names:
+            kinds.setdefault(_kind(os.fsdecode(listed)), f"{url.rstrip('/')}/{os.fsdecode(listed)}")
+    if files is not None:
+        files.close()
+    return _only_kind(kinds), list(urls)
+
+
+def _only_kind(kinds: Mapping[str, str]) -> str:
     if len(kinds) > 1:
         said = ", ".join(map(redact, kinds.values()))
         raise ConfigError(
             f"urls name shards of several kinds ({said}): make one dataset of each, and join them by MultiDataLoader; of a folder that "
             "holds other files too, name the shards by a glob, such as 'folder/*.tar'"
         )
-    return next(iter(kinds)), files if files is not None else stores
+    return next(iter(kinds))
 
 
 def _kind(path: str) -> str:
@@ -175,7 +208,7 @@ def expand_braces(entry: Any) -> list[Any]:
         matches = [_BRACES.search(name) for name in found]
         if not any(matches):
             return list(dict.fromkeys(found))  # braces in braces give some twice
-        of = {match[1]: _parts(match[1]) for match in matches if match is not None}
+        of = {inside: _parts(inside) for inside in {match[1] for match in matches if match is not None}}
         parts = [[""] if match is None else of[match[1]] for match in matches]
         if sum(map(len, parts)) > _MOST:
             raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")

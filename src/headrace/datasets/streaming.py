@@ -14,6 +14,7 @@ from headrace.datasets.shards import open_shards
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
 from headrace.order.lanes import interleave_for, lanes_for
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath
 
 FEWEST = 8
@@ -36,19 +37,24 @@ class StreamingDataset(DelegatingDataset):
 
     Args:
         urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these; all of one kind. A folder is
-            searched through; for Zarr stores not below its first level. Local.
+            searched through; for Zarr stores not below its first level. Paths, or of .tar URLs of one server too.
         buffer_size: about how many samples are mixed: a batch draws from blocks that have so many together, so a larger one mixes better,
             and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have blocks of their own.
         transform: called with the sample (of .h5, .zarr and images with the input).
         decode: of .tar: True: as above; False: members stay bytes; or a dict from extension ("jpg", "seg.png") to a callable that takes
             bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
         dataset_name, target_name: of .h5 and .zarr, see there.
+        storage_options: passed to fsspec.
+        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a range is given up.
+        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
+            on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`; what concerns holding (cache_size, cache_policy, hold, shared) has no meaning here.
 
     Raises:
         ConfigError: an argument makes no sense, shards of several kinds, or an option for shards of another kind.
         DataNotFoundError: nothing there, or no shard.
         FormatError: a shard is damaged; or a compressed .tar, which has to be unpacked.
+        RemoteError: a server does not give what it is asked for.
     """
 
     _in_mode = LoadingMode.STREAMING
@@ -62,6 +68,10 @@ class StreamingDataset(DelegatingDataset):
         decode: bool | Decoders = True,
         dataset_name: str | Sequence[str] | None = None,
         target_name: str | None = None,
+        storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if isinstance(buffer_size, bool) or not isinstance(buffer_size, (int, np.integer)) or buffer_size < 1:
@@ -75,7 +85,8 @@ class StreamingDataset(DelegatingDataset):
         transforms: dict[str, Any] = {"transform": transform, "target_transform": options.get("target_transform")}
         transforms["transforms"] = options.get("transforms")
         of_loading = {name: value for name, value in options.items() if name in ("cache_dir", "progress", "max_memory_usage")}
-        self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading})
+        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
         if inner._source.block_nbytes:
             inner.hold_chunks(0)  # this dataset sets room aside for them
         self._inner, self._decode = inner, decode

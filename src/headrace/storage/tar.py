@@ -5,40 +5,34 @@ By an index of their members, made once from the headers (`tar_index.py`). A sam
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
 import os
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.errors import AccessError, ConfigError, FormatError, warn
+from headrace.errors import AccessError, ConfigError, warn
 from headrace.memory.anonymous import SharedArray
-from headrace.memory.machine import cache_folder
 from headrace.storage.arrays import BLOCK_BYTES
+from headrace.storage.far_list import list_far
 from headrace.storage.files import fingerprint_names
 from headrace.storage.handles import WorkerFiles
-from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.names import NamesBuilder, PackedNames
 from headrace.storage.paths import is_url, redact
-from headrace.storage.scan import DataPath, FileList, entries_of, scan
+from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.storage.scan import DataPath, entries_of, scan
 from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
-from headrace.storage.stretches import Places, read_stretches
-from headrace.storage.tar_index import TarIndex, Wanted, compressed, scanned
+from headrace.storage.stretches import Files, Stretch, read_stretches
+from headrace.storage.tar_index import TarIndex, compressed
+from headrace.storage.tar_made import far_indices, local_index
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-KEPT_FROM = 1 << 12
-"""Members from which on an index is kept without a `cache_dir` too, in the user's cache folder: fewer are read in a tenth of a second."""
-_VERSION = 1
-_HOP, _PIECE = 4 << 10, 256 << 10  # bytes that are read where the next header is far away; where it is near
-_NEAR = 64 << 10
-_log = logging.getLogger(__name__)
 
 
 class TarSource(Source):
@@ -48,40 +42,64 @@ class TarSource(Source):
     path up to that dot, and "__url__", the shard. Hidden files, and members without key or extension, are no part of a sample; links
     and devices, which have no bytes of their own, neither, and that is said.
 
-    The index is made once, and kept in `cache_dir` by path, size and time of each shard; only what is new is read again.
+    The index is made once, and kept in `cache_dir` by path, size and time (or URL, size and version) of each shard; only what is new is
+    read again.
 
     Args:
-        data_path: a shard, a folder (searched through for .tar), a glob, or a list of these. Local.
-        cache_dir: where indices are kept; None: the user's cache folder, for large ones.
+        data_path: a shard, a folder (searched through for .tar), a glob, or a list of these: paths, or URLs of one server.
+        cache_dir: where indices are kept; None: the user's cache folder, of local shards for large ones.
         progress: show a progress bar; None: only on a terminal.
+        reach: how URLs are reached, instead of `cache_dir`.
 
     Raises:
         DataNotFoundError: nothing there, or no tar.
         FormatError: a tar is damaged, cut short, compressed as a whole, or has sparse members or two of one name in a sample.
         AccessError: a tar can't be read.
+        ConfigError: URLs and paths are mixed, or URLs of several servers.
+        RemoteError: a server does not give what it is asked for.
     """
 
-    def __init__(self, data_path: DataPath, cache_dir: str | os.PathLike[str] | None = None, progress: bool | None = None) -> None:
-        if any(is_url(entry) for entry in entries_of(data_path)):
-            raise ConfigError("data_path: tar shards are read from local files by now, not from URLs: copy them first")
-        self.files: FileList = scan(data_path, (*ENDINGS, *COMPRESSED_TARS))
-        self._paths = [os.path.abspath(os.fsdecode(self.files.path(number))) for number in range(len(self.files.names))]
-        for path in self._paths:
-            if path.lower().endswith(COMPRESSED_TARS):
+    def __init__(
+        self,
+        data_path: DataPath,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        reach: RemoteOptions | None = None,
+    ) -> None:
+        entries = entries_of(data_path)
+        urls = [entry for entry in entries if is_url(entry)]
+        if urls and len(urls) != len(entries):
+            raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
+        endings = (*ENDINGS, *COMPRESSED_TARS)
+        self._open: Files = WorkerFiles()
+        if urls:
+            self._open = self.far = RemoteFiles(urls[0], reach or RemoteOptions(cache_dir=cache_dir))
+            self.names, self._paths = list_far(urls, endings, self.far)
+            self._shown = list(map(redact, self._paths))
+        else:
+            files = scan(data_path, endings)
+            self.names, self._shown = files.names, [os.fsdecode(files.path(number)) for number in range(len(files.names))]
+            self._paths = list(map(os.path.abspath, self._shown))
+        for path in self._shown:
+            if path.partition("?")[0].lower().endswith(COMPRESSED_TARS):
                 raise compressed(redact(path), "its name says so")
-        self._open: WorkerFiles[int] = WorkerFiles()
-        self._stamps = list(map(_stamp, self._paths))
+        self._stamps = [] if urls else list(map(_stamp, self._paths))
         self._join(self._indexed(cache_dir, progress))
 
     # -- the index
 
     def _indexed(self, cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> list[TarIndex]:
-        hidden = None if progress is None else not progress
-        total = sum(stamp.size for stamp in self._stamps)
-        with tqdm(total=total, desc="reading tar headers", unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
+        if self.far is None:
+            sizes = [stamp.size for stamp in self._stamps]
+        else:
+            sizes = [version.size for version in self.far.learn(self._paths, beside=True)]
+        hidden, described = None if progress is None else not progress, "reading tar headers"
+        with tqdm(total=sum(sizes), desc=described, unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
+            if self.far is not None:
+                return far_indices(self._paths, self.far, bar.update)
             found = []
             for stamp in self._stamps:
-                found.append(_index_of(stamp, cache_dir))
+                found.append(local_index(stamp, cache_dir))
                 bar.update(stamp.size)
         return found
 
@@ -125,34 +143,48 @@ class TarSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def _spans(self, indices: Sequence[int]) -> tuple[npt.NDArray[np.int64], ...]:
+    def _spans(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
         """For each sample its shard, first member, one past the last, and where its bytes begin and end."""
         rows = np.asarray(indices, np.int64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         first, last = self._first.array[rows], self._first.array[rows + 1]
         return shards, first, last, self._offsets.array[first], self._offsets.array[last - 1] + self._sizes.array[last - 1]
 
-    def stored(self, indices: Sequence[int]) -> Places:
-        """Where the bytes of some samples lie, from the first member's to the last one's."""
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
         shards, _, _, begins, ends = self._spans(indices)
-        return Places(self._paths, shards, begins, ends - begins)
+        spans = zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return [(self._paths[shard], begin, end) for shard, begin, end in spans]
+
+    @property
+    def stored_nbytes(self) -> int:
+        """From each shard's first sample to its last, with the headers between."""
+        edges = self._first.array[self._starts]  # members
+        filled = np.flatnonzero(np.diff(edges))
+        last = edges[filled + 1] - 1
+        return int((self._offsets.array[last] + self._sizes.array[last] - self._offsets.array[edges[filled]]).sum())
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         shards, first, last, begins, ends = self._spans(indices)
-        for shard in np.unique(shards).tolist():
-            with self._open.reading(self._paths[shard]) as fd:
-                self._stamps[shard].check(fd)
-        views = read_stretches(Places(self._paths, shards, begins, ends - begins).stretches(), self._open)
-        spans = zip(indices, shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views, strict=True)
+        if isinstance(self._open, WorkerFiles):
+            for shard in np.unique(shards).tolist():
+                with self._open.reading(self._paths[shard]) as fd:
+                    self._stamps[shard].check(fd)
+        columns = [column.tolist() for column in (shards, first, last, begins, ends)]
+        stretches = [Stretch(self._paths[shard], begin, end - begin) for shard, _, _, begin, end in zip(*columns, strict=True)]
+        views = read_stretches(stretches, self._open)
+        spans = zip(indices, *columns[:4], views, strict=True)
         return [self._record(*span) for span in spans]
 
     def _record(self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None) -> dict[str, Any]:
         assert view is not None
-        record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": redact(os.fsdecode(self.files.path(shard)))}
+        record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": self._shown[shard]}
         starts, sizes = self._offsets.array[first:last] - begin, self._sizes.array[first:last]
         for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts.tolist(), sizes.tolist(), strict=True):
             record[os.fsdecode(self.extensions[kind])] = bytes(view[start : start + size])
         return record
+
+    def take_counts(self) -> Counter[str]:
+        return Counter() if self.far is None else self.far.take_counts()
 
     # -- what it is
 
@@ -172,7 +204,7 @@ class TarSource(Source):
     def fingerprint(self) -> str:
         """A hash of the shards' names, the samples' keys, and the extensions and sizes of their members."""
         digest = hashlib.blake2b(digest_size=16)
-        for names in (self.files.names, self.keys, self.extensions):
+        for names in (self.names, self.keys, self.extensions):
             digest.update(fingerprint_names(*names.arrays).encode())
         for numbers in (self._starts, self._first.array, self._sizes.array, self._kinds.array):
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
@@ -187,7 +219,8 @@ class TarSource(Source):
         others = sum(notes["others"] for notes in self._notes)
         left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
-        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}"}
+        far = "" if self.far is None else f"; {self.far.explain()}"
+        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{far}"}
 
 
 def _concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -199,56 +232,3 @@ def _stamp(path: str) -> Stamp:
         return Stamp(path)
     except OSError as error:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
-
-
-def _index_of(stamp: Stamp, cache_dir: str | os.PathLike[str] | None) -> TarIndex:
-    """The index of a local tar, kept or made now."""
-    folder = cache_folder(cache_dir)
-    about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime}
-    kept = KeptArrays(os.fspath(folder), "tar", _VERSION, about, TarIndex.TYPES)
-    try:
-        return TarIndex.from_arrays(kept.read())
-    except FileNotFoundError:
-        pass
-    except (UntrustedError, OSError, ValueError) as error:
-        _log.info("%s is not used: %s", redact(kept.path), error)
-    try:
-        with open(stamp.path, "rb", buffering=0) as file:
-            stamp.check(file.fileno())
-            index = _driven(scanned(redact(stamp.path), stamp.size), functools.partial(os.pread, file.fileno()))
-            stamp.check(file.fileno())
-    except OSError as error:
-        if isinstance(error, (AccessError, FormatError)):
-            raise
-        raise AccessError(f"{redact(stamp.path)} can't be read: {error.strerror}") from error
-    if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
-        try:
-            if cache_dir is None:
-                os.makedirs(folder.parent, exist_ok=True)
-            kept.write(index.arrays())
-        except OSError as error:
-            _log.info("cache_dir=%r: the index of %s is not kept (%s)", str(folder), redact(stamp.path), error.strerror or error)
-    return index
-
-
-def _driven(scan: Generator[Wanted, bytes | memoryview, TarIndex], pread: Any) -> TarIndex:
-    """What a scan of a local tar gives: where headers are near one another by long reads, elsewhere from one to the next.
-
-    Args:
-        scan: see `scanned`.
-        pread: gives so many bytes from an offset, or fewer at the end of the file.
-    """
-    start, window, last = 0, memoryview(b""), 0
-    try:
-        offset, nbytes = next(scan)
-        while True:
-            if offset + nbytes > start + len(window):
-                is_near = offset - last <= _NEAR
-                start, window = offset, memoryview(pread(max(nbytes, _PIECE if is_near else _HOP), offset))
-                if len(window) < nbytes:
-                    raise AccessError("the file is shorter than it was: open the dataset again")
-            last = offset + nbytes
-            offset, nbytes = scan.send(window[offset - start : last - start])
-    except StopIteration as done:
-        index: TarIndex = done.value
-        return index
