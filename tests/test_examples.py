@@ -19,7 +19,7 @@ import zarr
 from PIL import Image
 
 import headrace
-from tests.data.make import make_photos
+from tests.data.make import make_photos, make_shards
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -157,6 +157,7 @@ def make_arrays(folder: Path) -> None:
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_photos(tmp_path / "photos" / "train", per_class=50)
     make_photos(tmp_path / "drawings", per_class=20)
+    make_shards(tmp_path / "shards", (20, 5, 0, 30))
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
     make_arrays(tmp_path)
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200)))

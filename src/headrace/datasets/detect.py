@@ -45,7 +45,9 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         if os.fsdecode(data_path).lower().endswith(TEXT_EXTENSIONS):
             return TextDataset(data_path, **options)
         if not os.fsdecode(data_path).lower().endswith(EXTENSIONS):
-            raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr by now")
+            raise FormatError(
+                f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr; StreamingDataset reads .tar"
+            )
     return (TextDataset if _holds_texts_alone(data_path) else ImageDataset)(data_path, **options)
 
 
