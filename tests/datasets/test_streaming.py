@@ -282,6 +282,7 @@ def test_batches_of_tar_samples_are_stacked(tmp_path: Path, make_loader: Any) ->
     loader = make_loader(StreamingDataset(make_shards(tmp_path / "s", (5, 6))), batch_size=11, num_workers=0)
     (batch,) = loader
     assert batch["png"].shape == (11, 3, 12, 16) and sorted(batch["cls"].tolist()) == list(range(11))
+    assert loader.get_stats()["bytes_read"] > sum(int(size) for size in loader.dataset._source.sizes())
     assert torch.equal(batch["json"]["number"], batch["cls"]) and batch["__key__"] == [f"{n:06d}" for n in batch["cls"]]
 
 

@@ -97,6 +97,26 @@ def test_each_block_is_fetched_once(
     assert len(blocks) <= requests <= len(blocks) + order.interleave * order.turns - 1 + (-N % world)
 
 
+@pytest.mark.parametrize(("world", "workers"), [(3, 0), (1, 5)])
+def test_what_shared_lanes_cost_is_said(
+    stream: Any, server: RangeServer, make_loader: Any, world: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By arithmetic, before anything is fetched. The server counts fewer where both parts of a cut block fall to one process."""
+    monkeypatch.setattr(tar, "BLOCK_BYTES", 8 << 10)
+    fetches, said = 0, ""
+    for rank in range(world):
+        loader = make_loader(stream(buffer_size=24), batch_size=6, num_workers=workers, rank=rank, world_size=world)
+        said = loader.explain()
+        server.counts()
+        list(loader)
+        loader.close()
+        fetches += len(server.counts()["ranges"])
+    assert "each fetched as a whole" in said
+    reason = "interleave=8 is no multiple of world_size=3" if world == 3 else "turns=12 is no multiple of num_workers=5"
+    found = re.search(r"processes on average: (\d+) fetches at most an epoch over all ranks and workers", said)
+    assert reason in said and found is not None and 0.8 * int(found[1]) < fetches <= int(found[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_workers_that_are_no_forks_go_on_with_the_index(stream: Any, server: RangeServer, make_loader: Any, start: str) -> None:

@@ -439,6 +439,11 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if self._source.far is not None:
             self._source.far.hold_ahead(nbytes)
 
+    @property
+    def fetches_blocks(self) -> bool:
+        """Do its blocks lie far away, and is there room to hold those that a process is in the midst of, so that each is fetched once?"""
+        return self._holds_ahead and self.far_nbytes(1) > 0
+
     def far_nbytes(self, count: int) -> int:
         """Stored bytes of the so many largest blocks, if they lie far away and are fetched as a whole; else 0."""
         sizes = None if self._source.far is None or self.loading_mode is not LoadingMode.STREAMING else self._source.blocks()

@@ -17,6 +17,7 @@ from headrace.datasets.threads import WorkerThreads
 from headrace.errors import FormatError, RemoteError, ReplacedError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
+from headrace.modes.streaming import size_of
 from headrace.storage.foreign import OF_THE_MACHINE
 from headrace.storage.source import Source
 
@@ -151,7 +152,7 @@ class SampleReading:
         start = time.perf_counter()
         got = self._records(missing, lambda some: mode.read(some, self._source.read)) if missing else []
         counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
-        counts["bytes_read"] += sum(getattr(r, "nbytes", None) or len(r) for r in got if hasattr(r, "__len__"))
+        counts["bytes_read"] += sum(size_of(record) for record in got if hasattr(record, "__len__"))
         records = iter(got)
         return [(i, next(records), True) if value is MISSING else (i, value, False) for i, value in zip(wanted, held, strict=True)]
 

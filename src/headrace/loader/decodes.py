@@ -1,6 +1,7 @@
-"""How often does an epoch decode the blocks of the storage, and what would make it less?
+"""How often does an epoch decode, or fetch, the blocks of the storage, and what would make it less?
 
-Where chunks are decoded as a whole, each process that has samples of one decodes it. The numbers follow from the order (see
+Where chunks are decoded as a whole, each process that has samples of one decodes it; where blocks that are far away are fetched as a
+whole, each fetches it. The numbers follow from the order (see
 `order/visits.py`), for all ranks and workers together; only where batches take from everywhere (a full shuffle, weights), they are drawn
 from some of them.
 """
@@ -52,11 +53,13 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
         return
     if sizes is None or not len(sizes):
         return
-    yield f"blocks: {len(sizes):,} of the storage" + (f", of {format_size(nbytes)} each when they are decoded" if nbytes else "")
-    if not nbytes:
+    is_fetched = not nbytes and dataset.fetches_blocks and is_laned(plan)
+    how = f", of {format_size(nbytes)} each when they are decoded" if nbytes else ", each fetched as a whole" if is_fetched else ""
+    yield f"blocks: {len(sizes):,} of the storage{how}"
+    if not nbytes and not is_fetched:
         yield "  samples are read one by one: none is decoded with its whole block, and so none twice"
         return
-    job = _Job(dataset, sizes, workers, plan.batches)
+    job = _Job(dataset, sizes, workers, plan.batches, ("fetched", "fetches at most") if is_fetched else ("decoded", "decodes"))
     if job.order is not None and job.order.shuffle is not True:
         yield from job.by_visits()
     else:
@@ -71,14 +74,16 @@ class _Job:
         sizes: int64 array [blocks]: samples of each.
         workers: processes of a rank that load; 0: itself.
         batches: the plan's.
+        words: for what becomes of a block, and how often.
 
     Attributes:
         order: the one that all samples stand in, as far as they do: of an epoch, or of a whole pass where the epoch is longer or shorter.
         span: which of the two, in words.
     """
 
-    def __init__(self, dataset: BaseDataset, sizes: Sizes, workers: int, batches: RankBatches) -> None:
+    def __init__(self, dataset: BaseDataset, sizes: Sizes, workers: int, batches: RankBatches, words: tuple[str, str]) -> None:
         self._dataset, self._sizes, self._workers, self._batches = dataset, sizes, workers, batches
+        self._done, self._times = words
         self.order, self.span = _whole(batches.order, dataset), "an epoch"
         if self.order is not None and self.order is not batches.order:
             self._batches, self.span = self._with(self.order), "a pass over all samples"
@@ -92,11 +97,11 @@ class _Job:
         """Of an order that goes through blocks in stretches."""
         visits = count_visits(self._batches, self._workers, self._sizes)
         decodes = visits.readings + visits.repeated
-        how = f"{decodes:,} decodes {self.span} over all ranks and workers, {_rate(visits)}{self._unheld}"
+        how = f"{decodes:,} {self._times} {self.span} over all ranks and workers, {_rate(visits)}{self._unheld}"
         alone = "one process" if visits.processes == 1 else f"{visits.processes:.2f} processes on average"
-        yield f"  each is decoded by {alone}: {how}"
+        yield f"  each is {self._done} by {alone}: {how}"
         if visits.cut:
-            yield f"  {visits.cut:,} of them are cut by the end of a lane, and decoded for each part"
+            yield f"  {visits.cut:,} of them are cut by the end of a lane, and {self._done} for each part"
         if visits.processes > 1:
             yield from (f"  {line}" for line in self._advice(visits))
 
