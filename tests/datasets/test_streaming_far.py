@@ -246,7 +246,9 @@ def test_folders_and_globs_of_a_bucket_are_listed(memory: Any, folder: Path, tmp
     for urls in ("memory://bucket/train", "memory://bucket/train/*.tar", "memory://bucket/train/part-{000..006}.tar"):
         dataset = StreamingDataset(urls, cache_dir=tmp_path / "cache")
         assert dataset.fingerprint == near.fingerprint
-        assert same(without_url(dataset), without_url(near))
+        samples = list(dataset)
+        assert same(without_url(samples), without_url(near))
+        assert {sample["__url__"].rpartition("/")[0] for sample in samples} == {"memory://bucket/train"}
         dataset.close()
     memory.pipe("/bucket/train/more.jsonl", b"{}")
     with pytest.raises(ConfigError, match="several kinds"):

@@ -44,9 +44,16 @@ def list_far(urls: Sequence[str], endings: Sequence[str], files: RemoteFiles) ->
             continue
         listed = scan([url], endings, files.filesystem)
         names += listed.names
-        found += [os.fsdecode(listed.path(number)) for number in range(len(listed.names))]
+        found += [_url_of(os.fsdecode(listed.path(number)), url) for number in range(len(listed.names))]
     if not found:
         raise DataNotFoundError(f"no file under {redact(urls[0])} ends in any of {', '.join(endings)}: is the URL right?")
     packed = PackedNames(names)
     order = order_of_parts(packed)
     return (packed, found) if order is None else (packed.take(order), [found[number] for number in order.tolist()])
+
+
+def _url_of(path: str, listed: str) -> str:
+    """The URL of a path on the server where a URL was listed."""
+    first, chained, rest = listed.partition("::")
+    scheme = f"{first.partition('://')[0]}://"
+    return f"{path if path.startswith(scheme) else scheme + path.lstrip('/')}{chained}{rest}"
