@@ -17,9 +17,10 @@ from headrace import ConfigError, StreamingDataset, TarSource
 from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
 from headrace.storage import tar, tar_made
 from headrace.storage.index import index_bytes
-from headrace.storage.remote_files import RemoteOptions
+from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar
+from tests.datasets.test_streaming import IN_MODE
 from tests.servers.ranges import RangeServer
 
 COUNTS = (40, 0, 7, 61, 1, 90, 33)
@@ -138,10 +139,12 @@ def test_a_later_start_asks_for_versions_alone(stream: Any, server: RangeServer)
 
 def test_an_index_beside_a_shard_is_used(stream: Any, server: RangeServer, folder: Path, tmp_path: Path) -> None:
     path = folder / "part-000.tar"
-    index = tar_made.local_index(tar._stamp(str(path)), None)
+    near = RemoteFiles(path.as_uri(), RemoteOptions())
+    arrays = tar_made.INDEX.make(near, path.as_uri())
+    near.close()
     beside = path.with_name("part-000.tar.index")
     try:
-        beside.write_bytes(index_bytes(index.arrays(), tar_made.KIND, path.stat().st_size))
+        beside.write_bytes(index_bytes(arrays, tar_made.INDEX, path.stat().st_size))
         dataset = stream("part-000.tar", cache_dir=tmp_path / "another")
         assert [name for name, *_ in server.counts()["ranges"]] == [beside.name]
         assert sorted(sample["cls"] for sample in dataset) == list(range(40))
@@ -194,6 +197,35 @@ def test_a_shard_that_is_replaced_is_an_error(tmp_path: Path) -> None:
         again = StreamingDataset(f"{server.url}/{path.name}", cache_dir=tmp_path / "cache")
         assert [sample["cls"] for sample in again] == [9] * 5
         again.close()
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+def test_samples_are_the_same_in_every_mode(server: RangeServer, folder: Path, tmp_path: Path, mode: str) -> None:
+    near = IN_MODE["lazy"](folder / "part-003.tar")
+    with IN_MODE[mode](f"{server.url}/part-003.tar", cache_dir=tmp_path, progress=False) as far:
+        for some in ([5, 0, 60], [0, 1], range(61)):
+            assert same(without_url(far.__getitems__(list(some))), without_url(near.__getitems__(list(some))))
+
+
+def test_four_ranks_are_gone_on_from_by_two(stream: Any, make_loader: Any) -> None:
+    def loaders(ranks: int) -> list[Any]:
+        options: dict[str, Any] = {"batch_size": 16 // ranks, "num_workers": 0, "world_size": ranks}
+        return [make_loader(stream(), rank=rank, **options) for rank in range(ranks)]
+
+    whole = [number for batch in numbers(loaders(1)[0]) for number in batch]
+    states = []
+    for loader in loaders(4):
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        states.append(loader.state_dict())
+        del iterator
+    rest = []
+    for loader in loaders(2):
+        loader.load_state_dict(states[0])
+        rest.append(numbers(loader))
+    together = [number for parts in zip(*rest, strict=True) for pair in zip(*parts, strict=True) for number in pair]
+    assert together == whole[5 * 16 :] and sorted(whole) == list(range(N))
 
 
 def test_what_was_fetched_is_kept_on_disk(stream: Any, server: RangeServer) -> None:
@@ -253,6 +285,12 @@ def test_folders_and_globs_of_a_bucket_are_listed(memory: Any, folder: Path, tmp
     memory.pipe("/bucket/train/more.jsonl", b"{}")
     with pytest.raises(ConfigError, match="several kinds"):
         StreamingDataset("memory://bucket/train")
+
+
+def test_file_urls_are_files(folder: Path, tmp_path: Path) -> None:
+    near, far = StreamingDataset(folder / "part-003.tar"), StreamingDataset((folder / "part-003.tar").as_uri(), cache_dir=tmp_path)
+    assert far.fingerprint == near.fingerprint and same(without_url(far), without_url(near))
+    far.close()
 
 
 def test_links_in_shards_that_are_far_away(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def _made_far(files: RemoteFiles, url: str) -> Arrays:
     return driven(scanned(redact(url), size), read, FAR).arrays()
 
 
-KIND = IndexKind("tar", _VERSION, TarIndex.TYPES, _made_far)
+INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, _made_far)
 """The index of a tar that is far away."""
 
 
@@ -129,10 +129,14 @@ def far_indices(urls: Sequence[str], files: RemoteFiles, tell: Callable[[int], o
     """
 
     def one(url: str) -> TarIndex:
+        arrays = index_of(files, url, INDEX)
+        tell(files.version(url).size)
         try:
-            return TarIndex.from_arrays(index_of(files, url, KIND))
-        finally:
-            tell(files.version(url).size)
+            return TarIndex.from_arrays(arrays)
+        except ValueError as error:
+            raise FormatError(
+                f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or from beside the tar"
+            ) from None
 
     with ThreadPoolExecutor(min(THREADS, len(urls)), "headrace-tar-index") as pool:
         running = [pool.submit(one, url) for url in urls]
