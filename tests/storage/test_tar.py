@@ -198,6 +198,12 @@ def test_shards_are_one_source(tmp_path: Path) -> None:
     assert copy.read([4]) == source.read([4]) and copy.fingerprint() == source.fingerprint()
 
 
+def test_many_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar, "_FEW", 2)
+    path = make_tar(tmp_path / "a.tar", [(f"a.{n}", b"%d" % n) for n in range(5)])
+    assert read_all(path) == [{"__key__": "a", **{str(n): b"%d" % n for n in range(5)}}]
+
+
 def test_the_fingerprint_is_of_names_and_sizes(tmp_path: Path) -> None:
     one, other = shards(tmp_path / "one"), shards(tmp_path / "other")
     known = TarSource(one).fingerprint()

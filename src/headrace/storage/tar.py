@@ -33,6 +33,7 @@ from headrace.storage.tar_made import far_indices, local_index
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
 class TarSource(Source):
@@ -120,6 +121,7 @@ class TarSource(Source):
             kinds.append(np.array(here, np.int32)[index.kinds])
         self.keys = keys.build()
         self.extensions = PackedNames(numbers)
+        self._names_of_kinds = list(map(os.fsdecode, self.extensions[:_FEW]))
         self._kinds = SharedArray(np.concatenate([np.empty(0, np.int32), *kinds]))
         self._notes = [index.notes for index in indices]
         self._warn()
@@ -169,19 +171,22 @@ class TarSource(Source):
             for shard in np.unique(shards).tolist():
                 with self._open.reading(self._paths[shard]) as fd:
                     self._stamps[shard].check(fd)
-        columns = [column.tolist() for column in (shards, first, last, begins, ends)]
-        stretches = [Stretch(self._paths[shard], begin, end - begin) for shard, _, _, begin, end in zip(*columns, strict=True)]
+        shard_of, begin, end = shards.tolist(), begins.tolist(), ends.tolist()
+        stretches = [Stretch(self._paths[shard], at, until - at) for shard, at, until in zip(shard_of, begin, end, strict=True)]
         views = read_stretches(stretches, self._open)
-        spans = zip(indices, *columns[:4], views, strict=True)
+        spans = zip(indices, shard_of, first.tolist(), last.tolist(), begin, views, strict=True)
         return [self._record(*span) for span in spans]
 
     def _record(self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None) -> dict[str, Any]:
         assert view is not None
         record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": self._shown[shard]}
-        starts, sizes = self._offsets.array[first:last] - begin, self._sizes.array[first:last]
-        for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts.tolist(), sizes.tolist(), strict=True):
-            record[os.fsdecode(self.extensions[kind])] = bytes(view[start : start + size])
+        starts, sizes = self._offsets.array[first:last].tolist(), self._sizes.array[first:last].tolist()
+        for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts, sizes, strict=True):
+            record[self._extension(kind)] = bytes(view[start - begin : start - begin + size])
         return record
+
+    def _extension(self, kind: int) -> str:
+        return self._names_of_kinds[kind] if kind < len(self._names_of_kinds) else os.fsdecode(self.extensions[kind])
 
     def take_counts(self) -> Counter[str]:
         return Counter() if self.far is None else self.far.take_counts()
