@@ -137,6 +137,16 @@ def test_a_later_start_asks_for_versions_alone(stream: Any, server: RangeServer)
     assert sorted(sample["cls"] for sample in dataset) == list(range(N))
 
 
+def test_the_index_is_kept_in_the_users_cache_folder(
+    stream: Any, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    for _ in range(2):
+        server.counts()
+        stream("part-003.tar", cache_dir=None)
+    assert server.counts()["ranges"] == []
+
+
 def test_an_index_beside_a_shard_is_used(stream: Any, server: RangeServer, folder: Path, tmp_path: Path) -> None:
     path = folder / "part-000.tar"
     near = RemoteFiles(path.as_uri(), RemoteOptions())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -98,8 +99,9 @@ def _lines(files: FileList, kind: str, reading: Mapping[str, Any]) -> BlockedLin
     cache_dir = reading.get("cache_dir")
     room = Room(MemoryBudget(reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
     folder = cache_folder(cache_dir)
-    if cache_dir is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
+        with contextlib.suppress(OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
     unit = "record" if kind == "jsonl" else "line"
     return BlockedLines(files, unit, None, "utf-8", "strict", cache_dir, folder, room, reading.get("progress"))
 

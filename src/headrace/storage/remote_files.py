@@ -83,6 +83,9 @@ class RemoteFiles:
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         self.options = options
+        if options.cache_dir is None:  # the user's cache folder is made too; where it can't be, what is to be kept there says so
+            with contextlib.suppress(OSError):
+                os.makedirs(cache_folder(None).parent, exist_ok=True)
         remote = Remote(url, options.storage_options, retries=options.retries, deadline=options.deadline)
         self._bytes = CachedRemote(remote, options.disk_cache())
         self._versions: dict[str, Version] = {}
