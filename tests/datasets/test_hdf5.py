@@ -338,8 +338,8 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         HDF5Dataset(str(tmp_path / "*.hdf"))
     with pytest.raises(ConfigError, match="empty list"):
         HDF5Dataset([])
-    with pytest.raises(ConfigError, match=r"https://host/a\.h5: HDF5 files are read from local disks only"):
-        HDF5Dataset("https://host/a.h5?key=secret")
+    with pytest.raises(ConfigError, match="mixes URLs and local paths"):
+        HDF5Dataset(["https://host/a.h5?key=secret", path])
     with pytest.raises(ConfigError, match="dataset_name must be"):
         HDF5Dataset(path, [])
     with pytest.raises(MissingNameError, match="it has: data"):

@@ -7,7 +7,7 @@ prints the port. GET and HEAD of /NAME give the file, with Range, ETag and If-Ma
 * latency: seconds before each answer; bandwidth: bytes a second over all answers; 0: no limit.
 * faults: {kind: probability}, of "500", "503", "429", "403", "reset", "short" (the body ends early), "less" and "more" (a whole body of
   another length), "hang" (never answers), "wrong" (a flipped byte), "whole" (the range is ignored).
-* seed: of the faults.
+* seed: of the faults; most: how many there are at most; null: no limit.
 
 GET /_counts gives what was asked for since the last call: {"requests", "bytes", "faults", "ranges": [[name, start, stop], ...]}.
 """
@@ -72,6 +72,7 @@ class _Answers:
         self._latency, self._bandwidth = 0.0, 0.0
         self._faults: dict[str, float] = {}
         self._random = random.Random(0)
+        self._left: int | None = None  # faults
         self._free_at = 0.0  # when the line is free again
         self._new_counts()
 
@@ -85,6 +86,7 @@ class _Answers:
         self._latency = said.get("latency", self._latency)
         self._bandwidth = said.get("bandwidth", self._bandwidth)
         self._faults = said.get("faults", self._faults)
+        self._left = said.get("most")
         if "seed" in said:
             self._random.seed(said["seed"])
         return web.Response()
@@ -167,7 +169,8 @@ class _Answers:
         drawn, below = self._random.random(), 0.0
         for kind, probability in self._faults.items():
             below += probability
-            if drawn < below:
+            if drawn < below and self._left != 0:
+                self._left = None if self._left is None else self._left - 1
                 self._counts["faults"][kind] = self._counts["faults"].get(kind, 0) + 1
                 return kind
         return ""

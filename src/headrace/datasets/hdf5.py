@@ -12,10 +12,12 @@ from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined
 from headrace.datasets.base import CommonOptions
 from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode
+from headrace.storage.far_paths import far_files
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
-from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.hdf5_files import ENDINGS, is_hdf5, open_hdf5
 from headrace.storage.packed import DATA
-from headrace.storage.paths import redact
+from headrace.storage.paths import is_url, redact
+from headrace.storage.remote_files import RemoteOptions
 
 
 class HDF5Dataset(ArrayDataset):
@@ -26,7 +28,8 @@ class HDF5Dataset(ArrayDataset):
     uint8 tensors.
 
     Args:
-        data_path: a local HDF5 file; or several, as a list or a glob, whose rows follow one another.
+        data_path: an HDF5 file; or several, as a list or a glob, whose rows follow one another. Or fsspec URLs of such, of folders
+            (searched through for .h5, .hdf5, .he5) or globs, all of one server.
         dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples.
         target_name: path of a dataset with one row a sample.
         transform: called with the row as a tensor (or the dict, or the str).
@@ -34,11 +37,15 @@ class HDF5Dataset(ArrayDataset):
         dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
+        storage_options: for URLs: passed to fsspec.
+        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a range of a file is given up.
+        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
         **options: see `BaseDataset`.
 
     Raises:
-        ConfigError: a folder, a URL, an empty list, a dtype that is none.
+        ConfigError: a local folder, an empty list, paths and URLs together, a dtype that is none.
         DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
+        AccessError, RemoteError: a file may not be read; a server does not give it.
         MissingNameError: no such dataset; the message lists those there are.
         BudgetError: a chunk of the file does not fit the memory budget when it is decoded.
     """
@@ -52,28 +59,45 @@ class HDF5Dataset(ArrayDataset):
         loading_mode: LoadingMode | str = LoadingMode.LAZY,
         dtype: npt.DTypeLike | None = None,
         direct: bool = True,
+        *,
+        storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name)
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
-        opened, cache_dir = OpenHDF5(), options.get("cache_dir")
+        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        paths, opened = opened_files(data_path, reach)
         wanted = dataset_name if isinstance(dataset_name, str) else tuple(names)
-        paths = _files(data_path)
-        sources = [HDF5Source(path, wanted, direct=direct, cache_dir=cache_dir, opened=opened) for path in paths]
-        source = self._describe(sources, dtype)
-        targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
+
+        def one(path: str) -> tuple[HDF5Source, Any]:
+            source = HDF5Source(path, wanted, direct=direct, cache_dir=reach.cache_dir, opened=opened)
+            return source, None if target_name is None else source.column(target_name)
+
+        found = opened.read_each(paths, one)
+        source = self._describe([one for one, _ in found], dtype)
+        targets = None if target_name is None else joined_targets([column for _, column in found])
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
 
-def _files(data_path: Paths) -> list[str]:
+def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], OpenHDF5]:
+    """The HDF5 files that paths name, and what is to be open of them.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, FormatError: as `HDF5Dataset`.
+    """
     paths = expanded_paths(data_path, "HDF5 file")
+    if any(map(is_url, paths)):
+        files, urls = far_files(paths, ENDINGS, reach)
+        return urls, OpenHDF5(files)
     for path in paths:
-        refuse_remote_hdf5(path)
         if os.path.isdir(path):
             raise ConfigError(f"{redact(path)} is a folder: name the HDF5 files in it, for example {os.path.join(redact(path), '*.h5')!r}")
         if os.path.exists(path) and not is_hdf5(path):
             raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
         if not os.path.exists(path):
             open_hdf5(path)  # says what is wrong
-    return paths
+    return paths, OpenHDF5()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -27,9 +28,10 @@ from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
 from headrace.storage.concat import ConcatSource
+from headrace.storage.far_paths import far_files
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
-from headrace.storage.hdf5_files import is_hdf5, open_hdf5, refuse_remote_hdf5
+from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5
 from headrace.storage.packed import TARGETS
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath
@@ -46,7 +48,8 @@ class ImageDataset(BaseDataset):
 
     Args:
         data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a list of folders
-            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote, or a list of such.
+            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote, or a list of such;
+            or URLs or globs of such (.h5, .hdf5, .he5).
         image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
             Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
             the transform.
@@ -263,8 +266,10 @@ def _open(
 ) -> tuple[ImageSource, Targets, list[str]]:
     paths = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path)
     if paths and all(isinstance(path, (str, os.PathLike)) and is_hdf5(path) for path in paths):
-        return _open_packed(paths, targets)
-    refuse_remote_hdf5(data_path)
+        return _open_packed([os.fspath(path) for path in paths], targets, OpenHDF5())
+    if paths and all(map(is_far_hdf5, paths)):
+        files, urls = far_files(paths, ENDINGS, reach)
+        return _open_packed(urls, targets, OpenHDF5(files))
     source = FilesSource(
         data_path, EXTENSIONS, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
     )
@@ -279,32 +284,31 @@ def _open(
     return source, found, classes
 
 
-def _open_packed(paths: Sequence[str | os.PathLike[str]], targets: TargetsArgument) -> tuple[ImageSource, Targets, list[str]]:
-    opened = OpenHDF5()
-    sources = [HDF5Source(path, opened=opened) for path in paths]
-    first = sources[0]
-    for source in sources:
+def _open_packed(paths: Sequence[str], targets: TargetsArgument, opened: OpenHDF5) -> tuple[ImageSource, Targets, list[str]]:
+    def one(path: str) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
+        source = HDF5Source(path, opened=opened)
         if source.info is None or source.info.kind != "image":
             raise FormatError(f"{source.path} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
-        assert first.info is not None
+        return source, source.column(TARGETS) if targets is not None and source.has_column(TARGETS) else None
+
+    if targets is not None and targets != FOLDERS:
+        raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
+    found = opened.read_each(paths, one)
+    sources, columns = [source for source, _ in found], [column for _, column in found if column is not None]
+    first = sources[0]
+    assert first.info is not None
+    for source in sources[1:]:
         alike = [(one.info.store, one.info.image, one.info.classes, one.rows_are) for one in (first, source) if one.info is not None]
         if alike[0] != alike[1]:
             raise FormatError(
                 f"{source.path} and {first.path} can't be one dataset: they were packed with other classes, sizes or colours: pack them "
                 "from one dataset"
             )
+    if len(columns) not in (0, len(sources)):
+        raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
     whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
     if targets is None:
         return whole, None, []
-    if targets != FOLDERS:
-        raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    columns = []
-    for source in sources:
-        with open_hdf5(source.path) as file:
-            columns += [source.column(TARGETS)] if TARGETS in file else []
-    if len(columns) not in (0, len(sources)):
-        raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
-    assert first.info is not None
     return whole, np.concatenate(columns) if columns else None, list(first.info.classes or [])
 
 

@@ -119,7 +119,7 @@ def describe_call(name: str, arguments: dict[str, Any]) -> str:
 _OF_LOADING = {
     *("data_path", "storage_options", "transform", "target_transform", "transforms", "loading_mode", "cache_size", "max_memory_usage"),
     *("cache_policy", "hold", "shared", "cache_dir", "on_error", "seed", "return_index", "progress"),
-    *("retries", "deadline"),
+    *("retries", "deadline", "disk_cache_size"),
 }
 """Arguments that don't change what is held of a sample."""
 

@@ -31,7 +31,7 @@ from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
 from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows
-from headrace.storage.stretches import Files, Places, Stretch, bytes_of, places_of, read_part, read_places, read_stretches
+from headrace.storage.stretches import Files, Places, Stretch, bytes_of, places_of, read_parts, read_places, read_stretches
 
 IntArray = npt.NDArray[np.int64]
 Map = Callable[[Callable[[int], Any], int], list[Any]]
@@ -342,36 +342,69 @@ class ArrayReader:
         chunks, grid = self.chunks, self.chunks.grid
         if not isinstance(chunks, DirectChunks) or not len(rows) or not math.prod(grid.shape):
             return []
-        if chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
-            return chunks.raw_places(rows).spans()
+        if _is_raw(chunks):
+            return self._rows.raw_places(rows).spans()  # type: ignore[attr-defined,no-any-return]
         bands = np.unique(rows // grid.chunks[0])
         numbers = (bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1)
         find = getattr(chunks.stretches, "places", None)
         found: Places = places_of(chunks.stretches(numbers.tolist())) if find is None else find(numbers)
         return found.spans()
 
-    def read_span(self, first: int, out: npt.NDArray[Any], run: Map) -> None:
-        """Copies as many rows as `out` has, from one on.
+    def stored_spans(self, firsts: IntArray, ends: IntArray) -> list[Span]:
+        """Where the stored bytes of stretches of rows lie (rows ``firsts[i]`` to ``ends[i] - 1``), with all chunks that are decoded as a
+        whole."""
+        chunks, grid = self.chunks, self.chunks.grid
+        if not isinstance(chunks, DirectChunks) or not len(firsts) or not math.prod(grid.shape):
+            return []
+        if _is_raw(chunks):
+            parts = [
+                part
+                for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+                for part in _cuts(first, end - first, grid.chunks[0])
+            ]
+            return [span for span, _ in self._raw_parts(chunks, parts) if span is not None]
+        there = ends > firsts
+        bands = [np.arange(a, b) for a, b in zip(firsts[there] // grid.chunks[0], -(-ends[there] // grid.chunks[0]), strict=True)]
+        return self.stored(np.unique(np.concatenate(bands)) * grid.chunks[0]) if bands else []
+
+    def _raw_parts(self, chunks: DirectChunks, parts: Sequence[tuple[int, slice, slice]]) -> list[tuple[Span | None, slice]]:
+        """Where parts of chunks lie (None: never written), and which rows of a stretch they are."""
+        places = chunks.raw_places(np.array([place for place, _, _ in parts], np.int64))
+        row_bytes = chunks.nbytes // chunks.grid.chunks[0]
+        found: list[tuple[Span | None, slice]] = []
+        for (_, source, target), file, offset in zip(parts, places.files.tolist(), places.offsets.tolist(), strict=True):
+            span = (places.paths[file], offset + source.start * row_bytes, offset + source.stop * row_bytes) if offset >= 0 else None
+            found.append((span, target))
+        return found
+
+    def read_spans(self, firsts: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        """Copies stretches of rows: for each array as many as it has, from its first one on.
 
         Raises:
             FormatError: a chunk is damaged.
             OSError: the file can't be read.
         """
         chunks, grid = self.chunks, self.chunks.grid
-        if not out.size:
+        wanted = [(first, out) for first, out in zip(firsts, outs, strict=True) if out.size]
+        if isinstance(chunks, DirectChunks) and _is_raw(chunks):
+            missing: list[tuple[Span, npt.NDArray[Any]]] = []
+            for first, out in wanted:
+                for span, target in self._raw_parts(chunks, list(_cuts(first, len(out), grid.chunks[0]))):
+                    if span is None:
+                        out[target] = chunks.fill_value()
+                    else:
+                        missing.append((span, out[target]))
+            read_parts([span for span, _ in missing], [bytes_of(out) for _, out in missing], chunks.files)
             return
-        if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
-            row_bytes = chunks.nbytes // grid.chunks[0]
-            parts = list(_cuts(first, len(out), grid.chunks[0]))
-            places = chunks.raw_places(np.array([place for place, _, _ in parts], np.int64))
-            for (_, source, target), file, offset in zip(parts, places.files.tolist(), places.offsets.tolist(), strict=True):
-                if offset < 0:
-                    out[target] = chunks.fill_value()
-                    continue
-                path = places.paths[file]
-                read_part(path, offset + source.start * row_bytes, bytes_of(out[target]), chunks.files)
-            return
-        self._copy(chunks, _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape), [out], run)
+        pieces: dict[int, list[Piece]] = {}
+        for number, (first, out) in enumerate(wanted):
+            for chunk, some in _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
+                pieces.setdefault(chunk, []).extend(piece._replace(out=number) for piece in some)
+        self._copy(chunks, pieces, [out for _, out in wanted], run)
+
+    def read_span(self, first: int, out: npt.NDArray[Any], run: Map) -> None:
+        """Copies as many rows as `out` has, from one on; see `read_spans`."""
+        self.read_spans([first], [out], run)
 
     def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`.
@@ -457,6 +490,11 @@ class ArrayReader:
             self._cache.used((self._key, number), chunk, len(rows))
         elif spans and all(chunk[span].size < chunk.size for span in spans):
             self._cache.used((self._key, number), chunk, 0)
+
+
+def _is_raw(chunks: DirectChunks) -> bool:
+    """Do whole rows lie one behind the other, as they are?"""
+    return chunks.is_raw and chunks.grid.chunks[1:] == chunks.grid.shape[1:]
 
 
 def _pieces(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:

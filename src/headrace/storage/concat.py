@@ -47,11 +47,25 @@ class ConcatSource(Source, Generic[S]):
         return parts
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        records: list[Any] = [None] * len(indices)
-        for source, some, places in self._parts(indices):
-            for place, record in zip(places, source.read(some), strict=True):
+        parts = self._parts(indices)
+        self._fetch_together(parts)
+        return self._gathered(len(indices), parts, lambda source, some: source.read(some))
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        return self._gathered(len(indices), self._parts(indices), lambda source, some: source.read_afresh(some))
+
+    def _gathered(self, count: int, parts: list[tuple[S, list[int], list[int]]], read: Callable[[S, list[int]], list[Any]]) -> list[Any]:
+        records: list[Any] = [None] * count
+        for source, some, places in parts:
+            for place, record in zip(places, read(source, some), strict=True):
                 records[place] = record
         return records
+
+    def _fetch_together(self, parts: list[tuple[S, list[int], list[int]]]) -> None:
+        """What lies far away is asked for at once, and not file by file."""
+        far = self.far
+        if far is not None and len(parts) > 1:
+            far.ahead([source.stored(np.asarray(some, np.int64)) for source, some, _ in parts])
 
     @property
     def far(self) -> RemoteFiles | None:  # type: ignore[override]
@@ -71,7 +85,9 @@ class ConcatSource(Source, Generic[S]):
         return found if all(source.rows_like() == found for source in self.sources) else None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        for source, some, places in self._parts(indices):
+        parts = self._parts(indices)
+        self._fetch_together(parts)
+        for source, some, places in parts:
             source.read_into(some, [rows[place] for place in places])
 
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 from collections.abc import Iterator
 
 from headrace.errors import BudgetError, FormatError, HeadraceError
@@ -16,9 +17,27 @@ OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Numbers of errors that are no fault of a file."""
 
 
+class _Inner(threading.local):
+    error: BaseException | None = None
+    depth = 0
+
+    def taken(self) -> BaseException | None:
+        error, self.error = self.error, None
+        return error
+
+
+_inner = _Inner()
+
+
+def remember(error: BaseException) -> None:
+    """An error is about to be raised into another library, which may make something else of it, or nothing; `asking` then raises it."""
+    _inner.error = error
+
+
 @contextlib.contextmanager
 def asking(library: str, what: str) -> Iterator[None]:
-    """Whatever another library raises inside becomes an error that names what it was asked for.
+    """Whatever another library raises inside becomes an error that names what it was asked for; what was raised into it (`remember`)
+    comes out as it was, whatever the library made of it.
 
     Args:
         library: its name.
@@ -29,14 +48,25 @@ def asking(library: str, what: str) -> Iterator[None]:
         BudgetError: it asked for more memory than there is.
         OSError: the machine ran out of descriptors.
     """
+    if not _inner.depth:
+        _inner.taken()
+    _inner.depth += 1
     try:
         yield
-    except HeadraceError:
-        raise
-    except MemoryError as error:
-        raise BudgetError(f"{what}: {library} asks for more memory than there is: the file is damaged, or too large") from error
-    except Exception as error:
+    except BaseException as error:
+        inner = _inner.taken()
+        if inner is not None and inner is not error:
+            raise inner from None
+        if isinstance(error, HeadraceError) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, MemoryError):
+            raise BudgetError(f"{what}: {library} asks for more memory than there is: the file is damaged, or too large") from error
         if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             raise
         cause = " ".join(str(error).split()) or "no reason given"
         raise FormatError(f"{what} is damaged, or holds what {library} can't read ({type(error).__name__}: {cause})") from error
+    finally:
+        _inner.depth -= 1
+    inner = _inner.taken()
+    if inner is not None:
+        raise inner

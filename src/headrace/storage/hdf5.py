@@ -6,8 +6,8 @@ Rows of one dataset or of several, and the flat bytes with offsets that `headrac
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -19,26 +19,44 @@ from headrace.storage.arrays import BLOCK_BYTES, ArraysSource
 from headrace.storage.chunks import ArrayReader, ChunkCache, LibraryChunks
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_chunks import chunks_of, missing_plugins
+from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.hdf5_files import dataset_named, open_hdf5, reading_hdf5
-from headrace.storage.hdf5_links import check_links
+from headrace.storage.hdf5_index import INDEX
+from headrace.storage.hdf5_links import check_links, check_way
 from headrace.storage.hdf5_objects import ObjectRows, holds_objects
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, PackedInfo, are_offsets, crc_of, packed_info
 from headrace.storage.paths import redact
+from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows
+from headrace.storage.stretches import Files
+
+T = TypeVar("T")
 
 
 class OpenHDF5:
-    """What each process has open of HDF5 files, and the chunks that it has decoded."""
+    """What each process has open of HDF5 files, and the chunks that it has decoded.
 
-    def __init__(self) -> None:
-        self.files: WorkerFiles[int] = WorkerFiles()
-        self.library: WorkerFiles[h5py.File] = WorkerFiles(open_hdf5, h5py.File.close, 16, survives_fork=False)
+    Args:
+        files: of the server that they lie on; None: they lie on this machine.
+    """
+
+    def __init__(self, files: RemoteFiles | None = None) -> None:
+        self.far = None if files is None else FarHDF5(files, INDEX)
+        self.files: Files = WorkerFiles() if files is None else files
+        opener = open_hdf5 if self.far is None else self.far.open
+        self.library: WorkerFiles[h5py.File] = WorkerFiles(opener, h5py.File.close, 16, survives_fork=False)
         self.chunks = ChunkCache(0)
+
+    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
+        """What a function makes of each file. Of files that are far away, what it reads through h5py is kept as their index."""
+        if self.far is None:
+            return [function(path) for path in paths]
+        return self.far.read_each(paths, function)
 
     def close(self) -> None:
         """Closes and forgets it all; it is opened again when it is needed."""
-        for part in (self.files, self.library, self.chunks):
+        for part in (self.library, self.files, self.chunks):
             part.close()
 
 
@@ -50,7 +68,7 @@ class HDF5Source(ArraysSource):
     checked against their CRC.
 
     Args:
-        path: a local file.
+        path: a local file; or, where `opened` has the files of its server, a URL.
         name: dataset inside the file; or several of equal length.
         direct: read the file itself where its layout is known; False: through h5py alone.
         cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache folder.
@@ -70,17 +88,20 @@ class HDF5Source(ArraysSource):
         cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self._opened = opened or OpenHDF5()
+        self._far = self._opened.far
+        self.far = None if self._far is None else self._far.files
+        self._file = os.path.abspath(os.path.expanduser(os.fspath(path))) if self._far is None else os.fspath(path)
+        self.path = self._file if self._far is None else redact(path)
         self.name = name if isinstance(name, str) else tuple(name)
-        self.info = packed_info(self.path)
+        self.info = packed_info(self._file, self._far)
         packed = self.info if name == DATA else None
         self._offsets: SharedArray | None = None
         self._crc: SharedArray | None = None
         self.names: PackedNames | None = None
-        self._opened = opened or OpenHDF5()
         self._chunks = self._opened.chunks
-        with reading_hdf5(self.path) as file:
-            options: dict[str, Any] = {"direct": direct, "cache_dir": cache_dir}
+        with reading_hdf5(self._file, self._far) as file:
+            options: dict[str, Any] = {"far": self._far, "direct": direct, "cache_dir": cache_dir}
             self._fields = {one: self._field(file, one, options) for one in self._names}
             self.grids = [[one, f.shape, f.dtype.str, file[one].chunks] for one, f in self._fields.items()]
             if packed is not None:
@@ -88,17 +109,22 @@ class HDF5Source(ArraysSource):
         self._check_lengths()
 
     def _field(self, file: h5py.File, name: str, options: dict[str, Any]) -> ArrayReader | ObjectRows:
-        dataset, where = dataset_named(file, name, self.path), f"{redact(self.path)}: {name!r}"
+        dataset, where = self._named(file, name), f"{redact(self.path)}: {name!r}"
         if not dataset.shape:
             raise FormatError(f"{where} is a single value, it has no axis of samples")
-        check_links(dataset, self.path)
+        check_links(dataset, self._file, self._far)
         if holds_objects(dataset.dtype, where):
             _check_filters(dataset, where)
-            return ObjectRows(self._opened.library, self.path, name, tuple(dataset.shape), dataset.dtype)
-        chunks = chunks_of(dataset, self.path, name, self._opened.files, self._opened.library, **options)
+            return ObjectRows(self._opened.library, self._file, name, tuple(dataset.shape), dataset.dtype)
+        chunks = chunks_of(dataset, self._file, name, self._opened.files, self._opened.library, **options)
         if isinstance(chunks, LibraryChunks):
             _check_filters(dataset, where)
-        return ArrayReader(chunks, self._opened.chunks, f"{self.path}\0{name}")
+        return ArrayReader(chunks, self._opened.chunks, f"{self._file}\0{name}")
+
+    def _named(self, file: h5py.File, name: str) -> h5py.Dataset:
+        if self._far is not None:
+            check_way(file, name, self._file)
+        return dataset_named(file, name, self._file)
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
@@ -122,7 +148,7 @@ class HDF5Source(ArraysSource):
             )
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        column = np.asarray(dataset_named(file, name, self.path))
+        column = np.asarray(self._named(file, name))
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
             raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
@@ -161,19 +187,22 @@ class HDF5Source(ArraysSource):
         self._check(indices, rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        if self._offsets is not None:
-            records: list[Any] = [self._read_span(index) for index in indices]
-        else:
-            records = super().read(indices)
+        records = super().read(indices) if self._offsets is None else self._read_spans(np.asarray(indices, np.int64))
         self._check(indices, records)
         return records
 
-    def _read_span(self, index: int) -> npt.NDArray[Any]:
+    def _read_spans(self, indices: npt.NDArray[np.int64]) -> list[Any]:
         assert self._offsets is not None and isinstance(self._first, ArrayReader)
-        start, stop = (int(offset) for offset in self._offsets.array[index : index + 2])
-        sample = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        self._first.read_span(start, sample, self.run)
-        return sample
+        starts, stops = self._offsets.array[indices], self._offsets.array[indices + 1]
+        samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]
+        self._first.read_spans(starts.tolist(), samples, self.run)
+        return samples
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        if self._offsets is None:
+            return super().stored(indices)
+        assert isinstance(self._first, ArrayReader)
+        return self._first.stored_spans(self._offsets.array[indices], self._offsets.array[indices + 1])
 
     def _check(self, indices: Sequence[int], arrays: Rows) -> None:
         if self._crc is None:
@@ -208,11 +237,16 @@ class HDF5Source(ArraysSource):
         Raises:
             MissingNameError, FormatError: no such dataset; another number of rows.
         """
-        with reading_hdf5(self.path) as file:
+        with reading_hdf5(self._file, self._far) as file:
             column = self._column(file, name)
         if column.ndim == 0 or len(column) != len(self):
             raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
         return column
+
+    def has_column(self, name: str) -> bool:
+        """Is there a dataset of that name?"""
+        with reading_hdf5(self._file, self._far) as file:
+            return name in file
 
 
 def _check_filters(dataset: h5py.Dataset, where: str) -> None:

@@ -6,6 +6,7 @@ Which one a dataset takes, and why, stands in `Chunks.how`.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
@@ -20,17 +21,18 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError, HeadraceError
+from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, RemoteError, ReplacedError
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.machine import cache_folder
 from headrace.storage.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.codecs import Blosc, Codec, Fletcher32, Inflate, Pipeline, TooLongError, Unshuffle, Zstd
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.hdf5_far import FarHDF5, patiently
 from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.paths import redact
-from headrace.storage.stamps import Stamp
-from headrace.storage.stretches import Places, Stretch
+from headrace.storage.stamps import KnownFile
+from headrace.storage.stretches import Files, Places, Stretch
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6
 _FILTERS |= {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz", 32026: "blosc2"}
 _COUNTABLE = (1 << 63) - 1
 _SPARSE = 4  # times as many chunks as were written, from which on those are listed alone
+_OF_THE_WAY = (RemoteError, ReplacedError, DataNotFoundError, AccessError)
 _PLUGINS = 256  # numbers of filters from here on are not HDF5's own
 
 
@@ -53,6 +56,9 @@ class _Library:
         self._opened, self._path, self._name = opened, path, name
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+        return patiently(functools.partial(self._read, part))
+
+    def _read(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
             return np.asarray(file[self._name][part])
 
@@ -60,37 +66,33 @@ class _Library:
 class _Whole:
     """Where a contiguous dataset lies, as if it were one chunk."""
 
-    def __init__(self, stamp: Stamp, files: WorkerFiles[int], begin: int, nbytes: int) -> None:
-        self._stamp, self._files, self._stretch = stamp, files, Stretch(stamp.path, begin, nbytes)
+    def __init__(self, file: KnownFile, begin: int, nbytes: int) -> None:
+        self._file, self._stretch = file, Stretch(file.path, begin, nbytes)
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
         return self.places(np.asarray(numbers, np.int64)).stretches()
 
     def places(self, numbers: npt.NDArray[np.int64]) -> Places:
-        with self._files.reading(self._stamp.path) as fd:
-            self._stamp.check(fd)
+        self._file.check()
         zeros = np.zeros(len(numbers), np.int64)
-        return Places([self._stamp.path], zeros, zeros + self._stretch.offset, zeros + self._stretch.nbytes)
+        return Places([self._file.path], zeros, zeros + self._stretch.offset, zeros + self._stretch.nbytes)
 
 
 class _Table:
     """Where the chunks of a dataset lie.
 
     Args:
-        stamp, files: of the file.
+        file: which they lie in.
         rows: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
         numbers: of the chunks, sorted, where most were never written and only the others have a place in `rows`; None: it has all.
     """
 
-    def __init__(
-        self, stamp: Stamp, files: WorkerFiles[int], rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None
-    ) -> None:
-        self._stamp, self._files, self._rows = stamp, files, SharedArray(rows)
+    def __init__(self, file: KnownFile, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
+        self._file, self._rows = file, SharedArray(rows)
         self._numbers = None if numbers is None else SharedArray(numbers)
 
     def _find(self, numbers: Any) -> npt.NDArray[np.int64]:
-        with self._files.reading(self._stamp.path) as fd:
-            self._stamp.check(fd)
+        self._file.check()
         if self._numbers is None:
             return self._rows.array[:, numbers]
         if not len(self._numbers):
@@ -100,12 +102,12 @@ class _Table:
         return np.where(known[places] == numbers, self._rows.array[:, places], 0)
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        path, found = self._stamp.path, self._find(numbers).T.tolist()
+        path, found = self._file.path, self._find(numbers).T.tolist()
         return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found]
 
     def places(self, numbers: npt.NDArray[np.int64]) -> Places:
         offsets, nbytes, _ = self._find(numbers)
-        return Places([self._stamp.path], np.zeros(len(numbers), np.int64), np.where(nbytes > 0, offsets, -1), nbytes)
+        return Places([self._file.path], np.zeros(len(numbers), np.int64), np.where(nbytes > 0, offsets, -1), nbytes)
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
@@ -126,9 +128,10 @@ def chunks_of(
     dataset: h5py.Dataset,
     path: str,
     name: str,
-    files: WorkerFiles[int],
+    files: Files,
     opened: WorkerFiles[h5py.File],
     *,
+    far: FarHDF5 | None = None,
     direct: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Chunks:
@@ -138,6 +141,7 @@ def chunks_of(
         dataset: open.
         path, name: of the file, and in it.
         files, opened: what each process opens to read from it, itself and through h5py.
+        far: of the server, for a URL.
         direct: False: through h5py in any case.
         cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache folder.
 
@@ -150,26 +154,27 @@ def chunks_of(
     library = LibraryChunks(Grid(shape, dataset.chunks or rows), dataset.dtype, _Library(opened, path, name), f"h5py: {why}")
     if why is not None or not dataset.size:
         return library
-    stamp = Stamp(path)
+    known = KnownFile(path, files)
     if dataset.chunks is None:
         begin = dataset.id.get_offset()
         if begin is None:
             library.how = "h5py: nothing has been written"
             return library
-        whole = _Whole(stamp, files, begin, math.prod(shape) * dataset.dtype.itemsize)
-        if begin + math.prod(shape) * dataset.dtype.itemsize > stamp.size:
-            raise FormatError(f"{redact(path)} is cut short: {stamp.size:,} bytes are not enough for {name!r}")
+        whole = _Whole(known, begin, math.prod(shape) * dataset.dtype.itemsize)
+        if begin + math.prod(shape) * dataset.dtype.itemsize > known.size:
+            raise FormatError(f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
         return DirectChunks(Grid(shape, shape), dataset.dtype, whole, Pipeline(), files, where=_Where(path, name, Grid(shape, shape)))
     grid = Grid(shape, dataset.chunks)
     if math.prod(grid.counts) > _COUNTABLE:
         raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
-    table = _table(dataset, stamp, files, name, grid, cache_dir)
+    table = _table(dataset, known, far, name, grid, cache_dir)
     if table is None:
         library.how = "h5py: the index of its chunks is unusual"
         return library
     pipeline, where = Pipeline(_codecs(dataset)), _Where(path, name, grid)
     found = DirectChunks(grid, dataset.dtype, table, pipeline, files, fill=dataset.fillvalue, where=where)
-    doubt = _doubt(dataset, found, table.written())
+    look = functools.partial(_doubt, dataset, found, table.written())
+    doubt = look() if far is None else far.doubt(path, name, look)
     if doubt is not None:
         library.how = f"h5py: {doubt}"
         return library
@@ -260,10 +265,15 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.
             whole = chunks.decode(number, chunks.read([number])[0])
         except TooLongError:  # nor should h5py try that: it makes room for all that comes
             continue
+        except _OF_THE_WAY:
+            raise
         except (HeadraceError, OSError) as error:
             problem = error
         try:
-            expected = dataset[part]
+            with asking("h5py", chunks.where(number)):
+                expected = dataset[part]
+        except _OF_THE_WAY:
+            raise
         except Exception as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
             _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
             continue
@@ -292,16 +302,22 @@ def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> 
 
 
 def _table(
-    dataset: h5py.Dataset, stamp: Stamp, files: WorkerFiles[int], name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
+    dataset: h5py.Dataset, file: KnownFile, far: FarHDF5 | None, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
 ) -> _Table | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
     number = math.prod(grid.counts)
-    about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime, "name": name, "grid": [grid.shape, grid.chunks]}
+    shown = redact(file.path)
+    about = {"path": shown, "size": file.size, "mtime": file.when, "name": name, "grid": [grid.shape, grid.chunks]}
+    if far is not None:
+        about["place"] = far.files.place
     folder = cache_folder(cache_dir)
-    kept = KeptArrays(os.fspath(folder), "chunks", TABLE_VERSION, about, ["<i8"]) if number >= KEPT_FROM else None
-    table, numbers = None if kept is None else _kept(kept, number), None
+    is_kept = number >= KEPT_FROM and file.when is not None
+    kept = KeptArrays(os.fspath(folder), "chunks", TABLE_VERSION, about, ["<i8"]) if is_kept else None
+    # h5py's own list must be part of the index of what is far away
+    is_wanted = kept is not None and (far is None or far.is_found(file.path))
+    table, numbers = _kept(kept, number) if kept is not None and is_wanted else None, None
     if table is None:
-        found = _counted(dataset, grid)
+        found = _counted(dataset, grid, shown)
         if found is None:
             return None
         numbers, table = found
@@ -311,15 +327,15 @@ def _table(
             numbers, table = None, whole
             if kept is not None:
                 _keep(kept, table, folder, is_default=cache_dir is None)
-    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > stamp.size - table[1])
+    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > file.size - table[1])
     if outside.any():
         at = np.flatnonzero(outside)[0]
         place = grid.place(int(at if numbers is None else numbers[at]))
-        raise FormatError(f"{redact(stamp.path)} is cut short: chunk {place} of {name!r} lies beyond its {stamp.size:,} bytes")
-    return _Table(stamp, files, table, numbers)
+        raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {file.size:,} bytes")
+    return _Table(file, table, numbers)
 
 
-def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped filters.
 
     None: they are listed in no order, so HDF5, which looks them up in it, would miss some.
@@ -343,7 +359,7 @@ def _counted(dataset: h5py.Dataset, grid: Grid) -> tuple[npt.NDArray[np.int64], 
         table[row] = np.fromiter(map(operator.attrgetter(name), found), np.int64, len(found))
     least = 4 if dataset.fletcher32 else 1
     if (table[1] < least).any():
-        raise FormatError(f"{redact(dataset.file.filename)}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged")
+        raise FormatError(f"{shown}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged")
     numbers, table = np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
     if odd.any() or not _in_order(places):
         return None

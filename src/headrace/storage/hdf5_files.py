@@ -9,11 +9,14 @@ from typing import Any
 
 import h5py
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, MissingNameError
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.storage.foreign import OF_THE_MACHINE, asking
+from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.paths import is_url, redact
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+ENDINGS = (".h5", ".hdf5", ".he5")
+"""Of URLs of HDF5 files: what lies far away is not looked into to find out its format."""
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
@@ -25,18 +28,24 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
         return False
 
 
-def refuse_remote_hdf5(path: Any) -> None:
-    """Raises a ConfigError for a URL of an HDF5 file: they are read from local disks by now."""
-    if is_url(path) and str(path).partition("?")[0].lower().endswith((".h5", ".hdf5", ".he5")):
-        raise ConfigError(f"{redact(path)}: HDF5 files are read from local disks only by now: copy it, or mount the bucket")
+def is_far_hdf5(path: object) -> bool:
+    """Is it a URL that says that HDF5 files lie there?"""
+    return isinstance(path, str) and is_url(path) and path.partition("::")[0].partition("?")[0].lower().endswith(ENDINGS)
 
 
-def open_hdf5(path: str) -> h5py.File:
+def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
     """The file, opened for reading.
+
+    Args:
+        path: of the file; or its URL.
+        far: of the URL's server.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
+        RemoteError, ReplacedError: of files that are far away, see `RemoteFiles.read`.
     """
+    if far is not None:
+        return far.open(path)
     try:
         file = _open(path)
     except FileNotFoundError as error:
@@ -78,14 +87,14 @@ def _open_beside_its_writer(path: str) -> h5py.File:
 
 
 @contextlib.contextmanager
-def reading_hdf5(path: str) -> Iterator[h5py.File]:
-    """The file, open for reading: whatever h5py raises becomes an error that names the file.
+def reading_hdf5(path: str, far: FarHDF5 | None = None) -> Iterator[h5py.File]:
+    """The file, open for reading: whatever h5py raises becomes an error that names the file. See `open_hdf5`.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: as `open_hdf5`.
         FormatError, BudgetError: something inside is damaged.
     """
-    file = open_hdf5(path)
+    file = open_hdf5(path, far)
     with asking("h5py", redact(path)), file:
         yield file
 

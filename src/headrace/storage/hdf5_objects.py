@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from headrace.errors import FormatError
 from headrace.storage.arrays import LibraryRows
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.hdf5_far import patiently
 from headrace.storage.paths import redact
 
 
@@ -47,6 +49,9 @@ class ObjectRows(LibraryRows):
         Raises:
             FormatError, BudgetError: they are damaged.
         """
+        return patiently(functools.partial(self._read, rows))
+
+    def _read(self, rows: Sequence[int]) -> list[Any]:
         with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
             dataset = file[self._name]
             return [dataset[row] for row in rows]

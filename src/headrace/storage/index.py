@@ -61,10 +61,19 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
     Raises:
         Exception: what `kind.make` raises.
     """
+    found = found_index(files, url, kind)
+    if found is None:
+        began = time.monotonic()
+        found = kind.make(files, url)
+        keep_index(files, url, kind, found, time.monotonic() - began)
+    return found
+
+
+def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
+    """The index of a file as it is kept on this machine, or lies beside the file; None: it is nowhere, or not to be trusted."""
     version, beside = files.version(url), files.beside(url)
-    about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    kept = KeptArrays(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", kind.version, about, kind.types)
     if version.tag is not None:
+        kept = _kept(files, url, kind)
         try:
             return kept.read()
         except FileNotFoundError:
@@ -76,20 +85,28 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
             return _from_bytes(beside, kind, version.size)
         except UntrustedError as error:
             warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
-    began = time.monotonic()
-    made = kind.make(files, url)
-    took = time.monotonic() - began
+    return None
+
+
+def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
+    """Keeps an index that was made, which took so many seconds, on this machine."""
     if took > _HINT_S:
         warn(f"{redact(url)}: it took {took:.0f} s to find out what lies where; headrace.write_index makes the index beforehand")
-    if version.tag is not None:
-        try:
-            kept.write(made)
-        except OSError as error:
-            warn(
-                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)} is not kept "
-                f"({error.strerror or error}), so every start makes it anew"
-            )
-    return made
+    if files.version(url).tag is None:
+        return
+    try:
+        _kept(files, url, kind).write(made)
+    except OSError as error:
+        warn(
+            f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)} is not kept "
+            f"({error.strerror or error}), so every start makes it anew"
+        )
+
+
+def _kept(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:
+    version = files.version(url)
+    about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
+    return KeptArrays(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", kind.version, about, kind.types)
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.hdf5_files import reading_hdf5
 from headrace.storage.paths import redact
 
@@ -48,13 +49,17 @@ class PackedInfo:
     version: int = PACKED_VERSION
 
 
-def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
+def packed_info(path: str | os.PathLike[Any], far: FarHDF5 | None = None) -> PackedInfo | None:
     """What a packed file says about itself; None for any other HDF5 file.
+
+    Args:
+        path: of the file; or its URL.
+        far: of the URL's server.
 
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
     """
-    with reading_hdf5(os.fspath(path)) as file:
+    with reading_hdf5(os.fspath(path), far) as file:
         text, checksum = file.attrs.get(PACKED_ATTRIBUTE), file.attrs.get(PACKED_CHECKSUM)
     if text is None:
         return None

@@ -135,11 +135,23 @@ def read_part(path: str, offset: int, buffer: memoryview, files: Files) -> None:
         FormatError: the file ends before the buffer is full.
         OSError: it can't be opened or read.
     """
+    read_parts([(path, offset, offset + len(buffer))], [buffer], files)
+
+
+def read_parts(spans: Sequence[Span], buffers: Sequence[memoryview], files: Files) -> None:
+    """Fills buffers of any length; what is far away is fetched at once.
+
+    Raises:
+        FormatError: a file ends before a buffer is full.
+        OSError: it can't be opened or read.
+    """
     if isinstance(files, RemoteFiles):
-        buffer[:] = files.read([(path, offset, offset + len(buffer))])[0]
+        for buffer, data in zip(buffers, files.read(spans), strict=True):
+            buffer[:] = data
         return
-    with files.reading(path) as fd:
-        fill(fd, [buffer], offset, path)
+    for (path, start, _), buffer in zip(spans, buffers, strict=True):
+        with files.reading(path) as fd:
+            fill(fd, [buffer], start, path)
 
 
 def _read_near(fd: int, path: str, wanted: Sequence[tuple[int, int, int]], found: list[memoryview | None]) -> None:
