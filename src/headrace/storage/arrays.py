@@ -169,8 +169,7 @@ class ArraysSource(Source):
 
     @property
     def stored_nbytes(self) -> int:
-        """As if nothing were compressed."""
-        return self.total_bytes
+        return sum(field.chunks.stored_nbytes for field in self._readers)
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
         self._chunks.close()

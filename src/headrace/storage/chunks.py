@@ -29,7 +29,7 @@ import numpy.typing as npt
 from headrace.errors import BudgetError, FormatError
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.codecs import Pipeline
-from headrace.storage.remote_files import Span
+from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows
 from headrace.storage.stretches import Files, Places, Stretch, bytes_of, places_of, read_parts, read_places, read_stretches
 
@@ -82,6 +82,11 @@ class Chunks(ABC):
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         """A whole chunk, an edge chunk too; None: it was never written, and all its values are the fill value. May run in threads."""
 
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all chunks as they are stored, about; 0: nobody knows where they lie."""
+        return 0
+
     decodes = True
     """Is decoding a chunk work, so that one that will be needed again had better be held?"""
 
@@ -115,13 +120,19 @@ class DirectChunks(Chunks):
         where: Callable[[int], str] = str,
         how: str = "",
     ) -> None:
-        super().__init__(grid, dtype, how or (f"pread + {pipeline}" if pipeline else "pread"))
+        way = "ranges" if isinstance(files, RemoteFiles) else "pread"
+        super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
         self.stretches, self.pipeline, self.files = stretches, pipeline, files
         self.order, self.where, self._fill = order, where, fill
         self.decodes = bool(pipeline)
 
     def fill_value(self) -> Any:
         return self._fill
+
+    @property
+    def stored_nbytes(self) -> int:
+        known: int | None = getattr(self.stretches, "nbytes", None)
+        return math.prod(self.grid.shape) * self.dtype.itemsize if known is None else known
 
     @property
     def is_raw(self) -> bool:

@@ -109,6 +109,11 @@ class _Table:
         offsets, nbytes, _ = self._find(numbers)
         return Places([self._file.path], np.zeros(len(numbers), np.int64), np.where(nbytes > 0, offsets, -1), nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all chunks as they are stored."""
+        return int(self._rows.array[1].sum())
+
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
         return np.flatnonzero(self._rows.array[1]) if self._numbers is None else self._numbers.array

@@ -44,7 +44,7 @@ TOGETHER = 64
 """Files whose ends are fetched at once."""
 PATIENCE = 5.0
 """Seconds that h5py's lock is held for a fetch. It doubles each time."""
-_HELD = 64 << 20  # bytes of pieces that are not recorded, for each open file
+_HELD = 8 << 20  # bytes of pieces that are not recorded, for each open file
 
 T = TypeVar("T")
 
