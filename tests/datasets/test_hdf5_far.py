@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
+from headrace import BaseDataset, HDF5Dataset, ImageDataset, open_dataset, pack
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceWarning, RemoteError, ReplacedError, SampleError
 from headrace.storage.blocks import _blocks_of as blocks_of
 from headrace.storage.ranges import Range
+from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
 N = 400
 NAMES = ["raw", "tall", "packed", "library", "texts", ["raw", "packed"]]
+QUICK = {("raw", "lazy"), ("tall", "cached"), ("packed", "streaming"), ("texts", "eager"), ("['raw', 'packed']", "streaming")}
 
 
 def write(path: Path, seed: int = 0) -> None:
@@ -99,8 +101,14 @@ def same(found: Any, expected: Any) -> None:
 # -- one value, one order
 
 
-@pytest.mark.parametrize("mode", ["lazy", "cached", "eager", "streaming"])
-@pytest.mark.parametrize("name", NAMES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(name, mode, id=f"{name}-{mode}", marks=() if (str(name), mode) in QUICK else pytest.mark.slow)
+        for name in NAMES
+        for mode in ("lazy", "cached", "eager", "streaming")
+    ],
+)
 def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader: Any, name: Any, mode: str) -> None:
     far = far_of(["a.h5", "b.h5"], name, "targets", loading_mode=mode)
     near = HDF5Dataset([folder / "a.h5", folder / "b.h5"], name, "targets")
@@ -114,12 +122,12 @@ def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader:
 @pytest.mark.parametrize(
     ("mode", "context"),
     [
-        ("lazy", "fork"),
         ("streaming", "fork"),
+        pytest.param("lazy", "fork", marks=pytest.mark.slow),
         *[pytest.param(mode, "spawn", marks=pytest.mark.slow) for mode in ("lazy", "cached", "streaming")],
     ],
 )
-@pytest.mark.parametrize("name", ["packed", "library", "texts"])
+@pytest.mark.parametrize("name", ["packed", "library", pytest.param("texts", marks=pytest.mark.slow)])
 def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name: str, mode: str, context: str) -> None:
     far, near = far_of("a.h5", name, "targets", loading_mode=mode), HDF5Dataset(folder / "a.h5", name, "targets")
     options = {"batch_size": 32, "shuffle": "block", "interleave": 2, "turns": 2}
@@ -128,7 +136,7 @@ def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name
     near.close()
 
 
-@pytest.mark.parametrize("mode", ["lazy", "cached", "eager", "streaming"])
+@pytest.mark.parametrize("mode", ["streaming", *[pytest.param(mode, marks=pytest.mark.slow) for mode in ("lazy", "cached", "eager")]])
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, mode: str) -> None:
     far, near = far_of(f"{store}.h5", of=ImageDataset, loading_mode=mode), ImageDataset(folder / f"{store}.h5")
@@ -176,7 +184,7 @@ def test_opening_with_an_index_is_two_round_trips(server: RangeServer, far_of: A
     assert counts["requests"] == 2 + 2 * 2  # versions of two files; and for what is not beside them fsspec asks twice
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "rows"), [("packed", "packed"), ("tall", "tall"), ("decoded.h5", None), ("encoded.h5", None)])
 def test_a_streaming_epoch_asks_for_each_block_once(
     server: RangeServer, far_of: Any, make_loader: Any, small_blocks: None, name: str, rows: str | None, workers: int
@@ -203,7 +211,7 @@ def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of:
 # -- what goes wrong
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["packed", "library"])
 def test_a_third_of_all_requests_fail(
     server: RangeServer, far_of: Any, folder: Path, make_loader: Any, name: str, workers: int, monkeypatch: Any
@@ -258,7 +266,7 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     near.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_an_epoch_with_wrong_bytes_is_right(
     server: RangeServer, far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, workers: int
@@ -272,8 +280,10 @@ def test_an_epoch_with_wrong_bytes_is_right(
     assert server.counts()["faults"]["wrong"] == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("mode", "on_error"), [("lazy", "raise"), ("lazy", "skip"), ("streaming", "skip")])
+@pytest.mark.parametrize(
+    ("mode", "on_error", "workers"),
+    [("lazy", "raise", 0), ("lazy", "skip", 2), ("streaming", "skip", 0), pytest.param("streaming", "raise", 2, marks=pytest.mark.slow)],
+)
 def test_a_file_that_is_replaced_in_the_middle_of_an_epoch(
     server: RangeServer, far_of: Any, folder: Path, make_loader: Any, mode: str, on_error: str, workers: int
 ) -> None:
@@ -322,3 +332,20 @@ def test_a_cache_folder_that_cannot_be_written_to(server: RangeServer, far_of: A
     with pytest.warns(HeadraceWarning, match="is not kept .* so every start makes it anew"):
         far = far_of("a.h5", "packed", cache_dir=tmp_path / "file")
     assert len(far[3]) == 700
+
+
+@pytest.mark.slow
+class TestContract(DatasetContract):
+    """headrace's laws, of rows that h5py reads beside such that are read by ranges."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, server: RangeServer, folder: Path, tmp_path: Path) -> None:
+        with h5py.File(folder / "few.h5", "w") as file:
+            rows = np.random.default_rng(3).integers(0, 255, (37, 5, 4), dtype=np.uint8)
+            file.create_dataset("direct", data=rows, chunks=(4, 5, 4), compression="gzip")
+            file.create_dataset("library", data=rows, chunks=(4, 5, 4), compression="lzf")
+            file["labels"] = np.arange(37) % 4
+        self.url, self.cache = server.url + "/few.h5", tmp_path / "cache"
+
+    def make(self, **options: Any) -> BaseDataset:
+        return HDF5Dataset(self.url, ["direct", "library"], "labels", **{"cache_dir": self.cache, **options})

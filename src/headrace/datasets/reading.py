@@ -184,8 +184,6 @@ class SampleReading:
                 if error.is_of_server:
                     raise first from None
                 error = first  # which had more patience
-            if isinstance(error, ReplacedError):
-                raise error  # no fault of a sample: what is left of the epoch would be of other data
             raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
 

@@ -65,7 +65,7 @@ class ConcatSource(Source, Generic[S]):
         """What lies far away is asked for at once, and not file by file."""
         far = self.far
         if far is not None and len(parts) > 1:
-            far.ahead([source.stored(np.asarray(some, np.int64)) for source, some, _ in parts])
+            far.ahead([source.stored(np.asarray(some, np.int64)) for source, some, _ in parts], True)
 
     @property
     def far(self) -> RemoteFiles | None:  # type: ignore[override]
