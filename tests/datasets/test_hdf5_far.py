@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, open_dataset, pack
-from headrace.errors import ConfigError, DataNotFoundError, HeadraceWarning, RemoteError, ReplacedError, SampleError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
 from headrace.storage.blocks import _blocks_of as blocks_of
 from headrace.storage.ranges import Range
 from headrace.testing import DatasetContract
@@ -153,6 +153,17 @@ def test_open_dataset_finds_the_kind(far_of: Any, folder: Path) -> None:
     assert isinstance(far_of("encoded.h5", of=open_dataset), ImageDataset)
     far = far_of("a.h5", of=open_dataset, dataset_name="raw")
     assert isinstance(far, HDF5Dataset) and torch.equal(far[7], HDF5Dataset(folder / "a.h5", "raw")[7])
+
+
+def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None:
+    near = ImageDataset(folder / "encoded.h5", image_size=16)
+    for of in (ImageDataset, open_dataset):
+        far = far_of(["encoded.h5", "encoded.h5"], of=of, image_size=16, loading_mode="cached")
+        assert len(far) == 48 and np.array_equal(far.targets, [*near.targets, *near.targets])
+        same([far[3], far[27]], [near[3], near[3]])
+    with pytest.raises(FormatError, match=r"decoded\.h5 and .*encoded\.h5 can't be one dataset"):
+        far_of(["encoded.h5", "decoded.h5"], of=ImageDataset)
+    near.close()
 
 
 def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
@@ -14,10 +14,11 @@ from headrace.datasets.pixels import EXTENSIONS
 from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import FormatError
+from headrace.storage.far_paths import far_files
 from headrace.storage.hdf5 import OpenHDF5
-from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
+from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
-from headrace.storage.remote_files import RemoteFiles, RemoteOptions
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.zarr_files import is_zarr
 
@@ -39,8 +40,9 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         DataNotFoundError: nothing there, or no file of a known format.
         FormatError: a file of another format.
     """
-    if isinstance(data_path, str) and is_far_hdf5(data_path) and not glob.has_magic(data_path.partition("?")[0]):
-        return _OF_KIND.get(_far_kind(data_path, options), HDF5Dataset)(data_path, **options)
+    entries = entries_of(data_path)
+    if all(map(is_far_hdf5, entries)):
+        return _OF_KIND.get(_far_kind(entries, options), HDF5Dataset)(data_path, **options)
     if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):
         return ZarrDataset(data_path, **options)
     if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
@@ -56,13 +58,13 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     return (TextDataset if _holds_texts_alone(data_path) else ImageDataset)(data_path, **options)
 
 
-def _far_kind(url: str, options: Mapping[str, Any]) -> str:
-    """What `headrace.pack` made a file of that is far away; "": it did not."""
+def _far_kind(entries: Sequence[str], options: Mapping[str, Any]) -> str:
+    """What `headrace.pack` made the first file of that is far away; "": it did not."""
     names = ("storage_options", "retries", "deadline", "cache_dir")
-    files = RemoteFiles(url, RemoteOptions(**{name: options[name] for name in names if name in options}))
+    files, urls = far_files(entries, ENDINGS, RemoteOptions(**{name: options[name] for name in names if name in options}))
     opened = OpenHDF5(files)
     try:
-        info = opened.read_each([url], lambda one: packed_info(one, opened.far))[0]
+        info = opened.read_each(urls[:1], lambda one: packed_info(one, opened.far))[0]
     finally:
         opened.close()
     return info.kind if info is not None else ""
