@@ -338,6 +338,13 @@ def test_a_dataset_that_was_closed_reads_on(server: RangeServer, far_of: Any, fo
         near.close()
 
 
+def test_a_streaming_dataset_can_be_pickled(server: RangeServer, far_of: Any) -> None:
+    far = far_of("a.h5", "packed", loading_mode="streaming")
+    copy = pickle.loads(pickle.dumps(far))
+    same(list(copy), list(far))
+    copy.close()
+
+
 def test_a_cache_folder_that_cannot_be_written_to(server: RangeServer, far_of: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.warns(HeadraceWarning, match="is not kept .* so every start makes it anew"):
