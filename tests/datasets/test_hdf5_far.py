@@ -1,5 +1,6 @@
 """Are samples of HDF5 files that are far away those of the same files near, in every mode? What becomes of what goes wrong on the way?"""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import BaseDataset, HDF5Dataset, ImageDataset, open_dataset, pack
+from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
 from headrace.storage.blocks import _blocks_of as blocks_of
 from headrace.storage.ranges import Range
@@ -166,6 +167,17 @@ def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None
     near.close()
 
 
+def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_path: Path) -> None:
+    reach = {"cache_dir": tmp_path, "deadline": 30}
+    for names, options in ((["b.h5", "a.h5"], {"dataset_name": "packed", "target_name": "targets"}), (["encoded.h5"], {})):
+        with (
+            StreamingDataset([f"{server.url}/{name}" for name in names], **options, **reach) as far,
+            StreamingDataset([folder / name for name in names], **options, cache_dir=tmp_path) as near,
+        ):
+            assert len(far) == len(near) and far.fingerprint == near.fingerprint
+            same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
+
+
 def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
     for name in ("a.h5", "b.h5"):
         memory.pipe(f"/runs/x/{name}", (folder / name).read_bytes())
@@ -176,7 +188,10 @@ def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_
             assert len(far) == 2 * N and far.fingerprint == near.fingerprint and torch.equal(far[N + 3], near[N + 3])
     with HDF5Dataset((folder / "a.h5").as_uri(), "packed", cache_dir=tmp_path) as far:
         assert torch.equal(far[3], near[3])
+    near_last = near[N + 3]
     near.close()
+    with HDF5Dataset(f"{folder.as_uri()}/[ab].h5", "packed", cache_dir=tmp_path) as far:
+        assert torch.equal(far[N + 3], near_last)
     with pytest.raises(DataNotFoundError, match=r"no file under memory://runs/none\* ends in any of .h5"):
         HDF5Dataset("memory://runs/none*", cache_dir=tmp_path)
     with pytest.raises(ConfigError, match="more than one file system"):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import EXTENSIONS
 from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import FormatError
-from headrace.storage.far_paths import far_files
-from headrace.storage.hdf5 import OpenHDF5
-from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5
+from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
@@ -24,6 +22,7 @@ from headrace.storage.zarr_files import is_zarr
 
 _OF_KIND: dict[str, Callable[..., BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
 """What `headrace.pack` made of images and texts, by the kind that the file says."""
+_OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
@@ -42,7 +41,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """
     entries = entries_of(data_path)
     if all(map(is_far_hdf5, entries)):
-        return _OF_KIND.get(_far_kind(entries, options), HDF5Dataset)(data_path, **options)
+        reach = RemoteOptions(**{name: options[name] for name in _OF_REACH if name in options})
+        return _OF_KIND.get(far_kind(entries, reach), HDF5Dataset)(data_path, **options)
     if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):
         return ZarrDataset(data_path, **options)
     if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
@@ -56,18 +56,6 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
                 f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr; StreamingDataset reads .tar"
             )
     return (TextDataset if _holds_texts_alone(data_path) else ImageDataset)(data_path, **options)
-
-
-def _far_kind(entries: Sequence[str], options: Mapping[str, Any]) -> str:
-    """What `headrace.pack` made the first file of that is far away; "": it did not."""
-    names = ("storage_options", "retries", "deadline", "cache_dir")
-    files, urls = far_files(entries, ENDINGS, RemoteOptions(**{name: options[name] for name in names if name in options}))
-    opened = OpenHDF5(files)
-    try:
-        info = opened.read_each(urls[:1], lambda one: packed_info(one, opened.far))[0]
-    finally:
-        opened.close()
-    return info.kind if info is not None else ""
 
 
 def _holds_texts_alone(data_path: DataPath) -> bool:

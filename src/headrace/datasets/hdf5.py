@@ -12,10 +12,10 @@ from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined
 from headrace.datasets.base import CommonOptions
 from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode
-from headrace.storage.far_paths import far_files
+from headrace.storage.far_list import far_files
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_files import ENDINGS, is_hdf5, open_hdf5
-from headrace.storage.packed import DATA
+from headrace.storage.packed import DATA, packed_info
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import RemoteOptions
 
@@ -101,3 +101,18 @@ def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], Ope
         if not os.path.exists(path):
             open_hdf5(path)  # says what is wrong
     return paths, OpenHDF5()
+
+
+def far_kind(urls: Sequence[str], reach: RemoteOptions) -> str:
+    """What `headrace.pack` made the first of some files of that are far away ("image", "text", "array"); "": it did not make it.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: as `HDF5Dataset`.
+    """
+    files, found = far_files(urls, ENDINGS, reach)
+    opened = OpenHDF5(files)
+    try:
+        info = opened.read_each(found[:1], lambda url: packed_info(url, opened.far))[0]
+    finally:
+        opened.close()
+    return info.kind if info is not None else ""

@@ -28,7 +28,7 @@ from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.modes import LoadingMode
 from headrace.storage.concat import ConcatSource
-from headrace.storage.far_paths import far_files
+from headrace.storage.far_list import far_files
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.members import Decoders, TarSamples
 from headrace.datasets.text import TextDataset
@@ -78,9 +78,11 @@ def open_shards(
     if kind == "tar":
         source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"), reach)
         return kind, TarSamples(source, decode, **of_loading)
+    if is_url(entries[0]) and kind == "h5":
+        return kind, _far_hdf5(entries, dataset_name, target_name, of_loading, reach)
     if is_url(entries[0]):
         raise ConfigError(
-            f"urls: .tar shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the bucket"
+            f"urls: .tar and .h5 shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the bucket"
         )
     if kind in ("jsonl", "txt"):
         assert isinstance(found, FileList)
@@ -114,6 +116,20 @@ def _hdf5(paths: Sequence[str], dataset_name: Any, target_name: str | None, of_l
     if info is not None and info.kind == "text" and len(paths) == 1:
         return TextDataset(paths[0], **of_loading)
     return HDF5Dataset(list(paths), DATA if dataset_name is None else dataset_name, target_name, **of_loading)
+
+
+def _far_hdf5(
+    urls: Sequence[str], dataset_name: Any, target_name: str | None, of_loading: Mapping[str, Any], reach: RemoteOptions
+) -> BaseDataset:
+    """The same of URLs, in the order in which local shards would be."""
+    files = RemoteFiles(urls[0], reach)
+    found = list_far(urls, KINDS["h5"], files)[1]
+    files.close()
+    options: dict[str, Any] = {**of_loading, "storage_options": reach.storage_options, "retries": reach.retries}
+    options |= {"deadline": reach.deadline, "disk_cache_size": reach.disk_cache_size}
+    if dataset_name is None and target_name is None and far_kind(found, reach) == "image":
+        return ImageDataset(found, **options)
+    return HDF5Dataset(found, DATA if dataset_name is None else dataset_name, target_name, **options)
 
 
 class LineSamples(BaseDataset):

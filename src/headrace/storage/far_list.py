@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
+from typing import Any
 
-from headrace.errors import DataNotFoundError
+from headrace.errors import ConfigError, DataNotFoundError
 from headrace.storage.names import PackedNames, order_of_parts
-from headrace.storage.paths import redact
-from headrace.storage.remote_files import RemoteFiles
+from headrace.storage.paths import is_url, redact
+from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.scan import check_one_filesystem, scan
 
 
@@ -52,8 +53,32 @@ def list_far(urls: Sequence[str], endings: Sequence[str], files: RemoteFiles) ->
     return (packed, found) if order is None else (packed.take(order), [found[number] for number in order.tolist()])
 
 
+def far_files(entries: Sequence[Any], endings: Sequence[str], options: RemoteOptions) -> tuple[RemoteFiles, list[str]]:
+    """The files of a server, and the URLs of those that are meant, in the order of the entries; of each folder and glob sorted as text,
+    as local globs are.
+
+    Args:
+        entries: URLs of files, folders (searched through) or globs.
+        endings: of files that count, such as ".h5".
+        options: how the server is reached.
+
+    Raises:
+        ConfigError: paths of this machine among them, or URLs of several servers; options that make no sense.
+        DataNotFoundError, AccessError: as `list_far`.
+    """
+    if not all(map(is_url, entries)):
+        raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
+    files = RemoteFiles(entries[0], options)
+    check_one_filesystem(entries, files.filesystem)
+    found: list[str] = []
+    for entry in entries:
+        found += [entry] if names_a_file(entry, endings) else sorted(list_far([entry], endings, files)[1])
+    return files, found
+
+
 def _url_of(path: str, listed: str) -> str:
     """The URL of a path on the server where a URL was listed."""
     first, chained, rest = listed.partition("::")
     scheme = f"{first.partition('://')[0]}://"
-    return f"{path if path.startswith(scheme) else scheme + path.lstrip('/')}{chained}{rest}"
+    below = path if scheme in ("file://", "local://") else path.lstrip("/")
+    return f"{path if path.startswith(scheme) else scheme + below}{chained}{rest}"
