@@ -31,7 +31,7 @@ import psutil
 LIMIT = 1200.0
 """Seconds after which a contestant that doesn't answer is given up."""
 ALWAYS = ("torch", "numpy", "headrace", "pillow", "simplejpeg", "h5py")
-_Runs = Iterator[Callable[[], int]]
+_Runs = Iterator[Callable[[], "int | tuple[int, dict[str, float]]"]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Contestant:
     Attributes:
         name: what the table says.
         runs: a function at the top of a module, called in the contestant's process; gives callables that run an epoch each and return
-            how many samples (or batches) it had. What stands before a `yield` makes an epoch ready, what stands behind it puts
-            something away: neither is timed.
+            how many samples (or batches) it had, and, if there are any, other figures of that epoch by name, such as the seconds to
+            the first batch. What stands before a `yield` makes an epoch ready, what stands behind it puts something away: neither is
+            timed.
         arguments: what `runs` is called with.
         packages: distributions, one of which must be installed.
     """
@@ -68,6 +69,8 @@ class Figures:
 
     speeds: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    more: dict[str, list[float]] = field(default_factory=dict)
+    """Other figures that a contestant gives of itself."""
     cpu_after: list[float] = field(default_factory=list)
     """CPU seconds from the end of an epoch until the contestant was at rest."""
     cpu_outside: list[float] = field(default_factory=list)
@@ -123,11 +126,13 @@ class _Runner:
             self.figures.speeds.clear()
             self.close()
             return
-        count, seconds = answer
+        count, seconds, more = answer
         after = self._come_to_rest()
         if counts:
             self.figures.speeds.append(count / seconds)
             self.figures.counts.append(count)
+            for name, value in more.items():
+                self.figures.more.setdefault(name, []).append(value)
             self.figures.cpu_after.append(round(after, 2))
             self.figures.cpu_outside.append(round(outside, 2))
 
@@ -208,12 +213,13 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
         connection.send(("ready", True))
         while connection.recv() == "epoch":
             start = time.perf_counter()
-            count = run()
+            found = run()
             seconds = time.perf_counter() - start
+            count, more = found if isinstance(found, tuple) else (found, {})
             if count == 0:
                 raise RuntimeError("an epoch without samples")
             run = next(runs)
-            connection.send(("epoch", (count, seconds)))
+            connection.send(("epoch", (count, seconds, more)))
         runs.close()  # type: ignore[attr-defined]
     except EOFError:
         pass  # the process that asked is gone
@@ -379,7 +385,8 @@ def show(section: Section, figures: Mapping[str, Figures], rounds: int) -> None:
             print(f"{name:<{width}} {'-':>7} {'-':>11}   {one.failed}")
             continue
         ratio = f"{one.median / base:.2f}x" if base == base else "-"
-        print(f"{name:<{width}} {ratio:>7} {one.median:>11,.0f}   {min(one.speeds):,.0f} to {max(one.speeds):,.0f}")
+        more = "".join(f"; {label} {statistics.median(values):,.4g}" for label, values in one.more.items())
+        print(f"{name:<{width}} {ratio:>7} {one.median:>11,.0f}   {min(one.speeds):,.0f} to {max(one.speeds):,.0f}{more}")
     for name, one in figures.items():
         if section.samples is not None and set(one.counts) - {section.samples}:
             print(f"note: {name} gave {min(one.counts):,} to {max(one.counts):,} samples an epoch, not {section.samples:,}")

@@ -1,0 +1,282 @@
+"""How does each contestant of `stream.py` read samples from a server?
+
+Each function is a contestant (see `common.py`) that gives batches of uint8 images and their numbers out of files that lie on the
+server in its own format, as the peer's own documentation shows it first, with the settings that it recommends. Each epoch begins with
+nothing: a new dataset, new workers and an empty folder for the peer's local copies; from there to the last batch it is timed. It is no
+epoch where a sample is missing or comes twice, or where the server sent fewer bytes than the samples have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import http.client
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import prepared
+from stream_server import counts, tell
+from torch.utils.data import DataLoader
+
+BATCH, PIECE, CONNECTIONS = 64, 4 << 20, 8
+BUCKET, KEY = "data", "nobody"
+"""Of S3; the server looks at no signature."""
+Runs = Iterator[Callable[[], tuple[int, dict[str, float]]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The task of all contestants of a section.
+
+    Attributes:
+        server: its URL; what it serves is `work`.
+        work: the folder of the bucket, of `samples.npy` (uint8 [samples, side, side, 3]) and of local copies.
+        shuffle: or in stored order.
+        latency, bandwidth: seconds before each answer, bytes a second.
+        shard: bytes of a shard, about.
+    """
+
+    server: str
+    work: Path
+    samples: int
+    side: int
+    shuffle: bool
+    latency: float
+    bandwidth: float
+    shard: int
+    workers: int
+
+    @property
+    def row(self) -> int:
+        """Bytes of a sample."""
+        return self.side * self.side * 3
+
+    @property
+    def in_shard(self) -> int:
+        """Samples of a shard."""
+        return max(1, self.shard // self.row)
+
+    def rows(self) -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = np.load(self.work / "samples.npy", mmap_mode="r")[: self.samples]
+        return found
+
+    def written(self, format: str, write: Callable[[Path], None]) -> str:
+        """The prefix in the bucket of this job's files in a format, which `write` writes where they aren't there yet."""
+        bucket = self.work / BUCKET
+        bucket.mkdir(exist_ok=True)
+        return prepared(bucket, f"{format}-{self.samples}-{self.side}-{self.shard}", write).name
+
+    @property
+    def loader(self) -> dict[str, Any]:
+        """What every torch DataLoader gets."""
+        return {"num_workers": self.workers}
+
+
+def epochs(job: Job, begin: Callable[[str], contextlib.AbstractContextManager[Iterable[tuple[Any, Any]]]]) -> Runs:
+    """Epochs of a contestant: `begin` gets an empty folder for local copies, and gives (images, numbers) batch by batch."""
+    while True:
+        tell(job.server, latency=job.latency, bandwidth=job.bandwidth)
+        local = tempfile.mkdtemp(prefix="local-", dir=job.work)
+        counts(job.server)
+
+        def run(local: str = local) -> tuple[int, dict[str, float]]:
+            start, first, seen = time.perf_counter(), float("nan"), []
+            with begin(local) as batches:
+                for images, numbers in batches:
+                    if not seen:
+                        first = time.perf_counter() - start
+                    assert images.dtype == torch.uint8 and tuple(images.shape[1:]) == (job.side, job.side, 3), images.shape
+                    images[:, ::32, ::32].sum()
+                    seen.append(torch.as_tensor(numbers))
+            return _judged(job, torch.cat(seen), first)
+
+        yield run
+        gc.collect()
+        shutil.rmtree(local, ignore_errors=True)
+
+
+def _judged(job: Job, seen: torch.Tensor, first: float) -> tuple[int, dict[str, float]]:
+    served = counts(job.server)
+    if not torch.equal(seen.sort().values, torch.arange(job.samples)):
+        raise RuntimeError(f"{len(seen)} samples, {len(seen.unique())} of them different, not {job.samples}")
+    if served["bytes"] < job.samples * job.row:
+        raise RuntimeError(f"the server sent {served['bytes']:,} bytes: the rest came out of a cache")
+    if job.shuffle and bool((seen.diff() > 0).all()):
+        raise RuntimeError("the samples came in stored order")
+    return len(seen), {"first batch, ms": 1000 * first, "requests": served["requests"], "MB": served["bytes"] / 1e6}
+
+
+# -- peers
+
+
+def mosaicml_streaming(job: Job) -> Runs:
+    """MDS shards out of S3, by boto3."""
+    os.environ |= {"S3_ENDPOINT_URL": job.server, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": KEY, "AWS_DEFAULT_REGION": "us-east-1"}
+    from peers import _import_streaming
+
+    streaming = _import_streaming()
+
+    def write(folder: Path) -> None:
+        columns = {"image": f"ndarray:uint8:{job.side},{job.side},3", "index": "int"}
+        with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=job.shard) as shards:
+            for number, image in enumerate(job.rows()):
+                shards.write({"image": image, "index": number})
+
+    remote = f"s3://{BUCKET}/{job.written('mds', write)}"
+
+    @contextlib.contextmanager
+    def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
+        dataset = streaming.StreamingDataset(remote=remote, local=local, shuffle=job.shuffle, batch_size=BATCH)
+        for stream in dataset.streams:  # or its forked workers share the connection that brought the index, and mix their answers:
+            stream._downloader.clean_up()  # without TLS nothing notices, and samples are wrong (they were, in half of the runs)
+        loader: DataLoader[Any] = DataLoader(dataset, BATCH, **job.loader)
+        yield ((batch["image"], batch["index"]) for batch in loader)
+        del loader, dataset
+
+    for run in epochs(job, begin):
+        yield run
+        streaming.base.util.clean_stale_shared_memory()
+
+
+def _litdata_sample(number: int, job: Job) -> dict[str, Any]:
+    return {"image": torch.from_numpy(job.rows()[number].copy()), "index": number}
+
+
+def litdata(job: Job) -> Runs:
+    """Its chunks out of S3, by obstore, which is what it takes where that is installed."""
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # or it asks PyPI for a newer one
+    import litdata as ld
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # its obstore refuses a server without TLS, and storage_options don't reach it
+
+    def write(folder: Path) -> None:
+        sample = functools.partial(_litdata_sample, job=job)
+        ld.optimize(fn=sample, inputs=list(range(job.samples)), output_dir=str(folder), chunk_bytes=job.shard, num_workers=1)
+
+    remote = f"s3://{BUCKET}/{job.written('litdata', write)}"
+    multiprocessing.set_start_method(None, force=True)  # `optimize` sets "spawn" for the whole process
+    options = {"endpoint_url": job.server, "aws_access_key_id": KEY, "aws_secret_access_key": KEY, "region_name": "us-east-1"}
+
+    @contextlib.contextmanager
+    def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
+        dataset = ld.StreamingDataset(remote, cache_dir=local, shuffle=job.shuffle, storage_options=options)
+        loader = ld.StreamingDataLoader(dataset, batch_size=BATCH, **job.loader)
+        yield ((batch["image"], batch["index"]) for batch in loader)
+
+    yield from epochs(job, begin)
+
+
+class _Decoded:
+    """The bytes of a sample of a tar file -> an image."""
+
+    def __init__(self, side: int) -> None:
+        self.shape = (side, side, 3)
+
+    def __call__(self, sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+        return torch.frombuffer(bytearray(sample["bin"]), dtype=torch.uint8).view(self.shape), int(sample["cls"])
+
+
+def write_tars(job: Job, folder: Path) -> None:
+    """Shards in the convention of WebDataset."""
+    import io
+    import tarfile
+
+    rows = job.rows()
+    for start in range(0, job.samples, job.in_shard):
+        with tarfile.open(folder / f"train-{start // job.in_shard:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as shard:
+            for number in range(start, min(start + job.in_shard, job.samples)):
+                for ending, content in (("bin", rows[number].tobytes()), ("cls", str(number).encode())):
+                    member = tarfile.TarInfo(f"{number:08d}.{ending}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
+
+
+def urls(job: Job, prefix: str, ending: str) -> list[str]:
+    """Of the job's files, by plain HTTP."""
+    return [f"{job.server}/{BUCKET}/{prefix}/{path.name}" for path in sorted((job.work / BUCKET / prefix).glob(f"*{ending}"))]
+
+
+def webdataset(job: Job) -> Runs:
+    """Tar shards by HTTP, which it has `curl` read. Its shuffle mixes shards, and 1,000 samples."""
+    import webdataset as wds
+
+    shards = urls(job, job.written("tar", lambda folder: write_tars(job, folder)), ".tar")
+
+    @contextlib.contextmanager
+    def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
+        dataset = wds.WebDataset(shards, shardshuffle=len(shards) if job.shuffle else False)
+        if job.shuffle:
+            dataset = dataset.shuffle(1000)
+        dataset = dataset.map(_Decoded(job.side)).batched(BATCH)
+        yield wds.WebLoader(dataset, batch_size=None, **job.loader)
+
+    yield from epochs(job, begin)
+
+
+# -- the limit
+
+
+def connections(job: Job) -> Runs:
+    """The limit: as many bytes, by eight connections that do nothing but read ranges into buffers that are used again."""
+
+    def write(folder: Path) -> None:
+        with open(folder / "rows.bin", "wb") as file:
+            job.rows().tofile(file)
+
+    path = f"/{BUCKET}/{job.written('bare', write)}/rows.bin"
+    size = job.samples * job.row
+    while True:
+        tell(job.server, latency=job.latency, bandwidth=job.bandwidth)
+        counts(job.server)
+
+        def run() -> tuple[int, dict[str, float]]:
+            start, lock, ends = time.perf_counter(), threading.Lock(), [0.0] * CONNECTIONS
+            first = BATCH * job.row  # the first request is as long as a batch
+            pieces = iter([(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))])
+
+            def work(number: int) -> None:
+                connection, buffer = http.client.HTTPConnection(job.server.removeprefix("http://")), memoryview(bytearray(PIECE))
+                while True:
+                    with lock:
+                        piece = next(pieces, None)
+                    if piece is None:
+                        break
+                    connection.request("GET", path, headers={"Range": f"bytes={piece[0]}-{piece[1] - 1}"})
+                    answer, got = connection.getresponse(), 0
+                    while got < piece[1] - piece[0]:
+                        more = answer.readinto(buffer[got : piece[1] - piece[0]])
+                        if not more:
+                            raise RuntimeError("the server ended an answer early")
+                        got += more
+                    if piece[0] == 0:
+                        ends[0] = time.perf_counter() - start
+                connection.close()
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            served = counts(job.server)
+            if served["bytes"] != size:
+                raise RuntimeError(f"{served['bytes']:,} bytes, not {size:,}")
+            return job.samples, {"first batch, ms": 1000 * ends[0], "requests": served["requests"], "MB": size / 1e6}
+
+        yield run
+
+
+if sys.platform != "linux":
+    raise SystemExit("the server of this benchmark uses Linux's sendfile")
