@@ -197,14 +197,12 @@ def test_a_listing(server: S3Server, images: str, tiny_photos: Path) -> None:
         scan("s3://nobody/photos", [".jpg"], filesystem)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("workers", "method"),
-    [
-        pytest.param(0, None, marks=pytest.mark.slow),
-        (2, "fork"),
-        pytest.param(2, "spawn", marks=pytest.mark.slow),
-        pytest.param(2, "forkserver", marks=pytest.mark.slow),
-    ],
+    [pytest.param(0, None, marks=SLOW), (2, "fork"), pytest.param(2, "spawn", marks=SLOW), pytest.param(2, "forkserver", marks=SLOW)],
 )
 def test_images(server: S3Server, images: str, tiny_photos: Path, make_loader: Any, workers: int, method: str | None) -> None:
     here = ImageDataset(tiny_photos, image_size=16)
