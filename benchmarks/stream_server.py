@@ -7,8 +7,8 @@ If-Match and ETag), and to clients of S3 that use path-style addresses (objects,
 looked at. POST /_set takes JSON: `latency`, seconds before each answer, and `bandwidth`, bytes a second over all answers; 0: no limit.
 GET /_counts gives `requests` and `bytes` since the last call.
 
-A thread a connection, and `sendfile` from the page cache: it takes a tenth of a core at 200 MB/s, a sixth at 400, since it shares the cores with
-those who are measured.
+A thread a connection, and `sendfile` from the page cache: it takes a tenth of a core at 200 MB/s, a sixth at 400, since it shares the cores
+with those who are measured.
 """
 
 from __future__ import annotations
