@@ -92,7 +92,7 @@ def epochs(job: Job, begin: Callable[[str], contextlib.AbstractContextManager[It
         counts(job.server)
 
         def run(local: str = local) -> tuple[int, dict[str, float]]:
-            start, first, seen = time.perf_counter(), float("nan"), []
+            start, used, first, seen = time.perf_counter(), cpu_seconds(), float("nan"), list[torch.Tensor]()
             with begin(local) as batches:
                 for images, numbers in batches:
                     if not seen:
@@ -100,14 +100,20 @@ def epochs(job: Job, begin: Callable[[str], contextlib.AbstractContextManager[It
                     assert images.dtype == torch.uint8 and tuple(images.shape[1:]) == (job.side, job.side, 3), images.shape
                     images[:, ::32, ::32].sum()
                     seen.append(torch.as_tensor(numbers))
-            return _judged(job, torch.cat(seen), first)
+            return len(torch.cat(seen)), {"first batch, ms": 1000 * first, "CPU, s": cpu_seconds() - used, **_judged(job, torch.cat(seen))}
 
         yield run
         gc.collect()
         shutil.rmtree(local, ignore_errors=True)
 
 
-def _judged(job: Job, seen: torch.Tensor, first: float) -> tuple[int, dict[str, float]]:
+def cpu_seconds() -> float:
+    """Of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _judged(job: Job, seen: torch.Tensor) -> dict[str, float]:
+    """What the server counted, if the epoch was one."""
     served = counts(job.server)
     if not torch.equal(seen.sort().values, torch.arange(job.samples)):
         raise RuntimeError(f"{len(seen)} samples, {len(seen.unique())} of them different, not {job.samples}")
@@ -115,7 +121,7 @@ def _judged(job: Job, seen: torch.Tensor, first: float) -> tuple[int, dict[str, 
         raise RuntimeError(f"the server sent {served['bytes']:,} bytes: the rest came out of a cache")
     if job.shuffle and bool((seen.diff() > 0).all()):
         raise RuntimeError("the samples came in stored order")
-    return len(seen), {"first batch, ms": 1000 * first, "requests": served["requests"], "MB": served["bytes"] / 1e6}
+    return {"requests": served["requests"], "MB": served["bytes"] / 1e6}
 
 
 # -- peers
@@ -140,7 +146,7 @@ def mosaicml_streaming(job: Job) -> Runs:
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
         dataset = streaming.StreamingDataset(remote=remote, local=local, shuffle=job.shuffle, batch_size=BATCH)
         for stream in dataset.streams:  # or its forked workers share the connection that brought the index, and mix their answers:
-            stream._downloader.clean_up()  # without TLS nothing notices, and samples are wrong (they were, in half of the runs)
+            stream._downloader.clean_up()  # without TLS nothing notices, and samples are wrong (they were, in some runs)
         loader: DataLoader[Any] = DataLoader(dataset, BATCH, **job.loader)
         yield ((batch["image"], batch["index"]) for batch in loader)
         del loader, dataset
@@ -243,7 +249,7 @@ def connections(job: Job) -> Runs:
         counts(job.server)
 
         def run() -> tuple[int, dict[str, float]]:
-            start, lock, ends = time.perf_counter(), threading.Lock(), [0.0] * CONNECTIONS
+            start, used, lock, ends = time.perf_counter(), cpu_seconds(), threading.Lock(), [0.0]
             first = BATCH * job.row  # the first request is as long as a batch
             pieces = iter([(0, first), *((at, min(at + PIECE, size)) for at in range(first, size, PIECE))])
 
@@ -273,7 +279,8 @@ def connections(job: Job) -> Runs:
             served = counts(job.server)
             if served["bytes"] != size:
                 raise RuntimeError(f"{served['bytes']:,} bytes, not {size:,}")
-            return job.samples, {"first batch, ms": 1000 * ends[0], "requests": served["requests"], "MB": size / 1e6}
+            figures = {"first batch, ms": 1000 * ends[0], "CPU, s": cpu_seconds() - used}
+            return job.samples, {**figures, "requests": served["requests"], "MB": size / 1e6}
 
         yield run
 
