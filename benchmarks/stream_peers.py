@@ -30,7 +30,11 @@ from common import prepared
 from stream_server import counts, tell
 from torch.utils.data import DataLoader
 
+import headrace
+
 BATCH, PIECE, CONNECTIONS = 64, 4 << 20, 8
+MIXED = 1000
+"""Samples that a shuffle mixes, where it is one of a buffer."""
 BUCKET, KEY = "data", "nobody"
 """Of S3; the server looks at no signature."""
 Runs = Iterator[Callable[[], tuple[int, dict[str, float]]]]
@@ -124,6 +128,39 @@ def _judged(job: Job, seen: torch.Tensor) -> dict[str, float]:
     return {"requests": served["requests"], "MB": served["bytes"] / 1e6}
 
 
+# -- headrace
+
+
+def ours(job: Job, has_index: bool = True) -> Runs:
+    """A StreamingDataset of tar shards by plain HTTP, the index of which an epoch before has kept, or nobody."""
+    shards = urls(job, job.written("tar", lambda folder: write_tars(job, folder)), ".tar")
+    kept = tempfile.mkdtemp(prefix="index-", dir=job.work)
+    decode = {"bin": _Image(job.side), "cls": int}
+
+    @contextlib.contextmanager
+    def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
+        with headrace.StreamingDataset(shards, MIXED, cache_dir=kept if has_index else local, decode=decode) as dataset:
+            shuffle = "block" if job.shuffle else False
+            loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, **job.loader)
+            yield ((batch["bin"], batch["cls"]) for batch in loader)
+            loader.close()
+
+    try:
+        yield from epochs(job, begin)
+    finally:
+        shutil.rmtree(kept)
+
+
+class _Image:
+    """Bytes -> an image."""
+
+    def __init__(self, side: int) -> None:
+        self.shape = (side, side, 3)
+
+    def __call__(self, data: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.shape)
+
+
 # -- peers
 
 
@@ -186,13 +223,13 @@ def litdata(job: Job) -> Runs:
 
 
 class _Decoded:
-    """The bytes of a sample of a tar file -> an image."""
+    """A sample of a tar file -> an image and its number."""
 
     def __init__(self, side: int) -> None:
-        self.shape = (side, side, 3)
+        self._image = _Image(side)
 
     def __call__(self, sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-        return torch.frombuffer(bytearray(sample["bin"]), dtype=torch.uint8).view(self.shape), int(sample["cls"])
+        return self._image(sample["bin"]), int(sample["cls"])
 
 
 def write_tars(job: Job, folder: Path) -> None:
@@ -216,7 +253,7 @@ def urls(job: Job, prefix: str, ending: str) -> list[str]:
 
 
 def webdataset(job: Job) -> Runs:
-    """Tar shards by HTTP, which it has `curl` read. Its shuffle mixes shards, and 1,000 samples."""
+    """Tar shards by HTTP, which it has `curl` read. Its shuffle mixes shards, and `MIXED` samples."""
     import webdataset as wds
 
     shards = urls(job, job.written("tar", lambda folder: write_tars(job, folder)), ".tar")
@@ -225,7 +262,7 @@ def webdataset(job: Job) -> Runs:
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
         dataset = wds.WebDataset(shards, shardshuffle=len(shards) if job.shuffle else False)
         if job.shuffle:
-            dataset = dataset.shuffle(1000)
+            dataset = dataset.shuffle(MIXED)
         dataset = dataset.map(_Decoded(job.side)).batched(BATCH)
         yield wds.WebLoader(dataset, batch_size=None, **job.loader)
 
