@@ -13,12 +13,14 @@ import torch
 pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
 pytest.importorskip("moto", reason="the extra `test` is not installed")
 
-from headrace import ImageDataset
+from headrace import ImageDataset, StreamingDataset
 from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
 from headrace.storage.blocks import BLOCK, CachedRemote
 from headrace.storage.disk_cache import DiskCache
 from headrace.storage.remote import Range, Remote, Version
 from headrace.storage.scan import open_filesystem, scan
+from headrace.testing.contract import same
+from tests.data.make import make_shards
 from tests.servers.s3 import S3Server
 
 SIZE = 1_300_000
@@ -213,3 +215,29 @@ def test_images(server: S3Server, images: str, tiny_photos: Path, make_loader: A
         options = {"batch_size": 2, "num_workers": workers, "multiprocessing_context": method}
         for expected, found in zip(make_loader(here, batch_size=2, num_workers=0), make_loader(there, **options), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+# -- shards
+
+
+@pytest.mark.parametrize(
+    ("url", "workers"),
+    [
+        ("s3://one/shards", 0),
+        pytest.param("s3://one/shards/*.tar", 0, marks=SLOW),
+        pytest.param("s3://one/shards/part-{000..002}.tar", 2, marks=SLOW),
+    ],
+)
+def test_shards(server: S3Server, tmp_path: Path, make_loader: Any, url: str, workers: int) -> None:
+    folder = make_shards(tmp_path / "shards", (7, 0, 12))
+    client = server.client()
+    for path in folder.iterdir():
+        client.upload_file(str(path), "one", f"shards/{path.name}")
+    options = {"storage_options": server.options, "cache_dir": tmp_path / "cache", "return_index": True}
+    with StreamingDataset(url, **options) as there, StreamingDataset(folder, return_index=True) as here:
+        assert there.fingerprint == here.fingerprint
+        found = list(make_loader(there, batch_size=4, num_workers=workers))
+        expected = list(make_loader(here, batch_size=4, num_workers=0))
+        for batch in (*found, *expected):
+            del batch["__url__"]
+        assert same(found, expected) and len(found) == 5
