@@ -15,6 +15,7 @@ from h5py._objects import phil
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, RemoteError, ReplacedError
 from headrace.storage import hdf5_far
+from headrace.storage.concat import ConcatSource
 from headrace.storage.foreign import asking, remember
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_far import Extents, FarFile, _Known
@@ -341,3 +342,18 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
             source_of(opened_of(), url, name)
     for name in ("near", "same"):
         assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
+
+
+def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
+    """In all files that are read as one."""
+    sources = ConcatSource([HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")])
+    expected = [row.copy() for row in sources.read([2, N + 2])]
+    sources.hold_chunks(1 << 20)
+    for source in sources.sources:
+        source.read([0])
+        held = source._chunks.get((f"{folder / 'a.h5'}\0packed", 0))
+        assert held is not None
+        held[...] = 99
+    assert (sources.read([1, N + 1])[1] == 99).all()
+    np.testing.assert_equal(sources.read_afresh([2, N + 2]), expected)
+    sources.close()
