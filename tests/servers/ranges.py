@@ -2,7 +2,8 @@
 
     python tests/servers/ranges.py FOLDER
 
-prints the port. GET and HEAD of /NAME give the file, with Range, ETag and If-Match. POST /_set takes JSON of what is to be from now on:
+prints the port. GET and HEAD of /NAME (with slashes: below folders) give the file, with Range, ETag and If-Match. POST /_set takes JSON
+of what is to be from now on:
 
 * latency: seconds before each answer; bandwidth: bytes a second over all answers; 0: no limit.
 * faults: {kind: probability}, of "500", "503", "429", "403", "reset", "short" (the body ends early), "less" and "more" (a whole body of
@@ -124,7 +125,7 @@ class _Answers:
                     start, stop = 0, status.st_size
                 file.seek(start)
                 body = file.read(stop - start) if request.method == "GET" else b""
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return web.Response(status=404)
         headers = {"ETag": tag, "Accept-Ranges": "bytes", "Content-Length": str(stop - start)}
         if request.method == "HEAD":

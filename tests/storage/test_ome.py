@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset, create_dataloader
 from headrace.storage.ome import image_at, nearest
-from headrace.storage.zarr_files import open_store
+from headrace.storage.zarr_stores import open_store
 
 KINDS = {"t": "time", "c": "channel"}
 SIZES = [(0.4, 0.2, 0.2), (0.8, 0.4, 0.4), (1.6, 0.8, 0.8)]

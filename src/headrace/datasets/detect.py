@@ -18,7 +18,7 @@ from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
-from headrace.storage.zarr_files import is_zarr
+from headrace.storage.zarr_stores import is_zarr
 
 _OF_KIND: dict[str, Callable[..., BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
 """What `headrace.pack` made of images and texts, by the kind that the file says."""
@@ -43,7 +43,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     if all(map(is_far_hdf5, entries)):
         reach = RemoteOptions(**{name: options[name] for name in _OF_REACH if name in options})
         return _OF_KIND.get(far_kind(entries, reach), HDF5Dataset)(data_path, **options)
-    if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):
+    if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):  # of a URL the name decides
         return ZarrDataset(data_path, **options)
     if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         if is_hdf5(data_path):

@@ -28,7 +28,7 @@ from headrace.storage.plain import COMPRESSED, Room
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.storage.tar import COMPRESSED_TARS, ENDINGS, TarSource
-from headrace.storage.zarr_files import is_zarr
+from headrace.storage.zarr_stores import is_zarr
 
 _ZARR = ".zarr"
 KINDS: dict[str, tuple[str, ...]] = {
@@ -80,9 +80,13 @@ def open_shards(
         return kind, TarSamples(source, decode, **of_loading)
     if is_url(entries[0]) and kind == "h5":
         return kind, _far_hdf5(entries, dataset_name, target_name, of_loading, reach)
+    if is_url(entries[0]) and kind == "zarr":
+        how: dict[str, Any] = {"storage_options": reach.storage_options, "retries": reach.retries, "deadline": reach.deadline}
+        return kind, ZarrDataset(entries, dataset_name, target_name, **how, disk_cache_size=reach.disk_cache_size, **of_loading)
     if is_url(entries[0]):
         raise ConfigError(
-            f"urls: .tar and .h5 shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the bucket"
+            f"urls: .tar, .h5 and .zarr shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the "
+            "bucket"
         )
     if kind in ("jsonl", "txt"):
         assert isinstance(found, FileList)

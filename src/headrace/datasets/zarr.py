@@ -12,10 +12,12 @@ from headrace.datasets.base import CommonOptions
 from headrace.datasets.filling import Like
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
+from headrace.storage.far_list import far_stores
 from headrace.storage.ome import Scale
+from headrace.storage.paths import is_url
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.volumes import PADS, PatchSource
 from headrace.storage.zarr import OpenZarr, ZarrSource
-from headrace.storage.zarr_files import open_store
 from headrace.storage.zarr_volumes import Extents, Found, Patches, array_or_level, patch_source, position
 
 
@@ -27,7 +29,8 @@ class ZarrDataset(ArrayDataset):
     of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label of the nearest one.
 
     Args:
-        data_path: a local Zarr store, version 2 or 3, a folder or a zip file; for rows several, as a list or a glob.
+        data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); for rows several, as
+            a list or a glob.
         dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
             OME-NGFF 0.4 or 0.5; None: the store itself.
         target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
@@ -46,13 +49,18 @@ class ZarrDataset(ArrayDataset):
         missing: "fill": a chunk that was never written has the fill value; "error": reading it is an error.
         direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
             same; `explain()` names the path that each array takes, and why.
+        storage_options: to fsspec, for URLs.
+        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a request is given up.
+        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
         **options: see `BaseDataset`.
 
     Raises:
-        ConfigError: a URL, an empty list, extents that make no sense, an option that goes with patches and there are none; no level of
-            about that scale; labels whose axes or units are others than the image's.
+        ConfigError: URLs of several servers, or beside local paths; an empty list, extents that make no sense, an option that goes with
+            patches and there are none; no level of about that scale; labels whose axes or units are others than the image's.
         DataNotFoundError, FormatError: no such store; no Zarr store, damaged metadata.
-        MissingNameError: no such array, or several and no name; the message lists them.
+        AccessError, RemoteError: a server refuses, or does not answer.
+        MissingNameError: no such array, or several and no name; the message lists them. Behind HTTP they are known only where the store has
+            consolidated metadata.
         BudgetError: a chunk does not fit the memory budget when it is decoded.
     """
 
@@ -72,6 +80,10 @@ class ZarrDataset(ArrayDataset):
         dtype: npt.DTypeLike | None = None,
         missing: str = "fill",
         direct: bool = True,
+        storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if missing not in ("fill", "error"):
@@ -79,6 +91,11 @@ class ZarrDataset(ArrayDataset):
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
         paths = expanded_paths(data_path, "Zarr store")
+        opened = OpenZarr()
+        if any(map(is_url, paths)):
+            reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+            far, paths = far_stores(paths, reach)
+            opened = OpenZarr(far)
         self._has_labels = False
         self._found: Found | None = None
         targets = None
@@ -86,10 +103,8 @@ class ZarrDataset(ArrayDataset):
             for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
                     raise ConfigError(f"{option} goes with patches: give patch_shape too")
-            opened = OpenZarr()
-            sources = [
-                ZarrSource(path, _rows_of(path, dataset_name, scale), direct=direct, missing=missing, opened=opened) for path in paths
-            ]
+            reading: dict[str, Any] = {"direct": direct, "missing": missing, "opened": opened, "column": target_name}
+            sources = [ZarrSource(path, _rows_of(path, dataset_name, target_name, scale, opened), **reading) for path in paths]
             source = self._describe(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
@@ -97,7 +112,7 @@ class ZarrDataset(ArrayDataset):
                 raise ConfigError("patches come from one array of one store: give one data_path and one dataset_name")
             self._dtype, self._is_plain, self._has_labels = dtype_named(dtype), target_name is None, target_name is not None
             patches = Patches(patch_shape, stride, edges, pad, boxes)
-            source, self._found = patch_source(paths[0], dataset_name, target_name, scale, patches, direct=direct, missing=missing)
+            source, self._found = patch_source(paths[0], dataset_name, target_name, scale, patches, opened, direct=direct, missing=missing)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
     def decode(self, record: Any) -> Any:
@@ -174,10 +189,12 @@ class ZarrDataset(ArrayDataset):
         return [self._source] if isinstance(self._source, PatchSource) else super()._sources
 
 
-def _rows_of(path: str, name: str | Sequence[str] | None, scale: Scale | None) -> str | Sequence[str] | None:
+def _rows_of(
+    path: str, name: str | Sequence[str] | None, target: str | None, scale: Scale | None, opened: OpenZarr
+) -> str | Sequence[str] | None:
     """The array, or arrays, whose rows are samples."""
     if name is not None and not isinstance(name, str):
         if scale is not None:
             raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
         return name
-    return array_or_level(open_store(path), name, scale).name
+    return array_or_level(opened.store(path, [name, target]), name, scale).name

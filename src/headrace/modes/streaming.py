@@ -24,6 +24,8 @@ from headrace.storage.source import Source
 THREADS = 4
 WINDOW = 64 << 20
 """Bytes that a process reads ahead at most, where the budget allows."""
+ASKED = 16
+"""Batches for which is asked together where their samples lie, if that must be asked for."""
 AHEAD = 2
 """Batches, beside the next one, whose records are read ahead."""
 
@@ -114,6 +116,7 @@ class _Scan:
         self._key, self._source, self._far, self._whole = coming.key, source, far, whole
         self._at, self._last = coming.steps.start, coming.steps.start
         self._begun: set[int] = set()  # blocks
+        self._asked = coming.steps.start  # up to this step it is known where samples lie
 
     def goes_on(self, coming: Coming) -> bool:
         """Are these the rest of the batches that it has gone through?"""
@@ -123,6 +126,8 @@ class _Scan:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
         self._last = coming.steps.start
         while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_ahead < window):
+            if self._source.stored_asks and self._at >= self._asked:
+                self._ask(coming)
             indices = coming.batch(self._at)
             is_first = self._at == self._last  # nothing of it was asked for before
             if coming.edges is None:
@@ -130,6 +135,11 @@ class _Scan:
             else:
                 self._far.ahead([self._block(block, coming.edges) for block in self._new(indices, coming.edges)], is_first)
             self._at += coming.steps.step
+
+    def _ask(self, coming: Coming) -> None:
+        steps = range(self._at, coming.steps.stop, coming.steps.step)[:ASKED]
+        self._source.stored(self._whole(np.concatenate([coming.batch(step) for step in steps])))
+        self._asked = steps[-1] + coming.steps.step
 
     def _new(self, indices: IntArray, edges: IntArray) -> list[int]:
         blocks = dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import BudgetError, FormatError
+from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
@@ -165,7 +165,14 @@ class ArraysSource(Source):
         return rows
 
     def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
-        return [span for field in self._readers for span in field.stored(indices)]
+        try:
+            return [span for field in self._readers for span in field.stored(indices)]
+        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+            return []
+
+    @property
+    def stored_asks(self) -> bool:  # type: ignore[override]
+        return any(field.asks for field in self._readers)
 
     @property
     def stored_nbytes(self) -> int:

@@ -58,6 +58,15 @@ class CachedRemote:
                     cache.put(self._key(block), data)
         return [fetched[one] if one in fetched else _assembled(one, found) for one in ranges]
 
+    def find_files(self, urls: Sequence[str], afresh: bool = False) -> list[bytes | None]:
+        """See `Remote.find_files`. With a cache each file's version is asked for first, so that nothing that is kept is taken for new."""
+        if self.cache is None:
+            return self.remote.find_files(urls)
+        versions = self.remote.seek(urls)
+        there = [Range(url, 0, version.size, version) for url, version in zip(urls, versions, strict=True) if version is not None]
+        found = iter(self.read(there, afresh))
+        return [None if version is None else next(found) for version in versions]
+
     def _key(self, block: Range) -> str:
         version = block.version
         assert version is not None

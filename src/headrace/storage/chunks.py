@@ -105,6 +105,9 @@ class DirectChunks(Chunks):
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
         where: the number of a chunk -> its name for messages.
+        check: compares stored bytes with what is known of them, and raises a FormatError.
+        as_files: stretches are whole files, of unknown size, and may turn out to be missing.
+        required: one that is missing is an error.
     """
 
     def __init__(
@@ -119,11 +122,15 @@ class DirectChunks(Chunks):
         order: str = "C",
         where: Callable[[int], str] = str,
         how: str = "",
+        check: Callable[[Stretch, Any], None] | None = None,
+        as_files: bool = False,
+        required: bool = False,
     ) -> None:
         way = "ranges" if isinstance(files, RemoteFiles) else "pread"
         super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
         self.stretches, self.pipeline, self.files = stretches, pipeline, files
         self.order, self.where, self._fill = order, where, fill
+        self._check, self._as_files, self._required = check, as_files, required
         self.decodes = bool(pipeline)
 
     def fill_value(self) -> Any:
@@ -136,24 +143,35 @@ class DirectChunks(Chunks):
 
     @property
     def is_raw(self) -> bool:
-        """Do rows lie in their chunks as they are?"""
-        return not self.pipeline and self.order == "C"
+        """Do rows lie in their chunks as they are, and can they be read by themselves?"""
+        return not self.pipeline and self.order == "C" and not self._as_files
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         stretches = self.stretches(numbers)
-        return [None if s is None else (s, d) for s, d in zip(stretches, read_stretches(stretches, self.files), strict=True)]
+        found = zip(stretches, read_stretches(stretches, self.files), strict=True)
+        return [None if stretch is None or data is None else (stretch, data) for stretch, data in found]
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        if data is None and self._required:
+            raise FormatError(f"{self.where(number)} is missing, and missing='error'")
         if data is None:
             return None
         stretch, stored = data
         try:
+            if self._check is not None:
+                self._check(stretch, stored)
             flat = self.pipeline.decode(stored, self.nbytes, stretch.skipped)
         except FormatError as error:
             raise type(error)(f"{self.where(number)}: {error}") from error.__cause__
         except MemoryError as error:
             raise BudgetError(f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which there is no room") from error
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
+
+    def spans(self, numbers: IntArray) -> list[Span]:
+        """Where the stored bytes of chunks lie."""
+        find = getattr(self.stretches, "places", None)
+        found: Places = places_of(self.stretches(numbers.tolist())) if find is None else find(numbers)
+        return found.spans()
 
     def by_row(self) -> DirectChunks:
         """The same array with one row a chunk, which can be had where elements lie as they are."""
@@ -356,10 +374,26 @@ class ArrayReader:
         if _is_raw(chunks):
             return self._rows.raw_places(rows).spans()  # type: ignore[attr-defined,no-any-return]
         bands = np.unique(rows // grid.chunks[0])
-        numbers = (bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1)
-        find = getattr(chunks.stretches, "places", None)
-        found: Places = places_of(chunks.stretches(numbers.tolist())) if find is None else find(numbers)
-        return found.spans()
+        return chunks.spans((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
+
+    @property
+    def asks(self) -> bool:
+        """Must something be asked for before it is known where chunks lie?"""
+        return isinstance(self.chunks, DirectChunks) and bool(getattr(self.chunks.stretches, "asks", False))
+
+    def stored_boxes(self, corners: Sequence[Sequence[int]], extents: Sequence[Sequence[int]]) -> list[Span]:
+        """The same of boxes from their lowest corners on, each of its own extents."""
+        chunks, grid = self.chunks, self.chunks.grid
+        if not isinstance(chunks, DirectChunks) or not math.prod(grid.shape):
+            return []
+        numbers: dict[int, None] = {}
+        for corner, box in zip(corners, extents, strict=True):
+            sides = [
+                range(start // chunk, -(-(start + extent) // chunk)) for start, extent, chunk in zip(corner, box, grid.chunks, strict=True)
+            ]
+            found = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
+            numbers.update(dict.fromkeys(np.asarray(found).reshape(-1).tolist()))
+        return chunks.spans(np.array(list(numbers), np.int64)) if numbers else []
 
     def stored_spans(self, firsts: IntArray, ends: IntArray) -> list[Span]:
         """Where the stored bytes of stretches of rows lie (rows ``firsts[i]`` to ``ends[i] - 1``), with all chunks that are decoded as a

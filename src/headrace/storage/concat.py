@@ -77,6 +77,10 @@ class ConcatSource(Source, Generic[S]):
         return [span for source, some, _ in self._parts(indices) for span in source.stored(np.asarray(some, np.int64))]
 
     @property
+    def stored_asks(self) -> bool:  # type: ignore[override]
+        return any(source.stored_asks for source in self.sources)
+
+    @property
     def stored_nbytes(self) -> int:
         return sum(source.stored_nbytes for source in self.sources)
 

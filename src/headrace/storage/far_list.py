@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.errors import ConfigError, DataNotFoundError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError
 from headrace.storage.names import PackedNames, order_of_parts
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
-from headrace.storage.scan import check_one_filesystem, scan
+from headrace.storage.scan import check_one_filesystem, path_in, scan, without_secrets
 
 
 def name_of(url: str) -> str:
@@ -74,6 +74,39 @@ def far_files(entries: Sequence[Any], endings: Sequence[str], options: RemoteOpt
     for entry in entries:
         found += [entry] if names_a_file(entry, endings) else sorted(list_far([entry], endings, files)[1])
     return files, found
+
+
+def far_stores(entries: Sequence[Any], options: RemoteOptions) -> tuple[RemoteFiles, list[str]]:
+    """The files of a server, and URLs as they are, globs resolved: what they name is a folder, of which nothing need be listed.
+
+    Args:
+        entries: URLs or globs.
+        options: how the server is reached.
+
+    Raises:
+        ConfigError: paths of this machine among them, or URLs of several servers; options that make no sense.
+        DataNotFoundError, AccessError: nothing fits a glob; the server does not list.
+    """
+    if not all(map(is_url, entries)):
+        raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
+    files = RemoteFiles(entries[0], options)
+    check_one_filesystem(entries, files.filesystem)
+    return files, [found for entry in entries for found in _globbed(entry, files)]
+
+
+def _globbed(url: str, files: RemoteFiles) -> list[str]:
+    if not glob.has_magic(url.partition("?")[0]):
+        return [url]
+    try:
+        found = sorted(files.filesystem.glob(path_in(url, files.filesystem)))
+        files.filesystem.invalidate_cache()
+    except PermissionError as error:
+        raise AccessError(f"{redact(url)}: access is denied ({redact(error)}): look at storage_options") from None
+    except Exception as error:
+        raise without_secrets(error) from None
+    if not found:
+        raise DataNotFoundError(f"nothing fits {redact(url)}")
+    return [_url_of(path, url) for path in found]
 
 
 def _url_of(path: str, listed: str) -> str:

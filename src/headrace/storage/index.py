@@ -62,18 +62,26 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
         Exception: what `kind.make` raises.
     """
     found = found_index(files, url, kind)
-    if found is None:
-        began = time.monotonic()
-        found = kind.make(files, url)
-        keep_index(files, url, kind, found, time.monotonic() - began)
-    return found
+    return made_index(files, url, kind) if found is None else found
+
+
+def made_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
+    """The index of a file, made anew and kept on this machine.
+
+    Raises:
+        Exception: what `kind.make` raises.
+    """
+    began = time.monotonic()
+    made = kind.make(files, url)
+    keep_index(files, url, kind, made, time.monotonic() - began)
+    return made
 
 
 def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     """The index of a file as it is kept on this machine, or lies beside the file; None: it is nowhere, or not to be trusted."""
     version, beside = files.version(url), files.beside(url)
     if version.tag is not None:
-        kept = _kept(files, url, kind)
+        kept = kept_index(files, url, kind)
         try:
             return kept.read()
         except FileNotFoundError:
@@ -95,7 +103,7 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
     if files.version(url).tag is None:
         return
     try:
-        _kept(files, url, kind).write(made)
+        kept_index(files, url, kind).write(made)
     except OSError as error:
         warn(
             f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)} is not kept "
@@ -103,7 +111,8 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
         )
 
 
-def _kept(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:
+def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:
+    """Where the index of a file is kept on this machine."""
     version = files.version(url)
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
     return KeptArrays(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", kind.version, about, kind.types)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.storage.paths import redact
-from headrace.storage.zarr_files import ZarrFolder, ZarrZip, attributes_of, metadata_of
+from headrace.storage.zarr_files import attributes_of, metadata_of
+from headrace.storage.zarr_stores import Store
 
 Scale = float | Sequence[float] | Mapping[str, float]
 
@@ -129,7 +130,7 @@ def nearest(here: tuple[float, float], extent: int, there: tuple[float, float], 
     return np.where((places >= 0) & (places < size), places, -1)
 
 
-def image_at(store: ZarrFolder | ZarrZip, name: str) -> Image | None:
+def image_at(store: Store, name: str) -> Image | None:
     """The image that a group is; None: it is none.
 
     Raises:
@@ -187,7 +188,7 @@ def _transform(said: Sequence[dict[str, Any]], axes: int) -> tuple[npt.NDArray[n
     return scale, translation
 
 
-def labels_at(store: ZarrFolder | ZarrZip, group: str, name: str) -> str | None:
+def labels_at(store: Store, group: str, name: str) -> str | None:
     """The path of a group of labels that belongs to an image; None: the image has none of that name."""
     for path in (f"{group}/labels/{name}" if group else f"labels/{name}", name.strip("/")):
         if metadata_of(store, path) is not None:
@@ -195,7 +196,7 @@ def labels_at(store: ZarrFolder | ZarrZip, group: str, name: str) -> str | None:
     return None
 
 
-def missing_labels(store: ZarrFolder | ZarrZip, group: str, name: str) -> MissingNameError:
+def missing_labels(store: Store, group: str, name: str) -> MissingNameError:
     """What to say when an image has no labels of a name."""
     said = attributes_of(store, f"{group}/labels" if group else "labels")
     ome = said.get("ome", said)

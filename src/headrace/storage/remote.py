@@ -119,28 +119,32 @@ class Remote:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
         """
 
-        async def one(url: str) -> Version:
-            def ask() -> Awaitable[Any]:
-                return _call(self._fs, "info", self._path(url))
-
-            info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
-            tag = next(
-                (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
-                None,
-            )
-            return Version(int(info["size"]), None if tag is None else str(tag))
-
         async def other(url: str) -> Version | None:
             try:
-                return await one(url)
+                return await self._version(url)
             except (DataNotFoundError, AccessError):  # who may not list a bucket is told that what is missing is not for him
                 return None
 
         async def each() -> list[Version | None]:
             tasks: list[Callable[[], Awaitable[Any]]] = [
-                *(functools.partial(one, url) for url in urls),
+                *(functools.partial(self._version, url) for url in urls),
                 *(functools.partial(other, url) for url in perhaps),
             ]
+            return await _together(tasks, self._flow, [0] * len(tasks))
+
+        found: list[Version | None] = self._run(each)
+        return found
+
+    def seek(self, urls: Sequence[str]) -> list[Version | None]:
+        """Size and tag of files that may be missing: None then.
+
+        Raises:
+            AccessError: one may not be read, and so nobody knows whether it is there.
+            RemoteError: the server does not say.
+        """
+
+        async def each() -> list[Version | None]:
+            tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
             return await _together(tasks, self._flow, [0] * len(tasks))
 
         found: list[Version | None] = self._run(each)
@@ -172,18 +176,41 @@ class Remote:
             RemoteError, DataNotFoundError, AccessError: as for `read`.
         """
 
-        async def one(path: str) -> bytes:
-            def ask() -> Awaitable[Any]:
-                return _call(self._fs, "cat_file", path)
-
-            data: bytes = await self._persist(ask, self._shown(path), lambda _: True)
-            self._count(bytes_fetched=len(data))
-            return data
-
         async def each() -> list[bytes]:
-            return await _together([functools.partial(one, path) for path in paths], self._flow, [_GUESSED] * len(paths))
+            tasks = [functools.partial(self._whole, path, self._shown(path)) for path in paths]
+            return await _together(tasks, self._flow, [_GUESSED] * len(paths))
 
         found: list[bytes] = self._run(each)
+        return found
+
+    def find_files(self, urls: Sequence[str], denied: bool = False) -> list[bytes | None]:
+        """The content of whole files that may be missing: None then.
+
+        Args:
+            urls: of the files.
+            denied: take one that may not be read for missing, as long as another one is there: who may not list a bucket is told so.
+
+        Raises:
+            RemoteError, AccessError: as for `read`.
+        """
+        refusals: list[AccessError] = []
+
+        async def one(url: str) -> bytes | None:
+            try:
+                found: bytes | None = await _or_none(functools.partial(self._whole, self._path(url), self._shown(url)))
+                return found
+            except AccessError as error:
+                if not denied:
+                    raise
+                refusals.append(error)
+                return None
+
+        async def each() -> list[bytes | None]:
+            return await _together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls))
+
+        found: list[bytes | None] = self._run(each)
+        if refusals and all(data is None for data in found):
+            raise refusals[0]
         return found
 
     def take_counts(self) -> Counter[str]:
@@ -202,6 +229,25 @@ class Remote:
     def filesystem(self) -> Any:
         """fsspec's, of this process."""
         return self._fs
+
+    async def _version(self, url: str) -> Version:
+        def ask() -> Awaitable[Any]:
+            return _call(self._fs, "info", self._path(url))
+
+        info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
+        tag = next(
+            (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
+            None,
+        )
+        return Version(int(info["size"]), None if tag is None else str(tag))
+
+    async def _whole(self, path: str, shown: str) -> bytes:
+        def ask() -> Awaitable[Any]:
+            return _call(self._fs, "cat_file", path)
+
+        data: bytes = await self._persist(ask, shown, lambda _: True)
+        self._count(bytes_fetched=len(data))
+        return data
 
     async def _piece(self, piece: Range) -> bytes:
         fs, path = self._fs, self._path(piece.path)
@@ -336,6 +382,13 @@ class _Flow:
 
     def went_badly(self) -> None:
         self._limit, self._is_new = max(FEWEST, self._limit / 2), False
+
+
+async def _or_none(task: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await task()
+    except DataNotFoundError:
+        return None
 
 
 async def _together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: _Flow, sizes: Sequence[int]) -> list[Any]:

@@ -10,6 +10,8 @@ NOTE [ life of the bytes ahead ]
   over, since another process reads the rest, or the user went away, goes when there is no more room, the oldest first.
 * A read takes what is on its way already, and waits for it; everything else it fetches itself, in one go.
 * An error stays with its piece: the next read of it raises it, and forgets the piece, so that the one after fetches anew.
+
+Whole files (`WHOLE`) are read as they are at that moment: nobody has asked for their versions.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import FormatError
+from headrace.errors import FormatError, ReplacedError
 from headrace.memory.budget import parse_size
 from headrace.memory.machine import cache_folder
 from headrace.storage.blocks import CachedRemote
@@ -35,11 +37,15 @@ from headrace.storage.remote import Remote
 
 THREADS = 16
 """Pieces ahead that a process fetches at once."""
+_GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.storage.index`)."""
 
+WHOLE = -1
+"""The end of a span that is a whole file, of whatever size, which may be missing."""
+
 Span = tuple[str, int, int]
-"""Path, first byte, end."""
+"""Path, first byte, end (or WHOLE)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class RemoteFiles:
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
+        self._relying: set[str] = set()  # files of this machine
+        self._expected: dict[str, int] = {}  # sizes that an index says
         self._ahead = _Ahead(self._fetch)
         self._afresh = _Afresh()
 
@@ -120,16 +128,54 @@ class RemoteFiles:
         found = self._bytes.remote.look(new, [with_index(url) for url in new] if beside else [])
         for url, version in zip(new, found[: len(new)], strict=True):
             assert version is not None
-            self._versions[url] = version
-            self._nbytes += version.size
+            self._note(url, version)
         indices = [
             Range(with_index(url), 0, version.size, version)
             for url, version in zip(new, found[len(new) :], strict=False)
             if version is not None
         ]
-        for one, data in zip(indices, self._bytes.read(indices), strict=True):
+        for one, data in zip(indices, self._bytes.read(indices) if indices else [], strict=True):
             self._beside[one.path] = data
         return [self._versions[url] for url in urls]
+
+    def seek(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
+        """The same of files that may be missing: None then.
+
+        Args:
+            urls: of the files.
+            afresh: ask also for those that are known.
+
+        Raises:
+            AccessError, RemoteError: see `Remote.seek`.
+        """
+        new = [url for url in dict.fromkeys(urls) if afresh or url not in self._versions]
+        for url, version in zip(new, self._bytes.remote.seek(new) if new else [], strict=True):
+            self._note(url, version)
+        return [self._versions.get(url) for url in urls]
+
+    def assume(self, url: str, version: Version, relying: str) -> None:
+        """All reads of a file are of this version, which was noted in a file of this machine; that is removed when it holds no more."""
+        if url not in self._versions:
+            self._note(url, version)
+        self._relying.add(relying)
+
+    def expect(self, url: str, size: int) -> None:
+        """An index says this of a file whose version is not known yet; when it is, and there is another size, that is an error."""
+        if url not in self._versions:
+            self._expected[url] = size
+
+    def _note(self, url: str, version: Version | None) -> None:
+        expected = self._expected.get(url)
+        if expected is not None and version is not None and version.size != expected:
+            raise ReplacedError(
+                f"{redact(url)} has {version.size:,} bytes, and {expected:,} by the index that was written of it: it has been replaced: "
+                "write the index again (headrace.write_index)"
+            )
+        before = self._versions.pop(url, None)
+        self._nbytes -= 0 if before is None else before.size
+        if version is not None:
+            self._versions[url] = version
+            self._nbytes += version.size
 
     def version(self, url: str) -> Version:
         """Size and version of a file, as it was when it was first asked for.
@@ -152,13 +198,23 @@ class RemoteFiles:
             FormatError: a file ends before one of them does.
             RemoteError, ReplacedError, DataNotFoundError, AccessError: see `Remote.read`.
         """
+        return [data for data in self.find(spans) if data is not None]
+
+    def find(self, spans: Sequence[Span]) -> list[memoryview | None]:
+        """As `read`; None for a WHOLE file that is missing."""
         if self._afresh.is_on:
             return self._fetch(spans, afresh=True)
-        found = self._ahead.take(spans)
-        missing = [number for number, data in enumerate(found) if data is None]
-        for number, data in zip(missing, self._fetch([spans[number] for number in missing]), strict=True):
-            found[number] = data
-        return [data for data in found if data is not None]
+        taken = self._ahead.take(spans)
+        found = iter(self._fetch([span for span, ahead in zip(spans, taken, strict=True) if ahead is None]))
+        return [next(found) if ahead is None else ahead[0] for ahead in taken]
+
+    def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
+        """The content of small files, past the disk cache; None for those that are missing, or may not be read while others may.
+
+        Raises:
+            AccessError, RemoteError: see `Remote.find_files`.
+        """
+        return self._bytes.remote.find_files(urls, denied=True)
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -169,16 +225,30 @@ class RemoteFiles:
         finally:
             self._afresh.is_on = False
 
-    def _fetch(self, spans: Sequence[Span], afresh: bool = False) -> list[memoryview]:
-        ranges = []
+    def _fetch(self, spans: Sequence[Span], afresh: bool = False) -> list[memoryview | None]:
+        wholes, ranges = [path for path, _, stop in spans if stop == WHOLE], list[Range]()
+        unknown = [path for path, _, stop in spans if stop != WHOLE and path not in self._versions]
+        if unknown:
+            self.learn(unknown)
         for path, start, stop in spans:
-            version = self.version(path)
+            if stop == WHOLE:
+                continue
+            version = self._versions[path]
             if stop > version.size:
                 raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
             ranges.append(Range(path, start, stop, version))
         cache = self._bytes.cache
         all_fits = cache is None or self._nbytes <= cache.limit
-        return [memoryview(data) for data in self._bytes.read(ranges, afresh, all_fits)] if ranges else []
+        try:
+            parts = iter(self._bytes.read(ranges, afresh, all_fits) if ranges else [])
+            files = iter(self._bytes.find_files(wholes, afresh) if wholes else [])
+        except ReplacedError:
+            for kept in self._relying:
+                with contextlib.suppress(OSError):
+                    os.unlink(kept)
+            raise
+        found = (next(files if stop == WHOLE else parts) for _, _, stop in spans)
+        return [None if data is None else memoryview(data) for data in found]
 
     # -- ahead
 
@@ -219,11 +289,19 @@ class RemoteFiles:
         self._bytes.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "bytes": self._bytes, "versions": self._versions, "held": self._ahead.room}
+        return {
+            "options": self.options,
+            "bytes": self._bytes,
+            "versions": self._versions,
+            "relying": self._relying,
+            "expected": self._expected,
+            "held": self._ahead.room,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.options, self._bytes, self._versions, self._beside = state["options"], state["bytes"], state["versions"], {}
         self._nbytes = sum(version.size for version in self._versions.values())
+        self._relying, self._expected = state["relying"], state["expected"]
         self._ahead, self._afresh = _Ahead(self._fetch, state["held"]), _Afresh()
 
 
@@ -237,7 +315,9 @@ class _Extent:
 
     start: int
     stop: int
-    data: Future[list[memoryview]]
+    nbytes: int
+    """Of a whole file, whose size nobody knows yet: as those before had."""
+    data: Future[list[memoryview | None]]
     number: int
     """Of its place in what is fetched together."""
     left: int
@@ -253,8 +333,9 @@ class _Ahead:
         room: bytes that are held, at most, beside those that nobody has touched.
     """
 
-    def __init__(self, fetch: Callable[[Sequence[Span]], list[memoryview]], room: int = 0) -> None:
+    def __init__(self, fetch: Callable[[Sequence[Span]], list[memoryview | None]], room: int = 0) -> None:
         self._fetch, self.room = fetch, room
+        self._whole_nbytes = float(_GUESSED)  # of a whole file, by those that came
         self._reset()
 
     def _reset(self) -> None:
@@ -265,7 +346,7 @@ class _Ahead:
         self._pool: ThreadPoolExecutor | None = None
         self.untouched = self._touched = 0
         self._first = 0  # pieces that are needed first and have not come
-        self._later: list[tuple[Future[list[memoryview]], list[Span]]] = []
+        self._later: list[tuple[Future[list[memoryview | None]], list[Span]]] = []
         self._is_open = True
 
     def _own(self) -> None:
@@ -280,12 +361,13 @@ class _Ahead:
                 new = [span for span in _merged(piece) if self._find(*span[:3]) is None]
                 if not new:
                     continue
-                future: Future[list[memoryview]] = Future()
-                for number, (path, start, stop, nbytes) in enumerate(new):
+                future: Future[list[memoryview | None]] = Future()
+                for number, (path, start, stop, left) in enumerate(new):
                     self._forget(path, start)
-                    self._extents[path, start] = _Extent(start, stop, future, number, nbytes)
+                    nbytes = int(self._whole_nbytes) + 1 if stop == WHOLE else stop - start
+                    self._extents[path, start] = _Extent(start, stop, nbytes, future, number, nbytes if stop == WHOLE else left)
                     bisect.insort(self._starts.setdefault(path, []), start)
-                    self.untouched += stop - start
+                    self.untouched += nbytes
                 wanted = [(path, start, stop) for path, start, stop, _ in new]
                 if first:
                     self._first += 1
@@ -295,12 +377,12 @@ class _Ahead:
                 else:
                     self._submit(future, wanted, first)
 
-    def _submit(self, future: Future[list[memoryview]], wanted: list[Span], first: bool) -> None:
+    def _submit(self, future: Future[list[memoryview | None]], wanted: list[Span], first: bool) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "headrace-ahead")
         self._pool.submit(self._work, future, wanted, first)
 
-    def _work(self, future: Future[list[memoryview]], wanted: list[Span], first: bool) -> None:
+    def _work(self, future: Future[list[memoryview | None]], wanted: list[Span], first: bool) -> None:
         try:
             if future.set_running_or_notify_cancel():
                 future.set_result(self._fetch(wanted))
@@ -318,28 +400,28 @@ class _Ahead:
                 for future, wanted in later:
                     self._submit(future, wanted, False)
 
-    def take(self, spans: Sequence[Span]) -> list[memoryview | None]:
-        """The bytes of spans, of those that are on their way; waits for them.
+    def take(self, spans: Sequence[Span]) -> list[tuple[memoryview | None] | None]:
+        """The bytes of spans (None: a whole file that is missing), of those that are on their way; waits for them.
 
         Raises:
             Exception: what fetching them has raised.
         """
         self._own()
-        found: list[memoryview | None] = [None] * len(spans)
+        found: list[tuple[memoryview | None] | None] = [None] * len(spans)
         if not self._extents:
             return found
         taken: list[tuple[int, _Extent]] = []
         with self._lock:
             for number, (path, start, stop) in enumerate(spans):
-                extent = self._find(path, start, stop) if start < stop else None
+                extent = self._find(path, start, stop) if start < stop or stop == WHOLE else None
                 if extent is None:
                     continue
                 taken.append((number, extent))
-                extent.left -= stop - start
+                extent.left -= extent.nbytes if stop == WHOLE else stop - start
                 if not extent.is_touched:
                     extent.is_touched = True
-                    self.untouched -= extent.stop - extent.start
-                    self._touched += extent.stop - extent.start
+                    self.untouched -= extent.nbytes
+                    self._touched += extent.nbytes
                     self._extents.move_to_end((path, extent.start))
                 if extent.left <= 0:
                     self._forget(path, extent.start)
@@ -352,7 +434,11 @@ class _Ahead:
                 with self._lock:
                     self._forget(path, extent.start)
                 raise
-            found[number] = data[start - extent.start : stop - extent.start]
+            if stop != WHOLE and data is not None:
+                data = data[start - extent.start : stop - extent.start]
+            elif data is not None:
+                self._whole_nbytes = 0.9 * self._whole_nbytes + 0.1 * len(data)
+            found[number] = (data,)
         return found
 
     def _find(self, path: str, start: int, stop: int) -> _Extent | None:
@@ -361,6 +447,8 @@ class _Ahead:
         if at < 0 or starts is None:
             return None
         extent = self._extents[path, starts[at]]
+        if WHOLE in (stop, extent.stop):
+            return extent if stop == extent.stop else None
         return extent if stop <= extent.stop else None
 
     def _forget(self, path: str, start: int) -> None:
@@ -372,9 +460,9 @@ class _Ahead:
         if not starts:
             del self._starts[path]
         if extent.is_touched:
-            self._touched -= extent.stop - extent.start
+            self._touched -= extent.nbytes
         else:
-            self.untouched -= extent.stop - extent.start
+            self.untouched -= extent.nbytes
 
     def drop(self) -> None:
         """Forgets it all: it won't be read."""
@@ -410,17 +498,29 @@ class _Ahead:
 
 
 def _merged(spans: Sequence[Span]) -> list[tuple[str, int, int, int]]:
-    """Spans that lie close to one another as one: path, first byte, end, bytes that were asked for."""
+    """Spans that lie close to one another as one: path, first byte, end, bytes that were asked for; whole files by themselves."""
     found: list[tuple[str, int, int, int]] = []
     for path, start, stop in sorted(set(spans)):
+        if stop == WHOLE:
+            found.append((path, 0, WHOLE, 0))
+            continue
         if start >= stop:
             continue
-        if found and found[-1][0] == path and start <= found[-1][2] + GAP:
+        if found and found[-1][0] == path and found[-1][2] != WHOLE and start <= found[-1][2] + GAP:
             _, first, end, nbytes = found[-1]
             found[-1] = (path, first, max(end, stop), nbytes + max(0, stop - max(start, end)))
         else:
             found.append((path, start, stop, stop - start))
     return found
+
+
+def below(url: str, name: str) -> str:
+    """The URL of what lies below another one: before the query, if there is one."""
+    first, chained, rest = url.partition("::")
+    if chained and "://" not in first:  # of simplecache::s3://bucket/folder the second is the file's
+        return first + chained + below(rest, name)
+    path, question, query = first.partition("?")
+    return f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}{question}{query}{chained}{rest}" if name else url
 
 
 def with_index(url: str) -> str:

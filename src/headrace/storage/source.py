@@ -88,6 +88,9 @@ class Source(ABC):
         """
         return []
 
+    stored_asks = False
+    """Must something be asked for before `stored` can tell, so that samples had better be named to it in large numbers?"""
+
     @property
     def stored_nbytes(self) -> int:
         """Bytes of all samples as they are stored far away, about."""

@@ -31,6 +31,7 @@ class Stretch(NamedTuple):
     path: str
     offset: int
     nbytes: int
+    """Or WHOLE: a whole file that is far away."""
     skipped: int = 0
     """Bit i: codec i was not used."""
 
@@ -107,7 +108,7 @@ def read_places(places: Places, parts: Sequence[memoryview], files: Files) -> No
 
 
 def read_stretches(stretches: Sequence[Stretch | None], files: Files) -> list[memoryview | None]:
-    """The bytes of stretches, those that lie close together by one call.
+    """The bytes of stretches, those that lie close together by one call; None also for a whole file that is missing.
 
     Raises:
         FormatError: a file ends before one of them does.
@@ -116,7 +117,7 @@ def read_stretches(stretches: Sequence[Stretch | None], files: Files) -> list[me
     found: list[memoryview | None] = [None] * len(stretches)
     if isinstance(files, RemoteFiles):
         there = [number for number, part in enumerate(stretches) if part is not None]
-        for number, data in zip(there, files.read([part.span for part in stretches if part is not None]), strict=True):
+        for number, data in zip(there, files.find([part.span for part in stretches if part is not None]), strict=True):
             found[number] = data
         return found
     wanted = sorted((part.path, part.offset, part.nbytes, number) for number, part in enumerate(stretches) if part is not None)

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.storage.chunks import ArrayReader, ChunkCache
+from headrace.errors import HeadraceError
+from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
 from headrace.storage.patches import PatchGrid, padded_places
 from headrace.storage.paths import redact
+from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
 
 PADS = ("reflect", "edge", "constant")
@@ -26,6 +28,7 @@ class Opened(Protocol):
     """What a process has open."""
 
     chunks: ChunkCache
+    far: RemoteFiles | None
 
     def close(self) -> None:
         """Closes and forgets it all."""
@@ -94,6 +97,8 @@ class PatchSource(Source):
 
     def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: Opened) -> None:
         self.path, self.volumes, self.grid, self._opened = redact(path), list(volumes), grid, opened
+        is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
+        self.far = opened.far if is_direct else None
 
     def __len__(self) -> int:
         return len(self.grid)
@@ -136,12 +141,45 @@ class PatchSource(Source):
         if not all(some.all() for some in inside):
             out[...] = volume.value
         found = [places[some] for places, some in zip(axes, inside, strict=True)]
-        if not all(len(places) for places in found):
+        box = _box_of(axes)
+        if box is None:
             return
-        first = [int(places.min()) for places in found]
-        part = np.empty([int(places.max()) - start + 1 for places, start in zip(found, first, strict=True)], out.dtype)
+        first, extents = box
+        part = np.empty(extents, out.dtype)
         volume.reader.read_boxes([first], [part], self.run)
         out[np.ix_(*inside)] = part[np.ix_(*(places - start for places, start in zip(found, first, strict=True)))]
+
+    # -- far away
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        corners, spans = [self.grid.corner(index) for index in indices.tolist()], list[Span]()
+        for volume in self.volumes:
+            shape = volume.shape(self.grid.patch)
+            boxes = [
+                (volume.corner(corner), shape)
+                if not volume.tables and not self.grid.reaches_beyond(corner)
+                else _box_of(volume.places(corner, self.grid))
+                for corner in corners
+            ]
+            there = [box for box in boxes if box is not None]
+            try:
+                spans += volume.reader.stored_boxes([first for first, _ in there], [extents for _, extents in there])
+            except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+                return []
+        return spans
+
+    @property
+    def stored_asks(self) -> bool:  # type: ignore[override]
+        return any(volume.reader.asks for volume in self.volumes)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """As if nothing were compressed; chunks count for each line of patches that they are in."""
+        return len(self.blocks()) * sum(self._line_nbytes(volume) for volume in self.volumes)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
 
     # -- the rest
 
@@ -152,24 +190,23 @@ class PatchSource(Source):
 
     @property
     def block_nbytes(self) -> int:
-        total = 0
-        for volume in self.volumes:
-            if not volume.reader.chunks.decodes:
-                continue
-            grid, chunks = volume.reader.chunks.grid, 1
-            for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
-                if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
-                    chunks *= count
-                else:
-                    chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
-            total += chunks * volume.reader.chunks.nbytes
-        return total
+        return sum(self._line_nbytes(volume) for volume in self.volumes if volume.reader.chunks.decodes)
+
+    def _line_nbytes(self, volume: Volume) -> int:
+        """Bytes of the decoded chunks that patches along the last axis are in, at most."""
+        grid, chunks = volume.reader.chunks.grid, 1
+        for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
+            if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
+                chunks *= count
+            else:
+                chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
+        return chunks * volume.reader.chunks.nbytes
 
     def hold_chunks(self, nbytes: int) -> None:
         self._opened.chunks.resize(nbytes)
 
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
+        counts: Counter[str] = Counter() if self._opened.far is None else self._opened.far.take_counts()
         for volume in self.volumes:
             counts.update(volume.reader.counts)
             volume.reader.counts.clear()
@@ -193,3 +230,11 @@ class PatchSource(Source):
     def close(self) -> None:
         """Closes what this process has open; decoded chunks are forgotten."""
         self._opened.close()
+
+
+def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
+    """Lowest corner and extents of the box that has all of these places along each axis (-1: none); None: there are none."""
+    found = [places[places >= 0] for places in axes]
+    if not all(len(places) for places in found):
+        return None
+    return [int(places.min()) for places in found], [int(places.max() - places.min()) + 1 for places in found]

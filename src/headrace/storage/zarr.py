@@ -3,60 +3,118 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError, FormatError, HeadraceError
 from headrace.storage.arrays import ArraysSource
 from headrace.storage.chunks import ArrayReader, ChunkCache, Chunks
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
+from headrace.storage.remote_files import RemoteFiles
+from headrace.storage.stretches import Files
 from headrace.storage.zarr_chunks import chunks_of, library_chunks
-from headrace.storage.zarr_files import ZarrFolder, ZarrZip, array_named, open_store
+from headrace.storage.zarr_files import array_named
+from headrace.storage.zarr_stores import FarStore, Store, open_store
 
 
-def open_with_zarr(path: str) -> Any:
-    """The root node of a store, opened by zarr-python.
+class _LibraryRoots:
+    """Opens stores with zarr-python, each process for itself. Picklable.
 
-    Raises:
-        FormatError: it can't be.
+    Attributes:
+        far: those behind URLs, by their URL.
     """
-    import zarr
 
-    try:
-        return zarr.open(zarr.storage.ZipStore(path, mode="r") if os.path.isfile(path) else path, mode="r")
-    except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-        raise FormatError(f"{redact(path)} can't be opened by zarr-python: {' '.join(str(error).split())}") from error
+    def __init__(self) -> None:
+        self.far: dict[str, FarStore] = {}
+
+    def __call__(self, path: str) -> Any:
+        """The root node of a store.
+
+        Raises:
+            FormatError: it can't be opened.
+            HeadraceError: what reading from far away raises.
+        """
+        import zarr
+
+        store: Any = path
+        if path in self.far:
+            from headrace.storage.zarr_library import FarZarr
+
+            store = FarZarr(self.far[path])
+        elif os.path.isfile(path):
+            store = zarr.storage.ZipStore(path, mode="r")
+        try:
+            return zarr.open(store, mode="r")
+        except HeadraceError:
+            raise
+        except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
+            raise FormatError(f"{redact(path)} can't be opened by zarr-python: {' '.join(str(error).split())}") from error
 
 
 def _close_root(root: Any) -> None:
+    """Closes the store of a node."""
     store = getattr(root, "store", None)
     if store is not None:
         store.close()
 
 
 class OpenZarr:
-    """What each process has open of Zarr stores, and the chunks that it has decoded."""
+    """What each process has open of Zarr stores, and the chunks that it has decoded.
 
-    def __init__(self) -> None:
-        self.files: WorkerFiles[int] = WorkerFiles()
-        self.library: WorkerFiles[Any] = WorkerFiles(open_with_zarr, _close_root, 16, survives_fork=False)
+    Args:
+        far: the files of the server that they lie on; None: of this machine.
+    """
+
+    def __init__(self, far: RemoteFiles | None = None) -> None:
+        self.far = far
+        self.files: Files = WorkerFiles() if far is None else far
+        self._roots = _LibraryRoots()
+        self.library: WorkerFiles[Any] = WorkerFiles(self._roots, _close_root, 16, survives_fork=False)
         self.chunks = ChunkCache(0)
+
+    def store(self, path: str | os.PathLike[Any], names: str | Sequence[str | None] | None = ()) -> Store:
+        """The store at a path or URL.
+
+        Args:
+            path: of the store.
+            names: of nodes whose metadata will be read.
+
+        Raises:
+            DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
+        """
+        wanted = [names] if isinstance(names, str) else list(names or ())
+        nodes, known = [name.strip("/") for name in wanted if name], self._roots.far.get(os.fspath(path))
+        if known is not None:
+            known.know(nodes)
+            return known
+        store = open_store(path, self.far, nodes)
+        if isinstance(store, FarStore):
+            self._roots.far[store.path] = store
+        return store
 
     def close(self) -> None:
         """Closes and forgets it all; it is opened again when it is needed."""
-        for part in (self.files, self.library, self.chunks):
+        for part in (self.library, self.files, self.chunks):
             part.close()
 
 
 def zarr_reader(
-    store: ZarrFolder | ZarrZip, name: str, said: dict[str, Any], opened: OpenZarr, *, direct: bool = True, missing: str = "fill"
+    store: Store,
+    name: str,
+    said: dict[str, Any],
+    opened: OpenZarr,
+    *,
+    direct: bool = True,
+    missing: str = "fill",
+    by_row: bool = True,
 ) -> ArrayReader:
-    """A reader of an array.
+    """A reader of an array, of its rows or of boxes.
 
     Raises:
         FormatError: zarr-python can't open it either, or its elements are no numbers.
@@ -74,7 +132,7 @@ def zarr_reader(
         opened.library.close()
         return found
 
-    chunks = chunks_of(store, name, said, opened.files, library, direct=direct, missing=missing)
+    chunks = chunks_of(store, name, said, opened.files, library, direct=direct, missing=missing, by_row=by_row)
     return ArrayReader(chunks, opened.chunks, f"{store.path}\0{name}")
 
 
@@ -82,11 +140,12 @@ class ZarrSource(ArraysSource):
     """Rows of arrays of a Zarr store.
 
     Args:
-        path: a local folder or zip file.
+        path: a local folder or zip file, or a URL.
         name: array inside the store, or several of equal length; None: the only one there is.
         direct: read the files themselves where their layout is known; False: through zarr-python alone.
         missing: "fill": a chunk that was never written has the fill value; "error": it is an error.
-        opened: what is open and decoded, to be shared with other sources.
+        opened: what is open and decoded, to be shared with other sources; for a URL it knows the server.
+        column: the name of an array of which `column` will be asked for.
 
     Raises:
         DataNotFoundError, FormatError, MissingNameError: see `open_store`, `array_named`, `zarr_reader`.
@@ -100,12 +159,13 @@ class ZarrSource(ArraysSource):
         direct: bool = True,
         missing: str = "fill",
         opened: OpenZarr | None = None,
+        column: str | None = None,
     ) -> None:
-        self._store = open_store(path)
-        self.path = redact(self._store.path)
         self._opened = opened or OpenZarr()
         self._chunks = self._opened.chunks
         wanted = [name] if name is None or isinstance(name, str) else list(name)
+        self._store = self._opened.store(path, [*wanted, column])
+        self.path = redact(self._store.path)
         found = [array_named(self._store, one) for one in wanted]
         self.name = found[0][0] if name is None or isinstance(name, str) else tuple(one for one, _ in found)
         fields = {one: zarr_reader(self._store, one, said, self._opened, direct=direct, missing=missing) for one, said in found}
@@ -115,6 +175,7 @@ class ZarrSource(ArraysSource):
         self._fields = fields
         self.grids = [[one, f.shape, f.dtype.str, f.chunks.grid.chunks] for one, f in fields.items()]
         self._check_lengths()
+        self.far = self._opened.far if self.is_direct else None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.
@@ -129,6 +190,12 @@ class ZarrSource(ArraysSource):
         column = np.empty(reader.shape, reader.dtype)
         reader.read_span(0, column, self.run)
         return column
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        if self.far is None and self._opened.far is not None:
+            counts.update(self._opened.far.take_counts())
+        return counts
 
     def close(self) -> None:
         """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from headrace.storage.patches import Box, PatchGrid
 from headrace.storage.paths import redact
 from headrace.storage.volumes import PatchSource, Volume
 from headrace.storage.zarr import OpenZarr, zarr_reader
-from headrace.storage.zarr_files import ZarrFolder, ZarrZip, array_named, attributes_of, metadata_of, open_store
+from headrace.storage.zarr_files import array_named, attributes_of, metadata_of
+from headrace.storage.zarr_stores import Store
 
 Extents = Sequence[int] | Mapping[str, int]
 
@@ -49,7 +49,7 @@ class Found:
     level: Level | None = None
 
 
-def array_or_level(store: ZarrFolder | ZarrZip, name: str | None, scale: Scale | None) -> Found:
+def array_or_level(store: Store, name: str | None, scale: Scale | None) -> Found:
     """An array, or the level of an image of OME-NGFF, that a path in a store leads to.
 
     Raises:
@@ -66,7 +66,7 @@ def array_or_level(store: ZarrFolder | ZarrZip, name: str | None, scale: Scale |
     return _level_of(store, image, image.level(scale))
 
 
-def _level_of(store: ZarrFolder | ZarrZip, image: Image, level: Level) -> Found:
+def _level_of(store: Store, image: Image, level: Level) -> Found:
     """The array that a level of an image is.
 
     Raises:
@@ -78,33 +78,40 @@ def _level_of(store: ZarrFolder | ZarrZip, image: Image, level: Level) -> Found:
     return Found(level.path, said, image, level)
 
 
-def _reader_of(store: ZarrFolder | ZarrZip, found: Found, opened: OpenZarr, reading: dict[str, Any]) -> ArrayReader:
+def _reader_of(store: Store, found: Found, opened: OpenZarr, reading: dict[str, Any]) -> ArrayReader:
     """A reader of an array, which has the axes that its image says.
 
     Raises:
         FormatError: it has not; or it can't be read.
     """
-    reader = zarr_reader(store, found.name, found.said, opened, **reading)
+    reader = zarr_reader(store, found.name, found.said, opened, by_row=False, **reading)
     if found.image is not None and len(found.image.axes) != len(reader.shape):
         raise FormatError(f"{found.image.where} has {len(found.image.axes)} axes, and {found.name!r} has shape {list(reader.shape)}")
     return reader
 
 
 def patch_source(
-    path: str, name: str | None, target_name: str | None, scale: Scale | None, patches: Patches, **reading: Any
+    path: str,
+    name: str | None,
+    target_name: str | None,
+    scale: Scale | None,
+    patches: Patches,
+    opened: OpenZarr,
+    **reading: Any,
 ) -> tuple[PatchSource, Found]:
     """Patches of the volume at a path in a store, with those of its labels; and what the volume is.
 
     Args:
         path, name, target_name, scale: of the store, and in it.
         patches: how they are taken.
+        opened: what is open and decoded; for a URL it knows the server.
         **reading: for `zarr_reader`.
 
     Raises:
         ConfigError: extents, axes or units that don't fit.
         MissingNameError, FormatError: no such array or labels; damaged metadata.
     """
-    store, opened = open_store(path), OpenZarr()
+    store = opened.store(path, [name, target_name])
     found = array_or_level(store, name, scale)
     reader = _reader_of(store, found, opened, reading)
     patch = _extents("patch_shape", patches.shape, _axis_names(store, found), reader.shape, found.name)
@@ -125,13 +132,13 @@ def patch_source(
     volumes = [Volume(found.name, reader, patches.pad, reader.chunks.fill_value(), axes)]
     if target_name is not None:
         volumes.append(_labels(store, found, target_name, grid, patches.pad, opened, reading))
-    return PatchSource(os.path.abspath(path), volumes, grid, opened), found
+    return PatchSource(store.path, volumes, grid, opened), found
 
 
 # -- extents by the names of axes
 
 
-def _axis_names(store: ZarrFolder | ZarrZip, found: Found) -> tuple[str, ...]:
+def _axis_names(store: Store, found: Found) -> tuple[str, ...]:
     """The names of an array's axes; empty ones where the store doesn't say."""
     axes = len(found.said["shape"])
     if found.image is not None:
@@ -163,9 +170,7 @@ def _extents(what: str, given: Extents, names: Sequence[str], shape: Sequence[in
 # -- labels
 
 
-def _labels(
-    store: ZarrFolder | ZarrZip, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]
-) -> Volume:
+def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it lies, with voxels of any size."""
     if found.image is None or found.level is None:
         return _plain_labels(store, found, name, grid, pad, opened, reading)
@@ -198,11 +203,9 @@ def _labels(
     return Volume(level.path, reader, pad, 0, tuple(axes), tables)
 
 
-def _plain_labels(
-    store: ZarrFolder | ZarrZip, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]
-) -> Volume:
+def _plain_labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]) -> Volume:
     label, said = array_named(store, name)
-    reader, axes = zarr_reader(store, label, said, opened, **reading), len(grid.patch)
+    reader, axes = zarr_reader(store, label, said, opened, by_row=False, **reading), len(grid.patch)
     before = max(0, len(reader.shape) - axes)
     if reader.shape[before:] != grid.shape:
         raise ConfigError(f"{label!r} has shape {list(reader.shape)}, which does not end in {list(grid.shape)} as {found.name!r} does")
