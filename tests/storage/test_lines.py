@@ -107,3 +107,15 @@ def test_pieces_that_threads_read_ahead_are_those_of_the_file(tmp_path: Path, mo
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-lines")]
         with pytest.raises(EOFError, match="ends at byte 10,000"):
             list(lines.file_pieces(file.fileno(), 0, 20_000))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 1000])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0])
+def test_line_feeds_found_by_words_are_those_found_by_bytes(size: int, share: float) -> None:
+    for number in range(20):
+        data = np.where(np.random.default_rng(number).random(size) < share, 10, 200).astype(np.uint8)
+        assert np.array_equal(lines._looked_at(data).feeds, np.flatnonzero(data == 10) + 1)
+    for pair in itertools.combinations(range(8), 2):  # two in one word, at any two places
+        data = np.zeros(16, np.uint8)
+        data[np.array(pair) + 8] = 10
+        assert lines._looked_at(data).feeds.tolist() == [pair[0] + 9, pair[1] + 9]

@@ -17,6 +17,7 @@ import pytest
 
 from headrace.errors import AccessError
 from headrace.storage import kept as kept_files
+from headrace.storage import mapped
 from headrace.storage.kept import UntrustedError
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 
@@ -183,6 +184,26 @@ class TestWriters:
         with pytest.raises(KeyError), file_in(tmp_path).writing("<i8") as writer:
             writer.write(LONG)
             raise KeyError
+        assert not os.listdir(tmp_path)
+
+    def test_what_is_written_is_on_its_way_to_the_disk_early(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent = []
+        monkeypatch.setattr(mapped, "_EARLY", 2000)
+        monkeypatch.setattr(mapped, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
+        long = np.arange(20_000)
+        assert equal(written(tmp_path, long, pieces=40).open(), long)
+        assert sent and sent == sorted(sent) and sent[0] >= HEAD + 2000
+
+    def test_a_disk_that_fails_meanwhile_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system tells it once: the last fsync may say that all is well."""
+
+        def fails(_: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(mapped, "_EARLY", 2000)
+        monkeypatch.setattr(mapped, "_to_disk", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            written(tmp_path, np.arange(2000), pieces=1)
         assert not os.listdir(tmp_path)
 
     def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from headrace.errors import AccessError, FormatError, HeadraceWarning
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.storage import plain, texts
-from headrace.storage.mapped import MappedArrays
+from headrace.storage.mapped import HEAD
 from headrace.storage.plain import Room
 from headrace.storage.scan import scan
 from headrace.storage.texts import LinesSource
@@ -73,7 +73,7 @@ class TestLines:
     @pytest.fixture
     def source(self, folder: Path, kept: bool, tmp_path: Path) -> LinesSource:
         source = opened(folder, cache_dir=tmp_path / "kept" if kept else None)
-        assert isinstance(source._table, MappedArrays) == kept
+        assert (source._table.path is not None) == kept
         return source
 
     def test_in_any_order(self, source: LinesSource) -> None:
@@ -243,14 +243,21 @@ class TestTables:
         assert why == "file" or not os.listdir(kept)
 
     def test_a_damaged_one_is_made_anew(self, folder: Path, tmp_path: Path) -> None:
-        table = opened(folder, cache_dir=tmp_path / "kept")._table
-        assert isinstance(table, MappedArrays)
-        path = Path(table.path)
-        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
-        assert opened(folder, cache_dir=tmp_path / "kept").read(range(len(LINES))) == LINES
+        path = Path(opened(folder, cache_dir=tmp_path / "kept")._table.path or "")
         good = path.read_bytes()
-        opened(folder, cache_dir=tmp_path / "kept")
-        assert path.read_bytes() == good
+        for place in (-1, HEAD + 3, HEAD + 600):  # where groups begin; a place that is noted; a distance
+            damaged = bytearray(good)
+            damaged[place] ^= 1
+            path.write_bytes(damaged)
+            assert opened(folder, cache_dir=tmp_path / "kept").read(range(len(LINES))) == LINES
+            assert path.read_bytes() == good
+
+    def test_one_of_another_version_is_not_looked_at(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(texts, "_VERSION", texts._VERSION - 1)
+            old = opened(folder, cache_dir=tmp_path / "kept")._table.path
+        source = opened(folder, cache_dir=tmp_path / "kept")
+        assert source._table.path != old and source.read(range(len(LINES))) == LINES
 
     def test_an_error_of_a_text_is_told_once(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
         """And not taken for one of the folder."""
@@ -262,7 +269,7 @@ class TestTables:
     def test_a_large_one_is_kept_without_being_told(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(texts, "KEPT_FROM", 10)
         source = opened(folder)
-        assert isinstance(source._table, MappedArrays) and source.read(range(len(LINES))) == LINES
+        assert source._table.path and source.read(range(len(LINES))) == LINES
 
     def test_two_processes_at_once(self, folder: Path, tmp_path: Path) -> None:
         import multiprocessing

@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -31,6 +32,7 @@ HEAD = 4096
 """Bytes before the long array: whole pages, so that it is mapped aligned."""
 _FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
+_EARLY = 4 << 20  # bytes that begin their way to the disk while more are made
 
 
 class MappedArrays:
@@ -150,19 +152,28 @@ class MappedFile:
             OSError: it can't be written.
         """
         make_folder(os.path.dirname(self.path), f"headrace-{self._kind}-")
-        with written_to(self.path) as file:
-            writer = MappedWriter(file, dtype)
+        with written_to(self.path) as file, ThreadPoolExecutor(1, "headrace-write-back") as pool:
+            writer = MappedWriter(file, dtype, pool)
             yield writer
             writer.finish(self._about)
 
 
 class MappedWriter:
-    """Writes a long array a piece at a time."""
+    """Writes a long array a piece at a time. What is written is on its way to the disk while more is made, so that little is left to be
+    waited for at the end.
 
-    def __init__(self, file: BinaryIO, dtype: str) -> None:
-        self._file, self._dtype = file, np.dtype(dtype)
+    Args:
+        file: new, and open for reading too.
+        dtype: of the long array.
+        pool: of a thread that waits for the disk.
+    """
+
+    def __init__(self, file: BinaryIO, dtype: str, pool: ThreadPoolExecutor) -> None:
+        self._file, self._dtype, self._pool = file, np.dtype(dtype), pool
         self._nbytes, self._crc = 0, 0
         self._short: list[npt.NDArray[Any]] = []
+        self._flushed = 0  # bytes that are on their way, or there
+        self._flush: Future[None] | None = None
         file.write(b"\0" * HEAD)
 
     def write(self, values: npt.NDArray[Any]) -> None:
@@ -170,6 +181,16 @@ class MappedWriter:
         array = np.ascontiguousarray(values, self._dtype)
         self._put(_bytes_of(array))
         self._nbytes += array.nbytes
+        if self._nbytes - self._flushed >= _EARLY and self._flush_ended():
+            self._file.flush()
+            self._flushed, self._flush = self._nbytes, self._pool.submit(_to_disk, self._file.fileno())
+
+    def _flush_ended(self) -> bool:
+        """Has what began to be written been written? Raises where it could not be: the system says so once."""
+        if self._flush is not None and self._flush.done():
+            self._flush.result()
+            self._flush = None
+        return self._flush is None
 
     def _put(self, data: npt.NDArray[np.uint8]) -> None:
         self._file.write(data.data)
@@ -181,7 +202,7 @@ class MappedWriter:
         old, new = self._dtype, np.dtype(dtype)
         count, read, put = self._nbytes // old.itemsize, HEAD, HEAD
         self._file.flush()
-        self._dtype, self._nbytes, self._crc = new, 0, 0
+        self._dtype, self._nbytes, self._crc, self._flushed = new, 0, 0, 0
         for start in range(0, count, _PIECE):
             wanted = min(_PIECE, count - start) * old.itemsize
             self._file.seek(read)
@@ -203,6 +224,8 @@ class MappedWriter:
 
     def finish(self, about: str) -> None:
         """Writes the head."""
+        if self._flush is not None:
+            self._flush.result()
         parts = [[self._dtype.str, self._nbytes], *([array.dtype.str, array.nbytes] for array in self._short)]
         said = {"format": _FORMAT, "about": about, "parts": parts}
         head = _line({**said, "checksum": _checksum(self._crc, _line(said))})
@@ -210,6 +233,10 @@ class MappedWriter:
             raise ValueError(f"{len(parts)} arrays are too many for one file")
         self._file.seek(0)
         self._file.write(head + b"\n")
+
+
+def _to_disk(fd: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

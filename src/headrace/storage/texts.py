@@ -1,6 +1,7 @@
 """How are the lines and records of many text files read at random?
 
-By a table of the places where they begin: 8 bytes a line, made in one pass, kept in `cache_dir` and mapped, so that no process holds it.
+By a table of the places where they begin: little more than a byte a line (see `headrace.storage.places`), made in one pass, kept in
+`cache_dir` and mapped, so that no process holds it. There the files follow one another as if they were one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headrace.storage.kept import UntrustedError
 from headrace.storage.lines import QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 from headrace.storage.paths import redact
+from headrace.storage.places import PlacesEncoder, PlacesTable
 from headrace.storage.plain import Room, decompressed, is_compressed, plain_copy, shows_lines
 from headrace.storage.scan import DataPath, FileList
 from headrace.storage.source import Source
@@ -32,7 +34,7 @@ from headrace.storage.stamps import Stamp
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
-_VERSION = 2
+_VERSION = 3
 _TOGETHER = 1 << 16  # records whose places are passed on at a time
 _UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -130,7 +132,9 @@ class LinesSource(Source):
         self.codec = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
         """How the bytes that `read` gives are decoded."""
         self._texts = [self._text(path, encoding, errors) for path in paths]
-        self._table = self._made(progress)
+        self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
+        self._begins = np.array([text.begin for text in self._texts])
+        self._table = PlacesTable(self._made(progress))
         self._first = np.array(self._table.short[0])  # the number of the first line of each file, and of all
         blanks = self._shift + np.arange(len(self._shift))
         self._first_row = self._first - np.searchsorted(blanks, self._first)  # the same of what is no blank line
@@ -165,11 +169,11 @@ class LinesSource(Source):
         if (found := kept.kept()) is not None:
             return found
         try:
-            with kept.writing("i8") as writer:
-                scan = _Scan(self, progress, size)
-                for places in scan:
-                    writer.write(places)
-                writer.short(scan.short())
+            with kept.writing("u1") as writer:
+                scan, encoder = _Scan(self, progress, size), PlacesEncoder()
+                for piece in encoder.encoded(scan):
+                    writer.write(piece)
+                writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
             return kept.open()
         except HeadraceError:
             raise  # of a text: they are errors of the system too
@@ -178,9 +182,10 @@ class LinesSource(Source):
             warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
             return _HeldArrays(*self._scanned(progress, size))
 
-    def _scanned(self, progress: bool | None, size: int) -> tuple[IntArray, list[npt.NDArray[Any]]]:
-        scan = _Scan(self, progress, size)
-        return np.concatenate([np.empty(0, np.int64), *scan]), scan.short()
+    def _scanned(self, progress: bool | None, size: int) -> tuple[npt.NDArray[np.uint8], list[npt.NDArray[Any]]]:
+        scan, encoder = _Scan(self, progress, size), PlacesEncoder()
+        encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
+        return encoded, [*scan.short(), np.array(encoder.edges, np.int64)]
 
     # -- reading
 
@@ -195,12 +200,15 @@ class LinesSource(Source):
     def _places(self, indices: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
         """For each index the number of its file, and where it begins and ends there."""
         rows = np.asarray(indices, np.int64)
+        if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
+            raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
         files = np.searchsorted(self._first_row, rows, side="right") - 1
         places = rows + files  # in the table: of each file it holds the end too
         if len(self._shift):
             places += np.searchsorted(self._shift, rows, side="right")
-        starts = self._table.long
-        return files, starts[places], starts[places + 1]
+        starts, ends = self._table.places.reach(places)
+        moved = (self._begins - self._bases[:-1]).take(files)
+        return files, starts + moved, ends + moved
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         files, starts, ends = self._places(indices)
@@ -272,7 +280,7 @@ class LinesSource(Source):
 
     def nbytes(self) -> IntArray:
         """Bytes of each line, its end included ([n] int64)."""
-        lengths = np.diff(self._table.long)
+        lengths = self._table.places.distances(int(self._first[-1]) + len(self._texts) - 1)
         if len(self._texts) > 1:  # between two files lies no line
             lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))
         return np.delete(lengths, self._shift + np.arange(len(self._shift)))
@@ -294,8 +302,8 @@ class LinesSource(Source):
 
     def how(self) -> dict[str, str]:
         copies = sum(text.is_copy for text in self._texts)
-        table = self._table
-        where = f"mapped from {redact(table.path)}" if isinstance(table, MappedArrays) else "in memory"
+        path = self._table.path
+        where = "in memory" if path is None else f"mapped from {redact(path)}"
         copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
         return {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
 
@@ -304,7 +312,7 @@ class _HeldArrays:
     """What `MappedArrays` give, in memory."""
 
     def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
-        self._long, self.short = SharedArray(long), short
+        self._long, self.short, self.path = SharedArray(long), short, None
 
     @property
     def long(self) -> npt.NDArray[Any]:
@@ -312,11 +320,11 @@ class _HeldArrays:
 
 
 class _Scan:
-    """The pass over all files: gives the places where lines begin, and each file's end."""
+    """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one."""
 
     def __init__(self, source: LinesSource, progress: bool | None, size: int) -> None:
         self._texts, self._formats, self._newline_in, self._codec = source._texts, source._formats, source._newline_in, source.codec
-        self._room = source.room
+        self._room, self._bases = source.room, source._bases.tolist()
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
@@ -353,7 +361,7 @@ class _Scan:
             if kind and kind != ".json":
                 blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + count)
             count, last = count + joined.size - 1, joined[-1:]
-            yield places
+            yield places + (self._bases[number] - text.begin)
         self._counts.append(count)
         self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
 
