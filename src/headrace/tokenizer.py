@@ -6,6 +6,7 @@ None is imported: a tokenizer is known by what it has. HuggingFace's (slow and f
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError
 
+_ASCII_FIRST = ("utf-8", "ascii", "iso8859-1")  # encodings whose first 128 bytes are those characters
 _PAD_WORDS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
 REMEDY = "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object with encode_batch or encode"
@@ -77,6 +79,35 @@ class CharTokenizer:
         ids = self("".join(texts)).astype(smallest_dtype(self.vocab_size), copy=False)
         ends = list(itertools.accumulate(map(len, texts), initial=0))
         return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
+
+    def encode_bytes(
+        self, joined: bytes, lengths: npt.NDArray[np.int64], encoding: str, errors: str, max_length: int | None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """The ids of many texts that lie one behind the other, as bytes of an encoding, each cut at `max_length`.
+
+        Args:
+            joined: the texts.
+            lengths: [n] bytes of each.
+            encoding, errors, max_length: of the texts.
+
+        Returns:
+            Ids, one text behind the other, and how many each has ([n] int64).
+
+        Raises:
+            UnicodeDecodeError: a text is not of its encoding.
+        """
+        is_cut = max_length is not None and int(lengths.max(initial=0)) > max_length
+        if is_cut or not (encoding in _ASCII_FIRST and joined.isascii()):
+            ends = [0, *np.cumsum(lengths).tolist()]
+            texts = [joined[begin:end].decode(encoding, errors)[:max_length] for begin, end in itertools.pairwise(ends)]
+            return self("".join(texts)), np.fromiter(map(len, texts), np.int64, len(texts))
+        codes = np.frombuffer(joined, np.uint8)  # a byte is a character
+        return codes + np.int64(2) if self._codes is None else self._of_ascii.take(codes), lengths
+
+    @functools.cached_property
+    def _of_ascii(self) -> npt.NDArray[np.int64]:
+        """The ids of the first 128 characters."""
+        return self(bytes(range(128)).decode("ascii")).astype(np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; padding is left out, and what was unknown is U+FFFD."""

@@ -267,6 +267,24 @@ def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> N
     assert stats.as_dict()["avg_memory_usage"] == 10 == stats.as_dict()["peak_memory_usage"]
 
 
+def test_a_look_that_takes_long_is_taken_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the time, at most."""
+    now, looked = [100.0], []
+
+    def slow(pid: int) -> int:
+        looked.append(pid)
+        now[0] += 0.05
+        return 10
+
+    monkeypatch.setattr(stats_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stats_module, "pss_of", slow)
+    stats = LoadingStats()
+    for step in (0.0, 1.5, 3.0, 1.0):  # 5 seconds after the first look began
+        now[0] += step
+        stats.look([])
+    assert len(looked) == 2
+
+
 def test_dead_workers_are_no_error() -> None:
     dead = dead_pid()
     assert pss_of(dead) == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.collate.fields import Place, shown
@@ -87,6 +88,28 @@ class Padding:
         ends = lengths[:, None]
         mask = empty((len(lengths), length), torch.int64)
         return mask.copy_(places < ends if self.side == "right" else places >= length - ends)
+
+    def join(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: int) -> tuple[torch.Tensor, npt.NDArray[Any]] | None:
+        """What `apply` makes of integers, of rows that lie one behind the other: all at once.
+
+        Args:
+            ids: [sum of lengths] any integers.
+            lengths: [batch], at least one.
+            value: of the padding.
+
+        Returns:
+            A tensor int64 [batch, length], and where it holds the rows: bool [batch, length]. None: a row is longer than `max_length`.
+        """
+        longest = int(lengths.max())
+        if self.max_length is not None and longest > self.max_length:
+            return None
+        length = self._length([longest])
+        out = empty((len(lengths), length), torch.int64)
+        places, rows, ends = np.arange(length, dtype=np.int32), out.numpy(), lengths[:, None].astype(np.int32)
+        inside = places < ends if self.side == "right" else places >= length - ends
+        rows.fill(value)
+        rows[inside] = ids.astype(np.int64, copy=False)
+        return out, inside
 
     def _limited(self, rows: list[torch.Tensor], limit: int, place: Place) -> list[torch.Tensor]:
         if self.truncation:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.collate.fields import Place
@@ -137,6 +138,33 @@ class TextCollator:
         elif self.labels == "masked":
             may_be_chosen = (batch["attention_mask"] != 0) & (batch.pop("special_tokens_mask") == 0)
             batch["input_ids"], batch["labels"] = self._masked(batch["input_ids"], may_be_chosen)
+        return batch
+
+    def join(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> dict[str, Any] | None:
+        """The batch of samples that are ids and nothing else, bit for bit, where these lie one behind the other.
+
+        Args:
+            ids: [sum of lengths] any integers.
+            lengths: [batch] of each sample, one at least.
+
+        Returns:
+            None: this collator must see the samples (it masks them, cuts them, or has an error to tell).
+        """
+        pad = self._values["input_ids"]
+        if self.labels == "masked" or type(pad) is not int or not -(1 << 63) <= pad < 1 << 63 or self._values["attention_mask"] != 0:
+            return None
+        joined = self._padding.join(ids, lengths, pad)
+        if joined is None:
+            return None
+        rows, inside = joined
+        mask = empty(tuple(rows.shape), torch.int64)
+        np.copyto(mask.numpy(), inside)
+        batch = {"input_ids": rows, "attention_mask": mask}
+        if self.labels == "causal":
+            labels = batch["labels"] = empty(tuple(rows.shape), torch.int64)
+            marked = labels.numpy()
+            marked.fill(IGNORED)
+            marked[inside] = ids.astype(np.int64, copy=False)
         return batch
 
     # -- samples to records: dicts of sequences

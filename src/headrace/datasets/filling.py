@@ -29,6 +29,8 @@ from headrace.order.ticket import Ticket
 Like = tuple[tuple[int, ...], np.dtype[Any]]
 """A shape and a dtype."""
 
+Join = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], Any]
+
 _STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float64}
 """What numbers become as they are stacked, by the kind of their dtype."""
 
@@ -110,6 +112,15 @@ class BatchFilling(SampleReading, SampleTransforming):
         value = self.value_like()
         like = None if value is None else self.input_like(*value)
         return None if value is None or like is None else self._one_by_one(ticket, whole.tolist(), value, like)
+
+    def fill_joined(self, ticket: Ticket, join: Join) -> Filled | list[Any] | None:
+        """As `fill`, where samples are sequences of ids that `join` makes a batch of. Default: not so.
+
+        Args:
+            ticket: says what belongs to the batch.
+            join: makes a batch of ids that lie one behind the other, and of their lengths; None: it must see the samples.
+        """
+        return None
 
     def _from_memory(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """All inputs from where they are held; None where one is not."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,18 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.datasets.base import BaseDataset, CommonOptions
-from headrace.datasets.filling import Filled
+from headrace.datasets.base import CommonOptions
 from headrace.datasets.labels import folder_targets
 from headrace.datasets.making import describe_held
 from headrace.datasets.packed_text import packed_source, packed_tokens, source_over, tokenizer_of
+from headrace.datasets.text_filling import TextFilling
 from headrace.datasets.tokenizing import Tokenising
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.machine import cache_folder
-from headrace.memory.ring import empty
 from headrace.modes import LoadingMode
-from headrace.modes.mode import Mode
 from headrace.order import detect_world
 from headrace.order.ticket import Ticket
 from headrace.storage import records
@@ -45,7 +42,7 @@ _NEWLINES = (None, "\n", "\r", "\r\n")
 _OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 
 
-class TextDataset(BaseDataset):
+class TextDataset(TextFilling):
     """Samples are texts as token ids: ``{"input_ids": int64 [tokens]}``, with ``"labels"`` where there are targets.
 
     They are not padded: batches are padded by `TextCollator`, which is what a loader takes where nothing else is said.
@@ -296,35 +293,24 @@ class TextDataset(BaseDataset):
             return value
         return {**value, "labels": target} if isinstance(value, dict) else (value, target)
 
-    def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
+    @property
+    def _is_ids_alone(self) -> bool:
         is_plain = not (self._is_random or self.return_index) and self.targets is None and self._target_field is None
-        is_ours = type(self).pair is TextDataset.pair and type(self).assemble is TextDataset.assemble
-        if is_plain and is_ours and all(type(value) is np.ndarray for value in values):
-            return [self.present(value) for value in values]  # what is done below comes to this, and costs more than the rest
-        return super()._finished(ticket, values, may_repeat)
-
-    # -- blocks, straight into their batch
+        return is_plain and type(self).pair is TextDataset.pair and type(self).assemble is TextDataset.assemble
 
     @property
-    def writes_batches(self) -> bool:
-        return isinstance(self._source, BlocksSource) and not (self._is_transformed or self.return_index)
+    def _presents_ids(self) -> bool:
+        return type(self).present is TextDataset.present and type(self)._finished is TextDataset._finished
 
-    def sample_nbytes(self) -> int | None:
-        return self._source.length * (8 + 4) if isinstance(self._source, BlocksSource) and not self._is_transformed else None
+    @property
+    def _decodes_plainly(self) -> bool:
+        is_ours = type(self).decode_together is TextDataset.decode_together and type(self)._text is TextDataset._text
+        return is_ours and type(self)._values is TextDataset._values
 
-    def fill(self, ticket: Ticket) -> Filled | list[Any] | None:
-        source = self._source
-        if not (ticket and self.writes_batches and isinstance(source, BlocksSource)) or type(self.mode).keep is not Mode.keep:
-            return None
-        start, indices = time.perf_counter(), self._whole_indices(ticket).tolist()
-        ids = empty((len(ticket), source.length), torch.int64)
-        documents = empty((len(ticket), source.length), torch.int32)
-        source.read_into(indices, ids.numpy())
-        source.documents_into(indices, documents.numpy())
-        self._counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
-        self._counts["cache_misses"] += len(ticket)
-        self._counts["bytes_read"] += ids.numel() * source.token_nbytes
-        return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
+    def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
+        if self._is_ids_alone and all(type(value) is np.ndarray for value in values):
+            return [self.present(value) for value in values]  # what is done below comes to this, and costs more than the rest
+        return super()._finished(ticket, values, may_repeat)
 
 
 def tokens_of(documents: TextDataset, end_token: int | None) -> tuple[Tokens, str]:

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, get_worker_info
 from headrace.collate import list_collate, stack_collate
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.filling import Filled
+from headrace.datasets.filling import Filled, Join
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
@@ -63,6 +63,7 @@ class Fetch(Dataset[Any]):
         stride: batches between two tickets of one worker.
         stacks: are the samples to be stacked, so that a dataset may write the batch itself?
         origin: what an error calls the origin of the indices.
+        join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Fetch(Dataset[Any]):
         stride: int = 1,
         stacks: bool = False,
         origin: str = "the order",
+        join: Join | None = None,
     ) -> None:
-        self._origin = origin
+        self._origin, self._join = origin, join
         self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
@@ -136,9 +138,9 @@ class Fetch(Dataset[Any]):
         if self._plan is not None:
             self._expect(self._plan, ticket)
         filled = None
-        if self._stacks:
+        if self._stacks or self._join is not None:
             with arena or contextlib.nullcontext():
-                filled = self.dataset.fill(ticket)
+                filled = self.dataset.fill(ticket) if self._join is None else self.dataset.fill_joined(ticket, self._join)
         return self.dataset.__getitems__(ticket) if filled is None else filled
 
     def _expect(self, plan: OrderPlan, ticket: Ticket) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
-from headrace.collate import stack_collate
+from headrace.collate import TextCollator, stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
 from headrace.errors import warn
@@ -232,8 +232,10 @@ class Loader(DataLoader[Any]):
             fetch: Fetch = FetchIterable(self.dataset, ring, config.batch_size or 1, config.drop_last)
         else:
             ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
-            stacks = self._collate is stack_collate and isinstance(self.dataset, BaseDataset)
-            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, self._plan.origin)
+            is_ours, collate = isinstance(self.dataset, BaseDataset), self._collate
+            join = collate.join if type(collate) is TextCollator and is_ours else None
+            stacks = collate is stack_collate and is_ours
+            fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, self._plan.origin, join)
         self._pids.clear()
         return Job(fetch, self._plan, config, self._collate)
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import math
 import mmap
 import os
 import pickle
@@ -59,6 +60,10 @@ _KEPT = 64  # slots above the planned number at most, before batches are copied 
 _INLINE = 4096  # arrays below this stay in the pickle
 _MESSAGE = 3072  # bytes of a pickle that travel through the pipe: with what torch adds below 4,096, the PIPE_BUF of Linux
 _POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has no name for it
+
+_NUMPY: dict[torch.dtype, Any] = {
+    torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
+}  # in the machine's byte order
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -200,6 +205,16 @@ class Ring:
         window.lease = lease
         return torch.from_numpy(window)
 
+    def tensor(self, slot: int, start: int, shape: tuple[int, ...], dtype: torch.dtype, lease: _Lease | None) -> torch.Tensor:
+        """A contiguous tensor over a slot, from an offset on, with one element at least; as `view` otherwise."""
+        known = _NUMPY.get(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if known is None:
+            return self.view(slot, start, start + nbytes, lease).view(dtype).view(shape)
+        window: _Window = np.ndarray.__new__(_Window, shape, known, self.map(slot, start + nbytes), start)
+        window.lease = lease
+        return torch.from_numpy(window)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"planned": self.planned, "key": self.key, "_memory": self._memory}
 
@@ -215,7 +230,7 @@ class Arena:
         self.ring, self.slot = ring, slot
         self._end = 0
         self._lease = ring.lease(slot) if leased else None
-        self._areas: list[tuple[int, int, torch.Tensor]] = []  # address, offset in the slot, and the bytes, kept alive
+        self._areas: list[tuple[int, int, int, torch.Tensor]] = []  # address, offset in the slot, bytes, and what keeps them alive
 
     @property
     def nbytes(self) -> int:
@@ -236,14 +251,13 @@ class Arena:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of undefined content inside the slot."""
-        count = 1
-        for extent in shape:
-            count *= extent
-        if count == 0:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes == 0:
             return torch.empty(shape, dtype=dtype)
-        offset, raw = self._room(count * dtype.itemsize)
-        self._areas.append((raw.data_ptr(), offset, raw))
-        return raw.view(dtype).view(shape)
+        offset, self._end = self._end, self._end + up(nbytes, _ALIGN)
+        made = self.ring.tensor(self.slot, offset, shape, dtype, self._lease)
+        self._areas.append((made.data_ptr(), offset, nbytes, made))
+        return made
 
     def _room(self, nbytes: int) -> tuple[int, torch.Tensor]:
         offset = self._end
@@ -252,8 +266,8 @@ class Arena:
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Where in the slot some bytes of this process lie; None: elsewhere."""
-        for start, offset, raw in self._areas:
-            if start <= address and address + nbytes <= start + len(raw):
+        for start, offset, size, _ in self._areas:
+            if start <= address and address + nbytes <= start + size:
                 return offset + address - start
         return None
 
@@ -390,10 +404,14 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
         raw = ring.view(slot, offset, offset + nbytes, lease)
         return raw.clone() if is_crowded else raw
 
-    tensors = [
-        _shaped(area(offset, nbytes), dtype, shape, strides) if nbytes else torch.empty(shape, dtype=dtype)
-        for offset, nbytes, dtype, shape, strides in layout
-    ]
+    def tensor(offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        if strides or is_crowded:
+            return _shaped(area(offset, nbytes), dtype, shape, strides)
+        return ring.tensor(slot, offset, shape, dtype, lease)
+
+    tensors = [tensor(*place) for place in layout]
     batch = _Unpacker(rest, [area(*place) for place in buffers], tensors).load()
     return Delivered(batch, report, sum(place[1] for place in layout) + sum(size for _, size in buffers))
 

@@ -16,7 +16,7 @@ import psutil
 
 SKIPPED_LISTED = 1000
 _WAITS_KEPT = 10_000
-_SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which cost about a millisecond
+_SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which costs about a millisecond, and more with many pages
 _COUNTS = (
     *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
     *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped"),
@@ -39,7 +39,7 @@ class LoadingStats:
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
         self._memory: list[int] = []
         self._cpu: list[float] = []
-        self._looked = 0.0
+        self._look_next = 0.0
         self._processes: dict[int, psutil.Process] = {}
 
     def add_report(self, report: dict[str, Any]) -> None:
@@ -77,11 +77,11 @@ class LoadingStats:
         return int(self._counts["skipped"])
 
     def look(self, worker_pids: Iterable[int]) -> None:
-        """Samples memory and CPU of this process and its workers, at most once a second."""
+        """Samples memory and CPU of this process and its workers, at most once a second, and for a hundredth of the time at most: to count
+        the pages of a process that maps large files takes long."""
         now = time.monotonic()
-        if now - self._looked < _SAMPLE_EVERY:
+        if now < self._look_next:
             return
-        self._looked = now
         pids = [os.getpid(), *worker_pids]
         self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}  # type: ignore[misc]
         self._memory.append(sum(pss_of(pid) for pid in pids))
@@ -92,6 +92,7 @@ class LoadingStats:
             except psutil.Error:
                 continue  # it has ended since
         self._cpu.append(cpu)
+        self._look_next = now + max(_SAMPLE_EVERY, 100 * (time.monotonic() - now))
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers of `Loader.get_stats()`; {} before the first batch."""

@@ -6,6 +6,7 @@ By a table of the places where they begin: little more than a byte a line (see `
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from headrace.storage import records
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import UntrustedError
-from headrace.storage.lines import QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.lines import LF, QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 from headrace.storage.paths import redact
 from headrace.storage.places import PlacesEncoder, PlacesTable
@@ -211,25 +212,51 @@ class LinesSource(Source):
         return files, starts + moved, ends + moved
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
+        files, lines, _ = self._with_ends(indices)
+        if not self._formats:
+            return _without_ends(lines, self._newline)
+        return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
+
+    def read_joined(self, indices: Sequence[int]) -> tuple[bytes, IntArray]:
+        """What `read` gives of lines, one behind the other, and how many bytes each has ([n] int64)."""
+        _, lines, sizes = self._with_ends(indices)
+        joined = b"".join(lines)
+        if self._formats or self._newline not in (None, "\n") or b"\r" in joined:
+            lines = self.read(indices) if self._formats else _without_ends(lines, self._newline)
+            return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
+        ends = np.cumsum(sizes)  # an LF ends a line, and there is none inside
+        has_end = np.frombuffer(joined, np.uint8).take(ends[sizes > 0] - 1) == LF
+        sizes[sizes > 0] -= has_end
+        return joined.replace(b"\n", b""), sizes
+
+    def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes], IntArray]:
+        """For each index the number of its file, the line with its end, and the bytes of that."""
         files, starts, ends = self._places(indices)
-        found: list[Any] = [None] * len(indices)
-        order = np.lexsort((starts, files)).tolist()
-        of, begins, sizes = files.tolist(), starts.tolist(), (ends - starts).tolist()
-        self.room.check(max(sizes, default=0))
-        at = 0
+        sizes = ends - starts
+        self.room.check(int(sizes.max(initial=0)))
+        order = np.argsort(starts) if len(self._texts) == 1 else np.lexsort((starts, files))
+        of, at = files.take(order), 0
+        found: list[Any] = [None] * len(order)
         while at < len(order):
-            number = of[order[at]]
-            text, newline = self._texts[number], self._newline_in(number)
-            with self._open.reading(text.path) as fd:
-                text.check(fd)
-                while at < len(order) and of[order[at]] == number:
-                    place = order[at]
-                    line = os.pread(fd, sizes[place], begins[place])
-                    if len(line) < sizes[place]:
-                        line += self._rest(fd, text, begins[place] + len(line), sizes[place] - len(line))
-                    found[place] = strip_end(line, newline)
-                    at += 1
-        return found
+            number = int(of[at])
+            end = len(order) if of[-1] == number else int(np.searchsorted(of, number, side="right"))
+            some = order[at:end]
+            lines = self._read_in(number, starts.take(some).tolist(), sizes.take(some).tolist())
+            for place, line in zip(some.tolist(), lines, strict=True):
+                found[place] = line
+            at = end
+        return files, found, sizes
+
+    def _read_in(self, number: int, starts: list[int], sizes: list[int]) -> list[bytes]:
+        """Stretches of one file."""
+        text = self._texts[number]
+        with self._open.reading(text.path) as fd:
+            text.check(fd)
+            lines = list(map(os.pread, itertools.repeat(fd), sizes, starts))
+            if list(map(len, lines)) != sizes:
+                for place, line in enumerate(lines):
+                    lines[place] = line + self._rest(fd, text, starts[place] + len(line), sizes[place] - len(line))
+        return lines
 
     def _rest(self, fd: int, text: TextFile, at: int, size: int) -> bytes:
         """What one call to the system did not give: it stops at 2 GiB."""
@@ -433,6 +460,12 @@ class _Scan:
                     break
         if names is None:
             raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+
+
+def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
+    if newline in (None, "\n") and not any(b"\r" in line for line in lines):
+        return [line[:-1] if line[-1:] == b"\n" else line for line in lines]
+    return [strip_end(line, newline) for line in lines]
 
 
 def _reader(file: BinaryIO, places: IntArray) -> Callable[[int], bytes]:
