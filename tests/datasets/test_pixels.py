@@ -272,18 +272,33 @@ class TestBad:
             decode_image(bytes(data))
 
 
+def apart(pixels: Any, image: Image.Image) -> int:
+    """Grey levels, at most."""
+    return int(np.abs(pixels.astype(int) - np.asarray(image).reshape(pixels.shape)).max())
+
+
 class TestResize:
     @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3]))
     @settings(max_examples=100, deadline=None)
-    @example(20, 20, 42, 42, 3)  # rounding in both directions: two grey levels
-    def test_is_pillows_but_for_rounding(self, h: int, w: int, to_h: int, to_w: int, channels: int) -> None:
-        """Not compared with torch's own floating-point path, which is wrong for images that are one pixel wide (2.13)."""
+    @example(20, 20, 42, 42, 3)  # two grey levels, at one pixel
+    @example(12, 52, 50, 50, 3)
+    def test_is_pillows_within_a_grey_level_a_direction(self, h: int, w: int, to_h: int, to_w: int, channels: int) -> None:
+        """Both make two passes, and round to grey levels after each. Exact halves, and what is as near to one as torch's
+        weights of 16 bits are rough, torch may round down where Pillow rounds up. So a pass differs by a level at most; and after both
+        it may be two: at 20 x 20 -> 42 x 42 two neighbours of the first pass are 218.5 and 253.5, torch goes on with 218 and 253, Pillow
+        with 219 and 254; of these the second pass makes 230.5 and 231.5, and so 230 and 232. Nothing here is random, or depends on threads.
+
+        Not compared with torch's own floating-point path, which is wrong for images that are one pixel wide (2.13)."""
         image = picture(w, h, channels)
         found = resize_image(np.asarray(image).reshape(h, w, channels), (to_h, to_w))
         assert found.shape == (to_h, to_w, channels) and found.dtype == np.uint8 and found.flags.c_contiguous
-        wanted = np.asarray(image.resize((to_w, to_h), Image.Resampling.BILINEAR)).reshape(found.shape)
-        apart = np.abs(found.astype(int) - wanted)
-        assert apart.max() <= 2 and (apart > 1).sum() <= max(3, 0.01 * apart.size)
+        between = resize_image(np.asarray(image).reshape(h, w, channels), (h, to_w))
+        assert np.array_equal(resize_image(between, (to_h, to_w)), found)
+        along_rows = image.resize((to_w, h), Image.Resampling.BILINEAR)
+        assert apart(between, along_rows) <= 1
+        second = resize_image(np.asarray(along_rows).reshape(h, to_w, channels), (to_h, to_w))
+        assert apart(second, along_rows.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 1
+        assert apart(found, image.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 2
 
     def test_so_it_is_at_usual_sizes(self) -> None:
         image = picture(201, 150)
