@@ -110,6 +110,12 @@ class LooksAtOnce(SquaresDataset):
         self.first = self[0]
 
 
+class Together(SquaresDataset):
+    """Says that records are decoded together, and not how."""
+
+    decodes_together = True
+
+
 class Pair(NamedTuple):
     value: Any
     target: Any
@@ -139,6 +145,12 @@ def make() -> Iterator[Callable[..., Any]]:
 
 
 class TestOwnFormat:
+    def test_decoded_together_means_one_by_one_where_nobody_says_how(self, make: Any) -> None:
+        dataset = make(cls=Together, undecodable=4, on_error="skip")
+        assert numbers(dataset.__getitems__([5, 4, 3])) == [5, 3] and first_of(dataset[6]) == 6
+        with pytest.raises(SampleError, match=r"sample 4 can't be decoded: .*not a square"):
+            make(cls=Together, undecodable=4)[4]
+
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_random_access(self, make: Any, mode: str) -> None:
         dataset = make(loading_mode=mode)

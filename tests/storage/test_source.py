@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import Source
+from headrace.errors import FormatError
 
 
 class Words(Source):
@@ -47,3 +50,22 @@ def test_it_asks_for_no_more() -> None:
     assert source.run(str, 3) == ["0", "1", "2"]
     source.hold_chunks(5)
     source.close()
+
+
+class Numbers(Words):
+    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        return (2,), np.dtype(np.int16)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return [np.array([i, -i], np.int16) if i < 2 else np.array([i, 0.5]) for i in indices]
+
+
+def test_records_of_one_shape_are_copied_to_their_rows() -> None:
+    """Where a source has no better way; and what is of another kind is not made to fit."""
+    rows = np.zeros((2, 2), np.int16)
+    Numbers().read_into([1, 0], rows)
+    assert rows.tolist() == [[1, -1], [0, 0]]
+    with pytest.raises(FormatError, match=r"record 2 is float64 \[2\], and not int16 \[2\]"):
+        Numbers().read_into([0, 2], rows)
+    with pytest.raises(ValueError, match="shorter"):
+        Numbers().read_into([0, 1, 0], rows)

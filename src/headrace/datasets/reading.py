@@ -6,6 +6,7 @@ What the mode holds, what the source must read, and what becomes of a sample tha
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from headrace.storage.source import Source
 OnError = str | Callable[[int, str, Exception], Any]
 
 
-class SampleReading:
+class SampleReading(ABC):
     """The part of a dataset that reads. Indices are those of the whole dataset, not of a view."""
 
     on_error: OnError
@@ -44,14 +45,20 @@ class SampleReading:
         return False
 
     def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
-        """The values of the records of a batch.
+        """The values of the records of a batch. Default: each by itself, by `decode`.
 
         Args:
             found: for each sample its index and its record.
             failed: to be called where one can't be decoded, with its place in `found`, a few words ("can't be decoded") and the error; what
                 it returns then stands for the value.
         """
-        raise NotImplementedError
+        values = []
+        for number, (_, record) in enumerate(found):
+            try:
+                values.append(self.decode(record))
+            except Exception as error:
+                values.append(failed(number, "can't be decoded", error))
+        return values
 
     @property
     def stores_values(self) -> bool:
@@ -59,14 +66,14 @@ class SampleReading:
         return type(self).decode is SampleReading.decode and not self.decodes_together
 
     @property
+    @abstractmethod
     def holds_encoded(self) -> bool:
         """Do eager and cached hold records, and decode at each access?"""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def mode(self) -> Mode:
         """The loading mode at work."""
-        raise NotImplementedError
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -21,7 +22,7 @@ from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn
 from headrace.order.ticket import Ticket
 
 
-class SampleTransforming:
+class SampleTransforming(ABC):
     """The part of a dataset that finishes samples. Indices are those of the dataset itself, which may be a view."""
 
     transform: Callable[[Any], Any] | None
@@ -57,15 +58,17 @@ class SampleTransforming:
         """Does an error of `draw` or `present` say that the sample can't be decoded? Of formats that decode there."""
         return False
 
+    @abstractmethod
     def source_of(self, index: int) -> str:
         """Where a sample lies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _failed(self, index: int, what: str, error: Exception) -> SampleError:
-        raise NotImplementedError
+        """Raises, or gives, the error of a sample that can't be read."""
 
+    @abstractmethod
     def _replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
-        raise NotImplementedError
+        """What stands in a batch for a sample that can't be read."""
 
     # -- inside
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -31,7 +32,7 @@ ZLIB, GZIP = 15, 31
 """Window sizes by which zlib knows its own frames and gzip's."""
 
 
-class Codec:
+class Codec(ABC):
     """One step of a pipeline. Codecs travel to workers: what can't be pickled is made at first use."""
 
     name = ""
@@ -39,9 +40,9 @@ class Codec:
     adds: int | None = 0
     """Bytes by which encoding lengthens what it is given; None for a compressor, where that depends."""
 
+    @abstractmethod
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         """Data -> the `size` bytes that they become (None: nobody knows how many)."""
-        raise NotImplementedError
 
 
 class Pipeline:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import FormatError
 from headrace.storage.remote_files import RemoteFiles, Span
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
@@ -72,10 +73,16 @@ class Source(ABC):
             indices: of the samples.
             rows: an array for each, or one array [samples, ...] that they are the rows of.
 
+        Default: copies of what `read` gives.
+
         Raises:
             Exception: as `read`; the arrays may then hold anything.
         """
-        raise NotImplementedError
+        for index, row, record in zip(indices, rows, self.read(indices), strict=True):
+            array = np.asarray(record)
+            if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
+                raise FormatError(f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} {list(row.shape)}")
+            row[...] = array
 
     far: RemoteFiles | None = None
     """The files of the server that it reads from, if they are far away and `stored` says where samples lie in them."""

@@ -6,6 +6,7 @@ found by arithmetic, and read where they lie, in a file that is mapped.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -43,9 +44,9 @@ class TokensSource(Source):
     def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
         self.tokens, self._fingerprint, self.where = tokens, fingerprint, where
 
+    @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         """Where the tokens of each sample begin and end."""
-        raise NotImplementedError
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of the document that each sample begins in."""
