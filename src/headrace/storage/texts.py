@@ -383,13 +383,15 @@ class _Scan:
         kind = self._formats[number] if self._formats else ""
         count, last = 0, np.empty(0, np.int64)
         blank = []
+        shift = self._bases[number] - text.begin
         for places in self._places(file, number, text, kind):
-            joined = np.concatenate([last, places])
             if kind and kind != ".json":
-                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + count)
-            count, last = count + joined.size - 1, joined[-1:]
-            yield places + (self._bases[number] - text.begin)
-        self._counts.append(count)
+                joined = np.concatenate([last, places])
+                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + max(0, count - 1))
+                last = joined[-1:]
+            count += places.size
+            yield places + shift if shift else places
+        self._counts.append(count - 1)
         self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
 
     def _places(self, file: BinaryIO, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
