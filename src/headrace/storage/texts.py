@@ -22,6 +22,7 @@ from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.storage import records
 from headrace.storage.files import FilesSource, fingerprint_names
+from headrace.storage.gather import Gatherer
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import UntrustedError
 from headrace.storage.lines import LF, QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
@@ -134,7 +135,7 @@ class LinesSource(Source):
         """How the bytes that `read` gives are decoded."""
         self._texts = [self._text(path, encoding, errors) for path in paths]
         self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
-        self._begins = np.array([text.begin for text in self._texts])
+        self._moved = np.array([text.begin for text in self._texts]) - self._bases[:-1]
         self._table = PlacesTable(self._made(progress))
         self._first = np.array(self._table.short[0])  # the number of the first line of each file, and of all
         blanks = self._shift + np.arange(len(self._shift))
@@ -143,6 +144,7 @@ class LinesSource(Source):
         """The names of the fields, of each CSV or TSV file."""
         self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
         self._open: WorkerFiles[int] = WorkerFiles()
+        self._gatherer = Gatherer()
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
         begin, read = 0, path
@@ -203,36 +205,52 @@ class LinesSource(Source):
         rows = np.asarray(indices, np.int64)
         if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
             raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
-        files = np.searchsorted(self._first_row, rows, side="right") - 1
-        places = rows + files  # in the table: of each file it holds the end too
+        is_one = len(self._texts) == 1
+        files = np.zeros(rows.size, np.int64) if is_one else np.searchsorted(self._first_row, rows, side="right") - 1
+        places = rows if is_one else rows + files  # in the table: of each file it holds the end too
         if len(self._shift):
-            places += np.searchsorted(self._shift, rows, side="right")
+            places = places + np.searchsorted(self._shift, rows, side="right")
         starts, ends = self._table.places.reach(places)
-        moved = (self._begins - self._bases[:-1]).take(files)
+        moved = self._moved.take(files)
         return files, starts + moved, ends + moved
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        files, lines, _ = self._with_ends(indices)
+        files, lines = self._with_ends(indices)
         if not self._formats:
             return _without_ends(lines, self._newline)
         return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
 
     def read_joined(self, indices: Sequence[int]) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n] int64)."""
-        _, lines, sizes = self._with_ends(indices)
-        joined = b"".join(lines)
-        if self._formats or self._newline not in (None, "\n") or b"\r" in joined:
-            lines = self.read(indices) if self._formats else _without_ends(lines, self._newline)
-            return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
-        ends = np.cumsum(sizes)  # an LF ends a line, and there is none inside
-        has_end = np.frombuffer(joined, np.uint8).take(ends[sizes > 0] - 1) == LF
-        sizes[sizes > 0] -= has_end
-        return joined.replace(b"\n", b""), sizes
-
-    def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes], IntArray]:
-        """For each index the number of its file, the line with its end, and the bytes of that."""
+        if self._formats or self._newline not in (None, "\n"):
+            return _joined(self.read(indices))
         files, starts, ends = self._places(indices)
         sizes = ends - starts
+        joined = self._gathered(starts, sizes) if len(self._texts) == 1 else None
+        if joined is None:
+            joined = b"".join(self._read_all(files, starts, sizes))
+        if b"\r" in joined:
+            return _joined(self.read(indices))
+        ends = np.cumsum(sizes)  # an LF ends a line, and there is none inside
+        codes = np.frombuffer(joined, np.uint8)
+        if len(joined) and sizes.min() > 0 and (codes.take(ends - 1) == LF).all():
+            return joined.replace(b"\n", b""), sizes - 1
+        lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        return _joined(_without_ends(lines, self._newline))
+
+    def _gathered(self, starts: IntArray, sizes: IntArray) -> bytes | None:
+        text = self._texts[0]
+        try:
+            return self._gatherer.read(text.path, starts.tolist(), sizes.tolist(), text.check)
+        except OSError:  # said where it is read in the other way
+            return None
+
+    def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes]]:
+        """For each index the number of its file, and the line with its end."""
+        files, starts, ends = self._places(indices)
+        return files, self._read_all(files, starts, ends - starts)
+
+    def _read_all(self, files: IntArray, starts: IntArray, sizes: IntArray) -> list[bytes]:
         self.room.check(int(sizes.max(initial=0)))
         order = np.argsort(starts) if len(self._texts) == 1 else np.lexsort((starts, files))
         of, at = files.take(order), 0
@@ -245,7 +263,7 @@ class LinesSource(Source):
             for place, line in zip(some.tolist(), lines, strict=True):
                 found[place] = line
             at = end
-        return files, found, sizes
+        return found
 
     def _read_in(self, number: int, starts: list[int], sizes: list[int]) -> list[bytes]:
         """Stretches of one file."""
@@ -462,6 +480,10 @@ class _Scan:
                     break
         if names is None:
             raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+
+
+def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:
+    return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
 
 
 def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
