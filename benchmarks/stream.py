@@ -22,7 +22,7 @@ from common import Contestant, Ratio, Section, add_options, run_sections, work_f
 from stream_peers import BATCH, Job, connections, litdata, mosaicml_streaming, ours, webdataset
 from stream_server import StreamServer
 
-OURS, NO_INDEX = "headrace, tar", "headrace, tar, without an index"
+OURS = {"headrace, HDF5": ("h5",), "headrace, HDF5, without an index": ("h5", False), "headrace, tar": ("tar",)}
 LIMIT = "limit: 8 connections"
 PEERS = [
     Contestant("MosaicML Streaming", mosaicml_streaming, packages=("mosaicml-streaming",)),
@@ -34,10 +34,10 @@ PEERS = [
 def section(job: Job) -> Section:
     order = "shuffled" if job.shuffle else "stored order"
     title = f"{order}, {1000 * job.latency:g} ms"
-    contestants = [Contestant(OURS, ours, (job,)), Contestant(NO_INDEX, ours, (job, False))]
+    contestants = [Contestant(name, ours, (job, *how)) for name, how in OURS.items()]
     contestants += [Contestant(one.name, one.runs, (job,), one.packages) for one in [*PEERS, Contestant(LIMIT, connections)]]
-    ratios = [Ratio(f"{title}: {OURS} / best peer", OURS, tuple(peer.name for peer in PEERS))]
-    ratios += [Ratio(f"{title}: {one} / limit", one, (LIMIT,)) for one in (OURS, *(peer.name for peer in PEERS))]
+    ratios = [Ratio(f"{title}: {one} / best peer", one, tuple(peer.name for peer in PEERS)) for one in OURS]
+    ratios += [Ratio(f"{title}: {one} / limit", one, (LIMIT,)) for one in (*OURS, *(peer.name for peer in PEERS))]
     return Section(title, "samples/s", LIMIT, contestants, ratios, job.samples)
 
 

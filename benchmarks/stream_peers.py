@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from common import prepared
@@ -131,18 +132,29 @@ def _judged(job: Job, seen: torch.Tensor) -> dict[str, float]:
 # -- headrace
 
 
-def ours(job: Job, has_index: bool = True) -> Runs:
-    """A StreamingDataset of tar shards by plain HTTP, the index of which an epoch before has kept, or nobody."""
-    shards = urls(job, job.written("tar", lambda folder: write_tars(job, folder)), ".tar")
+def write_h5(job: Job, folder: Path) -> None:
+    """Shards of contiguous rows."""
+    rows = job.rows()
+    for start in range(0, job.samples, job.in_shard):
+        some = rows[start : start + job.in_shard]
+        with h5py.File(folder / f"train-{start // job.in_shard:06d}.h5", "w") as shard:
+            shard["data"] = some
+            shard["index"] = np.arange(start, start + len(some))
+
+
+def ours(job: Job, format: str, has_index: bool = True) -> Runs:
+    """A StreamingDataset of tar or HDF5 shards by plain HTTP, the index of which an epoch before has kept, or nobody."""
+    write = write_tars if format == "tar" else write_h5
+    shards = urls(job, job.written(format, lambda folder: write(job, folder)), f".{format}")
     kept = tempfile.mkdtemp(prefix="index-", dir=job.work)
-    decode = {"bin": _Image(job.side), "cls": int}
+    options: dict[str, Any] = {"decode": {"bin": _Image(job.side), "cls": int}} if format == "tar" else {"target_name": "index"}
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
-        with headrace.StreamingDataset(shards, MIXED, cache_dir=kept if has_index else local, decode=decode) as dataset:
+        with headrace.StreamingDataset(shards, MIXED, cache_dir=kept if has_index else local, **options) as dataset:
             shuffle = "block" if job.shuffle else False
             loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, **job.loader)
-            yield ((batch["bin"], batch["cls"]) for batch in loader)
+            yield ((batch["bin"], batch["cls"]) for batch in loader) if format == "tar" else loader
             loader.close()
 
     try:
