@@ -43,7 +43,7 @@ from headrace.storage.scan import open_filesystem, path_in
 RETRIES, DEADLINE = 5, 60.0
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
-FEWEST, FIRST, MOST = 2, 8, 48
+FEWEST, FIRST, MOST = 2, 16, 64
 """Pieces on their way: at least, in the beginning, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
@@ -232,7 +232,7 @@ class Remote:
 
     async def _version(self, url: str) -> Version:
         def ask() -> Awaitable[Any]:
-            return _call(self._fs, "info", self._path(url))
+            return _info(self._fs, self._path(url))
 
         info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
         tag = next(
@@ -429,10 +429,29 @@ async def _call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
 
 
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return tuple(fs.protocol) if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+
+
+async def _info(fs: Any, path: str) -> Any:
+    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is missing."""
+    if "http" in _protocols(fs) and hasattr(fs, "set_session"):
+        options = dict(getattr(fs, "kwargs", {}))
+        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}  # else the size may be of something compressed
+        session = await fs.set_session()
+        async with session.head(fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers) as answer:
+            if answer.status == 404:
+                raise FileNotFoundError(path)
+            said = answer.headers
+            if answer.status == 200 and "Content-Length" in said and "Content-Encoding" not in said:
+                return {"size": int(said["Content-Length"]), **{name: said.get(name) for name in ("ETag", "Last-Modified")}}
+    return await _call(fs, "info", path)
+
+
 async def _fetch(fs: Any, path: str, piece: Range) -> bytes:
     """Asks for the version where the protocol can."""
     tag = None if piece.version is None else piece.version.tag
-    protocols = fs.protocol if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+    protocols = _protocols(fs)
     is_etag = tag is not None and tag.startswith('"')
     if is_etag and "s3" in protocols and hasattr(fs, "_call_s3"):
         bucket, key, version = fs.split_path(path)
