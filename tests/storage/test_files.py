@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
-from headrace.errors import ConfigError
+from headrace.errors import AccessError, ConfigError
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.names import PackedNames
 from headrace.storage.source import Source
@@ -218,7 +218,7 @@ class TestSignedURLs:
         assert "s3cr3t" not in repr(dataset) + dataset.fingerprint
 
     def test_that_are_refused(self, tmp_path: Path) -> None:
-        with served(fill(tmp_path)) as host, pytest.raises((DataNotFoundError, SampleError)) as caught:
+        with served(fill(tmp_path)) as host, pytest.raises((AccessError, DataNotFoundError, SampleError)) as caught:
             FilesSource(f"{host}/a/1.jpg?sig=wr0ng", ENDINGS)
         assert "wr0ng" not in f"{caught.value} {caught.value.__cause__}" and "a/1.jpg" in str(caught.value)
 

@@ -22,7 +22,9 @@ from headrace.storage.scan import (
     FileList,
     check_one_filesystem,
     entries_of,
+    names_file,
     open_filesystem,
+    path_in,
     scan,
     without_secrets,
 )
@@ -78,7 +80,7 @@ class FilesSource(Source):
                 shown=functools.partial(_shown, self._url_ends),
             )  # fmt: skip
             check_one_filesystem(urls, self._filesystem.get())
-            files = scan(entries, extensions, self._filesystem.get())
+            files = scan(entries, extensions, self._filesystem.get(), asks=_are_folders(urls, extensions, remote))
             self._filesystem.get().invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         else:
             files = scan(entries, extensions, cache_dir=None if cache_dir is None else _folder(cache_dir))
@@ -120,6 +122,18 @@ class FilesSource(Source):
             return _remote_sizes(self._filesystem.get(), self.files)
         except Exception as error:
             raise without_secrets(error) from None
+
+
+def _are_folders(urls: Sequence[str], extensions: Sequence[str], remote: Remote) -> bool:
+    """Is a URL that looks like that of a file one of a folder? Asked of all at once, as often as it takes.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: there is no such file; see `Remote.versions`.
+    """
+    endings = tuple(os.fsencode(ending.lower()) for ending in extensions)
+    named = [url for url in urls if names_file(url, endings)]
+    empty = [url for url, version in zip(named, remote.versions(named), strict=True) if not version.size]
+    return any(remote.filesystem.isdir(path_in(url, remote.filesystem)) for url in empty)
 
 
 def _folder(cache_dir: object) -> str:

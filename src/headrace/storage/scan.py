@@ -69,7 +69,9 @@ class FileList:
         return os.path.join(os.fsencode(root), name) if root else name
 
 
-def scan(data_path: DataPath, extensions: Sequence[str], filesystem: Any = None, cache_dir: str | None = None) -> FileList:
+def scan(
+    data_path: DataPath, extensions: Sequence[str], filesystem: Any = None, cache_dir: str | None = None, *, asks: bool = True
+) -> FileList:
     """All files under `data_path` that end in one of `extensions` (any case).
 
     Args:
@@ -78,13 +80,14 @@ def scan(data_path: DataPath, extensions: Sequence[str], filesystem: Any = None,
         extensions: such as (".jpg", ".png"). A file that is named itself is taken whatever its ending.
         filesystem: an fsspec file system, or None for local paths.
         cache_dir: a folder where listings of local folders are kept and found again while they still hold; None: nowhere.
+        asks: with a `filesystem`: ask whether there is such a file, also where a path ends as one; if not, whoever reads it finds out.
 
     Raises:
         DataNotFoundError: a path is missing, or nothing fits; the message names the extensions.
     """
     entries = entries_of(data_path)
     endings = tuple(os.fsencode(e.lower()) for e in extensions)
-    walk = _LocalWalk(endings, cache_dir) if filesystem is None else _RemoteWalk(endings, filesystem)
+    walk = _LocalWalk(endings, cache_dir) if filesystem is None else _RemoteWalk(endings, filesystem, asks)
     if len(entries) == 1:
         root_of, found = None, walk(entries[0])
         roots: tuple[str, ...] = (found.root,)
@@ -179,8 +182,8 @@ def _loops(root: str, below: str) -> bool:
 
 
 class _RemoteWalk:
-    def __init__(self, endings: tuple[bytes, ...], filesystem: Any) -> None:
-        self._endings, self._fs = endings, filesystem
+    def __init__(self, endings: tuple[bytes, ...], filesystem: Any, asks: bool) -> None:
+        self._endings, self._fs, self._asks = endings, filesystem, asks
 
     def __call__(self, entry: Any) -> _Found:
         try:
@@ -199,10 +202,10 @@ class _RemoteWalk:
 
     def _files(self, path: str) -> tuple[str, list[str], tuple[bytes, ...], bool]:
         """Root, full paths, which endings count, and whether all below the root was searched through."""
-        fs = self._fs
-        if glob.has_magic(path) and not fs.exists(path):
+        fs, names = self._fs, not self._asks and names_file(path, self._endings)
+        if not names and glob.has_magic(path) and not fs.exists(path):
             return _before_magic(path, "/"), fs.glob(path), self._endings, False
-        if path and fs.isfile(path):
+        if path and (names or fs.isfile(path)):
             return path.partition("?")[0].rpartition("/")[0], [path], (b"",), False
         found = fs.find(path)
         if not found and not fs.exists(path):
@@ -220,6 +223,12 @@ def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders:
             if slash:
                 folders.add(folder)
             yield name
+
+
+def names_file(url: str, endings: tuple[bytes, ...]) -> bool:
+    """Does a URL, or a path of a server, look like that of one file, which ends as it should?"""
+    plain = url.partition("::")[0].partition("?")[0]
+    return not glob.has_magic(plain) and os.fsencode(plain).lower().endswith(endings)
 
 
 def path_in(url: str, filesystem: Any) -> str:
