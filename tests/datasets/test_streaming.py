@@ -27,7 +27,7 @@ from headrace.modes import LoadingMode
 from headrace.order import RankBatches
 from headrace.order.lanes import interleave_for
 from headrace.order.visits import count_visits
-from headrace.storage import line_blocks, tar
+from headrace.storage import tar, texts
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.make import make_photos, make_shards, make_tar
@@ -60,7 +60,7 @@ IN_MODE = {"streaming": StreamingDataset, "lazy": Lazily, "eager": Eagerly, "cac
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards have several."""
     monkeypatch.setattr(tar, "BLOCK_BYTES", 10 << 10)
-    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(texts, "BLOCK", 100)
 
 
 # --- the laws ---------------------------------------------------------------------------------------------------------

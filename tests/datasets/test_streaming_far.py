@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import tarfile
@@ -15,7 +16,7 @@ import pytest
 
 from headrace import ConfigError, StreamingDataset, TarSource
 from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
-from headrace.storage import tar, tar_made
+from headrace.storage import tar, tar_made, texts
 from headrace.storage.index import index_bytes
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.testing.contract import same
@@ -255,6 +256,23 @@ def test_damaged_shards_are_named(folder: Path, tmp_path: Path) -> None:
                 StreamingDataset(f"{server.url}/{name}.tar", cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "txt", "jsonl.gz"])
+def test_lines(stream: Any, folder: Path, server: RangeServer, make_loader: Any, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "BLOCK", 200)
+    for number in range(3):
+        data = "".join(f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)).encode()
+        (folder / f"rows-{number}.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    far, near = stream(f"rows-{{0..2}}.{ending}", buffer_size=30), StreamingDataset(str(folder / f"rows-*.{ending}"), 30)
+    assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == 120
+    assert list(far) == list(near)
+    server.counts()
+    lanes: Any = {"interleave": 2, "turns": 2}
+    assert same([*make_loader(far, batch_size=8, num_workers=2, **lanes)], [*make_loader(near, batch_size=8, num_workers=0, **lanes)])
+    assert len(server.counts()["ranges"]) <= (0 if ending.endswith("gz") else len(far.blocks()) + 2 * 2 - 1)
+    for path in folder.glob("rows-*"):
+        path.unlink()
+
+
 def test_what_is_missing_is_said(stream: Any, server: RangeServer) -> None:
     with pytest.raises(DataNotFoundError, match=r"none-\d\.tar"):
         stream("none-{0..2}.tar")
@@ -268,8 +286,6 @@ def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> N
         StreamingDataset([f"{server.url}/part-000.tar", str(folder / "part-001.tar")])
     with pytest.raises(ConfigError, match="several kinds"):
         StreamingDataset([f"{server.url}/part-000.tar", f"{server.url}/a.jsonl"])
-    with pytest.raises(ConfigError, match=r"\.jsonl ones from local disks only by now"):
-        StreamingDataset(f"{server.url}/a.jsonl")
     with pytest.raises(ConfigError, match="more than one file system"):
         StreamingDataset([f"{server.url}/part-000.tar", "memory://part-001.tar"])
 

@@ -300,7 +300,9 @@ class TestBadInput:
             ({"encoding": "utf-9"}, "encoding='utf-9'"),
             ({"errors": "xmlcharrefreplace"}, "xmlcharrefreplace"),
             ({"tokenizer": "gpt2"}, "tokenizer is a str"),
-            ({"data_path": "s3://bucket/texts"}, "copy them first"),
+            ({"data_path": ["memory://texts", "texts"]}, "mixes URLs and local paths"),
+            ({"data_path": ["memory://texts", "texts"], "unit": "line"}, "mixes URLs and local paths"),
+            ({"data_path": "https://host/tokens.h5"}, "packed tokens are mapped, from a local disk"),
             (
                 {"packing": True, "max_length": 5000},
                 "max_length=5000: with packing=True a sample has so many tokens, and there are 16 in all",

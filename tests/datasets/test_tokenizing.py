@@ -107,7 +107,8 @@ def test_an_error_of_a_document_is_raised_once_and_leaves_nothing(tmp_path: Path
     making._read = fail  # type: ignore[method-assign]
     with pytest.raises(SampleError, match="sample 2"):
         making.tokens()
-    assert making.read == 1 and not os.listdir(tmp_path) and not len(recwarn)
+    left = [name for name in os.listdir(tmp_path) if not name.endswith(".lock")]  # an empty file, of which the kernel locks bytes
+    assert making.read == 1 and not left and not len(recwarn)
 
 
 def test_where_nothing_can_be_kept(tmp_path: Path) -> None:

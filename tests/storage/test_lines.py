@@ -114,8 +114,8 @@ def test_pieces_that_threads_read_ahead_are_those_of_the_file(tmp_path: Path, mo
 def test_line_feeds_found_by_words_are_those_found_by_bytes(size: int, share: float) -> None:
     for number in range(20):
         data = np.where(np.random.default_rng(number).random(size) < share, 10, 200).astype(np.uint8)
-        assert np.array_equal(lines._looked_at(data).feeds, np.flatnonzero(data == 10) + 1)
+        assert np.array_equal(lines.looked_at(data).feeds, np.flatnonzero(data == 10) + 1)
     for pair in itertools.combinations(range(8), 2):  # two in one word, at any two places
         data = np.zeros(16, np.uint8)
         data[np.array(pair) + 8] = 10
-        assert lines._looked_at(data).feeds.tolist() == [pair[0] + 9, pair[1] + 9]
+        assert lines.looked_at(data).feeds.tolist() == [pair[0] + 9, pair[1] + 9]

@@ -200,7 +200,7 @@ class TestLifeOfACopy:
         """The files that were read, in order."""
         read: list[str] = []
 
-        def note(path: Any) -> Iterator[bytes]:
+        def note(path: Any, *_: Any) -> Iterator[bytes]:
             read.append(os.path.basename(path))
             return pieces_of(path)
 
@@ -254,7 +254,7 @@ class TestLifeOfACopy:
         with pytest.raises(AccessError, match=r"gone.gz can't be read: No such file"):
             self.copy(path.parent / "gone.gz")
 
-        def broken(_: Any) -> Iterator[bytes]:
+        def broken(*_: Any) -> Iterator[bytes]:
             yield b"one"
             raise OSError(5, "Input/output error")
 

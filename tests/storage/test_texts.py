@@ -94,7 +94,7 @@ class TestLines:
 
     def test_in_another_process(self, source: LinesSource) -> None:
         state = pickle.dumps(source)
-        assert len(state) < 8000 and pickle.loads(state).read(range(len(LINES))) == LINES
+        assert len(state) < 9000 and pickle.loads(state).read(range(len(LINES))) == LINES
 
     def test_found_again(self, source: LinesSource, folder: Path, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = 0
@@ -104,8 +104,8 @@ class TestLines:
             made += 1
             return texts_scan(*args)
 
-        texts_scan = texts._Scan
-        monkeypatch.setattr(texts, "_Scan", scan_again)
+        texts_scan = texts.Scan
+        monkeypatch.setattr(texts, "Scan", scan_again)
         again = opened(folder, cache_dir=tmp_path / "kept" if kept else None)
         assert again.read(range(len(LINES))) == LINES and made == (0 if kept else 1)
         assert again.fingerprint() == source.fingerprint()
@@ -308,14 +308,14 @@ def _read_all(folder: Path, kept: Path) -> list[bytes]:
 
 
 def _index_slowly(folder: Path, kept: Path) -> None:
-    real = texts._Scan._file
+    real = texts.Scan._file
 
     def slow(*args: Any) -> Any:
         for places in real(*args):
             yield places
             time.sleep(0.2)
 
-    texts._Scan._file = slow  # type: ignore[method-assign]
+    texts.Scan._file = slow  # type: ignore[method-assign]
     opened(folder, cache_dir=kept)
 
 

@@ -16,6 +16,7 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import FormatError
 from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
+from headrace.storage.paths import without_query
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.zarr_stores import is_zarr
@@ -27,7 +28,7 @@ _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images or texts), or by
-    the ending of a URL (.h5, .hdf5, .he5; else images).
+    the ending of a URL (.h5, .hdf5, .he5; those of texts; else images).
 
     Where there are images, texts beside them are not looked at.
 
@@ -59,11 +60,15 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
 
 
 def _holds_texts_alone(data_path: DataPath) -> bool:
-    """Is a text found before any image is? The walk ends at the first image, and is through all folders only where there is none."""
+    """Is a text found before any image is? The walk ends at the first image, and is through all folders only where there is none.
+
+    Of URLs only those of files are known by their names.
+    """
+    entries = entries_of(data_path)
+    if any(map(is_url, entries)):
+        return all(without_query(os.fsdecode(entry)).lower().endswith(TEXT_EXTENSIONS) for entry in entries)
     found = False
-    for entry in entries_of(data_path):
-        if is_url(entry):
-            return False
+    for entry in entries:
         path = os.path.expanduser(os.fsdecode(entry))
         for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
             for name in _names_below(start) if os.path.isdir(start) else [start]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.datasets.tokenizing import way_fingerprint
 from headrace.errors import ConfigError
-from headrace.storage.hdf5_files import is_hdf5
+from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed_tokens import PackedDocuments, PackedTokens
 from headrace.storage.paths import redact
 from headrace.storage.tokens import BlocksSource, DocumentsSource, Tokens
@@ -32,6 +32,10 @@ def packed_tokens(data_path: Any, given: dict[str, Any]) -> PackedTokens | None:
         ConfigError: there are such.
         FormatError, AccessError: the file is damaged, was not packed from texts, or can't be read.
     """
+    if is_far_hdf5(data_path):
+        raise ConfigError(
+            f"{redact(data_path)}: packed tokens are mapped, from a local disk: copy the file there, or open the texts by URL"
+        )
     if not isinstance(data_path, (str, os.PathLike)) or not is_hdf5(os.path.expanduser(os.fspath(data_path))):
         return None
     tokens = PackedTokens(data_path)

@@ -21,13 +21,14 @@ from headrace.memory.machine import cache_folder
 from headrace.order import detect_world
 from headrace.storage import records
 from headrace.storage.far_list import list_far, name_of
+from headrace.storage.far_texts import FarLinesSource, far_texts
 from headrace.storage.hdf5_files import is_hdf5
-from headrace.storage.line_blocks import BlockedLines
 from headrace.storage.packed import DATA, packed_info
 from headrace.storage.plain import COMPRESSED, Room
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.storage.tar import COMPRESSED_TARS, ENDINGS, TarSource
+from headrace.storage.texts import LinesSource
 from headrace.storage.zarr_stores import is_zarr
 
 _ZARR = ".zarr"
@@ -78,19 +79,13 @@ def open_shards(
     if kind == "tar":
         source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"), reach)
         return kind, TarSamples(source, decode, **of_loading)
+    if kind in ("jsonl", "txt"):
+        return kind, LineSamples(_lines(entries if is_url(entries[0]) else found, kind, reading, reach), **of_loading)
     if is_url(entries[0]) and kind == "h5":
         return kind, _far_hdf5(entries, dataset_name, target_name, of_loading, reach)
     if is_url(entries[0]) and kind == "zarr":
         how: dict[str, Any] = {"storage_options": reach.storage_options, "retries": reach.retries, "deadline": reach.deadline}
         return kind, ZarrDataset(entries, dataset_name, target_name, **how, disk_cache_size=reach.disk_cache_size, **of_loading)
-    if is_url(entries[0]):
-        raise ConfigError(
-            f"urls: .tar, .h5 and .zarr shards are read from URLs; .{kind} ones from local disks only by now: copy them, or mount the "
-            "bucket"
-        )
-    if kind in ("jsonl", "txt"):
-        assert isinstance(found, FileList)
-        return kind, LineSamples(_lines(found, kind, reading), **of_loading)
     paths: list[str] = _paths(found)
     if kind == "zarr":
         return kind, ZarrDataset(paths, dataset_name, target_name, **of_loading)
@@ -101,15 +96,18 @@ def _paths(found: FileList | list[str]) -> list[str]:
     return found if isinstance(found, list) else [os.fsdecode(found.path(number)) for number in range(len(found.names))]
 
 
-def _lines(files: FileList, kind: str, reading: Mapping[str, Any]) -> BlockedLines:
-    cache_dir = reading.get("cache_dir")
+def _lines(found: FileList | list[Any], kind: str, reading: Mapping[str, Any], reach: RemoteOptions) -> LinesSource:
+    """Of files of this machine, or of URLs."""
+    cache_dir, progress = reading.get("cache_dir"), reading.get("progress")
     room = Room(MemoryBudget(reading.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
     folder = cache_folder(cache_dir)
     if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
         with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
     unit = "record" if kind == "jsonl" else "line"
-    return BlockedLines(files, unit, None, "utf-8", "strict", cache_dir, folder, room, reading.get("progress"))
+    if isinstance(found, FileList):
+        return LinesSource(found, unit, None, "utf-8", "strict", cache_dir, folder, room, progress)
+    return FarLinesSource(far_texts(found, KINDS[kind], reach), unit, None, "utf-8", "strict", folder, room, progress)
 
 
 def _hdf5(paths: Sequence[str], dataset_name: Any, target_name: str | None, of_loading: Mapping[str, Any]) -> BaseDataset:
@@ -139,7 +137,7 @@ def _far_hdf5(
 class LineSamples(BaseDataset):
     """The lines of texts as str, or the objects of JSON Lines."""
 
-    def __init__(self, source: BlockedLines, **options: Any) -> None:
+    def __init__(self, source: LinesSource, **options: Any) -> None:
         self._codec, self._is_json = source.codec, source.has_records
         super().__init__(source, **options)
 

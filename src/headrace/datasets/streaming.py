@@ -37,7 +37,7 @@ class StreamingDataset(DelegatingDataset):
 
     Args:
         urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these; all of one kind. A folder is
-            searched through; for Zarr stores not below its first level. Paths, or of .tar URLs of one server too.
+            searched through; for Zarr stores not below its first level. Paths, or URLs of one server.
         buffer_size: about how many samples are mixed: a batch draws from blocks that have so many together, so a larger one mixes better,
             and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have blocks of their own.
         transform: called with the sample (of .h5, .zarr and images with the input).

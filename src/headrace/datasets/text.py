@@ -25,9 +25,11 @@ from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.order.ticket import Ticket
 from headrace.storage import records
+from headrace.storage.far_texts import FarLinesSource, far_texts
 from headrace.storage.lines import Newline
-from headrace.storage.paths import is_url, redact
+from headrace.storage.paths import is_url
 from headrace.storage.plain import Room, check_encoding
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of
 from headrace.storage.stamps import Stamp
 from headrace.storage.texts import LinesSource, TextFilesSource
@@ -55,8 +57,9 @@ class TextDataset(TextFilling):
     A file that `headrace.pack` made of texts holds their tokens, which are mapped; all that is said of texts and tokenizer was said then.
 
     Args:
-        data_path: a folder (searched through), a file, a glob, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz and
-            .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or a file that `headrace.pack` made.
+        data_path: a folder (searched through), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz
+            and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or a file that `headrace.pack`
+            made.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
             or ``encode``. None: `CharTokenizer()`.
         max_length: tokens of a sample: what is longer is cut; None: nothing is.
@@ -72,6 +75,10 @@ class TextDataset(TextFilling):
         end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
         newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
         encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
+        storage_options: of URLs: passed to fsspec.
+        retries, deadline: of URLs: attempts after the first (5), and seconds for all of them (60), until a request is given up.
+        disk_cache_size: of URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
+            on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`.
 
     Attributes:
@@ -87,6 +94,7 @@ class TextDataset(TextFilling):
         FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
             `text_field`.
         SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
+        RemoteError, ReplacedError: a server does not give what it was asked for; a file there is another one than when it was opened.
     """
 
     collate: Callable[[list[Any]], Any] | str | None = "text"
@@ -109,6 +117,10 @@ class TextDataset(TextFilling):
         newline: Newline = None,
         encoding: str = "utf-8",
         errors: str = "strict",
+        storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
@@ -118,8 +130,7 @@ class TextDataset(TextFilling):
         self.classes: list[str] = []
         self._text_field, self._target_field = text_field, target_field
         self._encoding, self._errors = check_encoding(encoding, errors), errors
-        if any(is_url(path) for path in entries_of(data_path)):
-            raise ConfigError("data_path: texts are read from local files by now, not from URLs: copy them first")
+        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
         self._documents: TextDataset | None = None
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
         of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
@@ -131,13 +142,14 @@ class TextDataset(TextFilling):
             targets: npt.NDArray[Any] | None = packed.targets
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
+            of_reading.update(storage_options=storage_options, retries=retries, deadline=deadline, disk_cache_size=disk_cache_size)
             self._documents = TextDataset(data_path, self.tokenizer, None, unit, **described, **of_reading)
             tokens, fingerprint = tokens_of(self._documents, end_token)
             source = source_over(tokens, fingerprint, self._documents._source.location, max_length, stride, packing)
             targets = None if self._documents.targets is None else np.asarray(self._documents.targets)
             self.classes = self._documents.classes
         else:
-            source = self._opened(data_path, unit, newline, options)
+            source = self._opened(data_path, unit, newline, reach, options)
             targets = None if labels is None else self._folder_labels(source)
         if isinstance(source, BlocksSource):
             targets, self.collate = None, None
@@ -145,19 +157,29 @@ class TextDataset(TextFilling):
             targets = targets[source.document_of(np.arange(len(source)))]
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
-    def _opened(self, data_path: DataPath, unit: str, newline: Newline, options: CommonOptions) -> TextFilesSource | LinesSource:
-        cache_dir = options.get("cache_dir")
+    def _opened(
+        self, data_path: DataPath, unit: str, newline: Newline, reach: RemoteOptions, options: CommonOptions
+    ) -> TextFilesSource | LinesSource:
         room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
-        files = TextFilesSource(data_path, TEXT_EXTENSIONS, cache_dir, room)
         if unit == "file":
-            return files
-        progress, folder = options.get("progress"), _folder(cache_dir)
-        source = LinesSource(files.files, unit, newline, self._encoding, self._errors, cache_dir, folder, room, progress)
+            return TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
+        return self._lines(data_path, unit, newline, reach, room, options.get("progress"))
+
+    def _lines(
+        self, data_path: DataPath, unit: str, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
+    ) -> LinesSource:
+        source: LinesSource
+        folder, of_text = _folder(reach.cache_dir), (newline, self._encoding, self._errors)
+        if any(map(is_url, entries_of(data_path))):
+            source = FarLinesSource(far_texts(data_path, TEXT_EXTENSIONS, reach), unit, *of_text, folder, room, progress)
+        else:
+            near = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files
+            source = LinesSource(near, unit, *of_text, reach.cache_dir, folder, room, progress)
         for number, names in enumerate(source.headers):
             for name in (self._text_field, self._target_field) if names else ():
                 if name is not None and names.count(name) != 1:
                     raise FormatError(
-                        f"{redact(files.files.path(number))}: its first line names {', '.join(map(repr, names[:20]))}, and "
+                        f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
                         f"{names.count(name) or 'none'} of these is {name!r}: say text_field= or target_field=; a file without such a line "
                         "needs one, or unit='line'"
                     )
@@ -325,20 +347,35 @@ def tokens_of(documents: TextDataset, end_token: int | None) -> tuple[Tokens, st
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
     texts: Any = documents._source
-    files = texts.files
-    stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
-    of = [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
-    about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
-    about.append(documents.on_error == "raise")  # or are documents left out?
-    making = Tokenising(
-        lambda some: documents._values(np.asarray(some)), len(documents), about, documents.tokenizer, end_token, documents._progress
-    )
-    tokens = making.tokens(_folder(documents._cache_dir), documents.budget)
+    with contextlib.ExitStack() as still:
+        of, expect = _of_files(texts), None
+        if texts.files.url:
+            of = still.enter_context(texts.of_one_version())
+            expect = still.enter_context(texts.in_order()) if isinstance(texts, FarLinesSource) else None
+        about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
+        about.append(documents.on_error == "raise")  # or are documents left out?
+
+        def read(some: range) -> list[Any]:
+            if expect is not None:
+                expect(some)
+            return documents._values(np.asarray(some))
+
+        making = Tokenising(read, len(documents), None if of is None else about, documents.tokenizer, end_token, documents._progress)
+        tokens = making.tokens(_folder(documents._cache_dir), documents.budget)
     left_out = tokens.short[1]
     if len(left_out):
         first = texts.location(int(left_out[0]))
         warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
     return tokens, f"{texts.fingerprint()}:{making.fingerprint}"
+
+
+def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
+    """What tells the files from others, and from what they were before; None: they are far away."""
+    files = texts.files
+    if files.url:
+        return None
+    stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
+    return [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
 
 
 def _folder(cache_dir: str | os.PathLike[str] | None) -> Path:

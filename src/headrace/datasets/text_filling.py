@@ -91,6 +91,8 @@ class TextFilling(BaseDataset):
         source, mode, tokenizer = self._source, self.mode, self.tokenizer
         if not isinstance(source, LinesSource) or source.has_records or type(tokenizer) is not CharTokenizer:
             return None
+        if source.far is not None:  # whose errors are told apart where samples are read in the usual way
+            return None
         holds_nothing = type(mode).keep is Mode.keep and type(mode).get is Mode.get and type(mode).read is Mode.read
         if not (self._decodes_plainly and holds_nothing):
             return None

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from headrace.errors import BudgetError, HeadraceError, SampleError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.storage.alone import alone
 from headrace.storage.kept import UntrustedError
 from headrace.storage.mapped import MappedFile
 from headrace.storage.tokens import Tokens
@@ -26,6 +27,7 @@ from headrace.tokenizer import identity_of, smallest_dtype
 _log = logging.getLogger(__name__)
 
 _VERSION = 1
+_PATIENCE_S = 60.0  # for another process that makes the same tokens, while it writes none
 _TOGETHER = 256  # texts that are tokenised at a time
 
 
@@ -62,7 +64,7 @@ class Tokenising:
     Args:
         read: gives the tokens of some documents, by their numbers, or a SampleError for each that can't be read.
         count: number of documents.
-        about: what tells these texts, and how they are read, from others (JSON values).
+        about: what tells these texts, and how they are read, from others (JSON values); None: nobody can say.
         end_token: an id that is put behind each document; None: none.
         progress: show a progress bar; None: only on a terminal.
     """
@@ -73,13 +75,15 @@ class Tokenising:
         self._most = 0
         self._left_out: list[int] = []
         identity = identity_of(tokenizer)
-        self._tokenizer = tokenizer
-        self._about = None if identity is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
+        self._tokenizer, self._way = tokenizer, way_fingerprint(identity, end_token)
+        self._about = (
+            None if identity is None or about is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
+        )
 
     @property
     def fingerprint(self) -> str:
         """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
-        return way_fingerprint(None if self._about is None else self._about["tokenizer"], self._end)
+        return self._way
 
     def tokens(self, folder: Path, budget: MemoryBudget) -> Tokens:
         """The tokens that are kept, or new ones.
@@ -89,26 +93,34 @@ class Tokenising:
             BudgetError: tokens that can't be kept don't fit the memory budget.
         """
         if self._about is None:
-            _log.info("the tokens of a %s are not kept: it has no `fingerprint` (str) to know it by", type(self._tokenizer).__name__)
+            name = type(self._tokenizer).__name__
+            why = "they have no version" if self._way else f"a {name} has no `fingerprint` (str) to know it by"
+            _log.info("the tokens of these texts are not kept: %s", why)
             return self._held(budget)
         kept = MappedFile(str(folder), "tokens", self._about)
         if (found := kept.kept()) is not None:
             return found
         try:
-            with kept.writing("<i4") as writer:
-                for tokens in self._all():
-                    writer.write(tokens)
-                if smallest_dtype(self._most + 1) == "uint16":
-                    writer.narrow("<u2")
-                writer.short([self._edges, np.array(self._left_out, np.int64)])
-            return kept.open()
+            with alone(kept.path, _PATIENCE_S):  # other processes wait, and find them then
+                if (found := kept.kept()) is not None:
+                    return found
+                return self._written(kept)
         except HeadraceError:
             raise  # of a document: they are errors of the system too
         except (OSError, UntrustedError) as error:
             warn(
                 f"cache_dir={str(folder)!r}: tokens are not kept ({getattr(error, 'strerror', None) or error}), so they are held in memory"
             )
-            return self._held(budget)
+        return self._held(budget)
+
+    def _written(self, kept: MappedFile) -> Tokens:
+        with kept.writing("<i4") as writer:
+            for tokens in self._all():
+                writer.write(tokens)
+            if smallest_dtype(self._most + 1) == "uint16":
+                writer.narrow("<u2")
+            writer.short([self._edges, np.array(self._left_out, np.int64)])
+        return kept.open()
 
     def _held(self, budget: MemoryBudget) -> HeldTokens:
         pieces: list[npt.NDArray[np.int32]] = []

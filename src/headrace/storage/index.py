@@ -90,7 +90,7 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
             _log.info("%s is not used: %s", redact(kept.path), error)
     if beside is not None:
         try:
-            return _from_bytes(beside, kind, version.size)
+            return from_bytes(beside, kind, version.size)
         except UntrustedError as error:
             warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
     return None
@@ -125,7 +125,12 @@ def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
     return file.getvalue()
 
 
-def _from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
+def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
+    """What `index_bytes` was given.
+
+    Raises:
+        UntrustedError: it is damaged, or about something else.
+    """
     return read_arrays(io.BytesIO(data), len(data), _MAGIC, kind.version, _meta(kind, size), kind.types)
 
 

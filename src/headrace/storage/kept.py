@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 ABANDONED_S = 3600
 """A temporary file that has not been written to for so long has no writer any more."""
-_PREFIX, _SUFFIX, _TEMPORARY = "headrace-", ".bin", ".part"
+_PREFIX, _SUFFIX, TEMPORARY = "headrace-", ".bin", ".part"
 
 
 class UntrustedError(Exception):
@@ -133,7 +133,7 @@ def make_folder(folder: str, prefix: str) -> None:
         os.mkdir(folder, 0o700)
     with os.scandir(folder) as listing:
         for item in listing:
-            if item.name.startswith(prefix) and item.name.endswith(_TEMPORARY):
+            if item.name.startswith(prefix) and item.name.endswith(TEMPORARY):
                 with contextlib.suppress(OSError):  # another user's, or gone
                     if item.stat(follow_symlinks=False).st_mtime < time.time() - ABANDONED_S:
                         os.unlink(item.path)
@@ -161,7 +161,7 @@ def _read_array(file: BinaryIO, nbytes: int, dtype: str) -> npt.NDArray[Any]:
 def written_to(path: str) -> Iterator[BinaryIO]:
     """A file that has its name, and is on the disk, when all of it was written; only its owner may read it."""
     folder, name = os.path.split(path)
-    fd, temporary = tempfile.mkstemp(_TEMPORARY, f"{name}.", folder)
+    fd, temporary = tempfile.mkstemp(TEMPORARY, f"{name}.", folder)
     try:
         with open(fd, "wb+") as file:
             yield file

@@ -36,6 +36,10 @@ class Piece(NamedTuple):
     has_cr: bool
 
 
+Pieces: TypeAlias = Callable[[int, int], Iterator[Piece]]
+"""Gives a part of a file, from a byte to an end, a piece at a time."""
+
+
 class LineScanner:
     """Finds the places right behind the ends of lines, in a text that is given a piece at a time.
 
@@ -60,7 +64,7 @@ class LineScanner:
         Args:
             data: [bytes] uint8.
         """
-        return self.feed_piece(_looked_at(data))
+        return self.feed_piece(looked_at(data))
 
     def feed_piece(self, piece: Piece) -> IntArray:
         """`feed`, of bytes in which somebody has looked for LFs already."""
@@ -108,7 +112,7 @@ class LineScanner:
 
 
 def line_starts(
-    fd: int,
+    fd: int | Pieces,
     begin: int,
     end: int,
     newline: Newline = None,
@@ -120,7 +124,7 @@ def line_starts(
     So of n lines n + 1 places come, in pieces; of nothing one.
 
     Args:
-        fd: an open file.
+        fd: an open file; or what gives the pieces of any part of one.
         begin, end: the part.
         newline, quote: see `LineScanner`.
         watch: called with each piece as it is read.
@@ -130,7 +134,7 @@ def line_starts(
     """
     scanner, last = LineScanner(newline, quote, begin), begin
     yield np.array([begin], np.int64)
-    for piece in file_pieces(fd, begin, end):
+    for piece in file_pieces(fd, begin, end) if isinstance(fd, int) else fd(begin, end):
         if watch is not None:
             watch(piece.data)
         places = scanner.feed_piece(piece)
@@ -225,7 +229,8 @@ class _Scratch:
         return places
 
 
-def _looked_at(data: npt.NDArray[np.uint8]) -> Piece:
+def looked_at(data: npt.NDArray[np.uint8]) -> Piece:
+    """A piece of these bytes."""
     return Piece(data, _Scratch(data.size).behind_feeds(data), bool((data == CR).any()))
 
 

@@ -18,3 +18,8 @@ def redact(path: object) -> str:
         text = re.sub(r"(://)[^/?\s]*@", r"\1", text)
         text = re.sub(r"\?(?:(?!::)\S)*", "", text)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def without_query(path: str) -> str:
+    """A path, or a URL of the web without its query: its ending is that of the file."""
+    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path

@@ -11,7 +11,7 @@ import io
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +22,7 @@ from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.storage.kept import UntrustedError
 from headrace.storage.mapped import MappedArrays, MappedFile
-from headrace.storage.paths import redact
+from headrace.storage.paths import redact, without_query
 
 COMPRESSED = (".gz", ".zst")
 LARGE = 16 << 20
@@ -77,15 +77,19 @@ def shows_lines(encoding: str) -> bool:
         return False
 
 
-def pieces_of(path: str | bytes) -> Iterator[bytes]:
+def pieces_of(path: str | bytes, opened: Callable[[], BinaryIO] | None = None) -> Iterator[bytes]:
     """The bytes of a file, decompressed as its name says.
+
+    Args:
+        path: of the file, or its URL.
+        opened: opens it; None: it lies on this machine.
 
     Raises:
         FormatError: they are damaged, or cut short.
         OSError: they can't be read.
     """
-    with open(path, "rb") as file:
-        ending = os.path.splitext(os.fsdecode(path))[1].lower()
+    with open(path, "rb") if opened is None else opened() as file:
+        ending = os.path.splitext(without_query(os.fsdecode(path)))[1].lower()
         yield from _READERS.get(ending, _as_it_is)(file, path)
 
 
@@ -189,13 +193,41 @@ def plain_copy(path: str, encoding: str, errors: str, cache_dir: str) -> MappedA
         status = os.stat(path)
     except OSError as error:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
-    about = [_VERSION, os.path.realpath(path), status.st_size, status.st_mtime_ns, encoding, errors]
-    kept = MappedFile(cache_dir, "plain", {"of": about})
-    if (found := kept.kept()) is not None:
-        return found
+    kept = copy_file([os.path.realpath(path), status.st_size, status.st_mtime_ns], encoding, errors, cache_dir)
+    found = kept.kept()
+    return copied(kept, path, encoding, errors, cache_dir) if found is None else found
+
+
+def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> MappedFile:
+    """Where a plain copy is kept.
+
+    Args:
+        about: what tells its file from others, and from what it was before.
+        encoding, errors: of the text.
+        cache_dir: the folder.
+    """
+    return MappedFile(cache_dir, "plain", {"of": [_VERSION, *about, encoding, errors]})
+
+
+def copied(
+    kept: MappedFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO] | None = None
+) -> MappedArrays:
+    """Makes a plain copy.
+
+    Args:
+        kept: where.
+        path: of the file, or its URL.
+        encoding, errors: of the text.
+        cache_dir: the folder.
+        opened: opens the file; None: it lies on this machine.
+
+    Raises:
+        FormatError, AccessError: as `plain_copy`.
+        HeadraceError: of what it reads from.
+    """
     try:
         with kept.writing("u1") as writer:
-            for piece in _readable(path, _plainly(path, encoding, errors)):
+            for piece in _readable(path, _plainly(path, encoding, errors, opened)):
                 writer.write(np.frombuffer(piece, np.uint8))
         return kept.open()
     except HeadraceError:
@@ -216,14 +248,14 @@ def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
 
 
-def _plainly(path: str, encoding: str, errors: str) -> Iterator[bytes]:
+def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO] | None) -> Iterator[bytes]:
     if shows_lines(encoding):  # decoded line by line, later
-        yield from pieces_of(path)
+        yield from pieces_of(path, opened)
         return
     decoder, fed = codecs.getincrementaldecoder(encoding)(errors), 0
     piece: bytes | None = b""
     try:
-        for piece in itertools.chain(pieces_of(path), [None]):
+        for piece in itertools.chain(pieces_of(path, opened), [None]):
             text = decoder.decode(piece or b"", piece is None)
             fed += len(piece or b"")
             yield text.encode("utf-8", "surrogatepass")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.storage.lines import IntArray, Newline
+from headrace.storage.paths import redact
 from headrace.storage.plain import without_compression
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -32,7 +33,8 @@ def format_of(path: str) -> str:
     """
     ending = os.path.splitext(without_compression(path))[1].lower()
     if ending not in FORMATS:
-        raise FormatError(f"{path}: records are read from {', '.join(FORMATS)} (also .gz and .zst); take unit='line' or unit='file'")
+        known = ", ".join(FORMATS)
+        raise FormatError(f"{redact(path)}: records are read from {known} (also .gz and .zst); take unit='line' or unit='file'")
     return ending
 
 
@@ -125,7 +127,7 @@ def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
 
-def json_places(data: bytes) -> tuple[IntArray, IntArray]:
+def json_places(data: bytes | bytearray) -> tuple[IntArray, IntArray]:
     """Where the elements of a JSON list begin and end.
 
     Raises:

@@ -114,6 +114,11 @@ class RemoteFiles:
         """What tells two servers apart whose URLs look alike."""
         return self._bytes.remote.place
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a request is given up."""
+        return self._bytes.remote.deadline
+
     def learn(self, urls: Sequence[str], beside: bool = False) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
 

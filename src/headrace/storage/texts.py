@@ -6,30 +6,34 @@ By a table of the places where they begin: little more than a byte a line (see `
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.errors import AccessError, FormatError, HeadraceError, warn
+from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, RemoteError, ReplacedError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.storage import records
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.gather import Gatherer
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import UntrustedError
-from headrace.storage.lines import LF, QUOTE, IntArray, Newline, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.lines import LF, QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
-from headrace.storage.paths import redact
+from headrace.storage.paths import redact, without_query
 from headrace.storage.places import PlacesEncoder, PlacesTable
 from headrace.storage.plain import Room, decompressed, is_compressed, plain_copy, shows_lines
+from headrace.storage.remote import Range, Version
+from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, FileList
 from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
@@ -37,8 +41,10 @@ from headrace.storage.stamps import Stamp
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
 _VERSION = 3
+BLOCK = 2 << 20
+"""Bytes of text whose lines are a block: what is fetched at once of a text that is far away."""
 _TOGETHER = 1 << 16  # records whose places are passed on at a time
-_UTF8_MARK = b"\xef\xbb\xbf"
+UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,8 @@ class TextFile:
     begin: int
     """Where the text begins there."""
     end: int
-    stamp: Stamp
+    stamp: Stamp | None
+    """None: it is far away, and each read of it is of one version."""
 
     @property
     def is_copy(self) -> bool:
@@ -66,20 +73,52 @@ class TextFile:
         Raises:
             AccessError: it has been changed.
         """
-        if not self.is_copy:
+        if self.stamp is not None and not self.is_copy:
             self.stamp.check(fd)
 
 
 class TextFilesSource(FilesSource):
     """Whole files, of which none is read that is too large for the budget."""
 
-    def __init__(self, data_path: DataPath, extensions: Sequence[str], cache_dir: str | os.PathLike[str] | None, room: Room) -> None:
-        super().__init__(data_path, extensions, cache_dir=cache_dir)
+    def __init__(self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room) -> None:
+        super().__init__(
+            data_path, extensions, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
+        )
         self._room = room
+        self._still: list[Version] | None = None
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """Inside, files that are far away are read in the version that they have now.
+
+        Yields:
+            What tells them from others, and from what they were before; None: the server does not say.
+
+        Raises:
+            RemoteError, DataNotFoundError, AccessError: see `Remote.versions`.
+        """
+        assert self._far is not None
+        remote = self._far.remote
+        self._still = versions = remote.versions([self._url(number) for number in range(len(self))])
+        of = [[remote.place, self.location(number), version.size, version.tag] for number, version in enumerate(versions)]
+        try:
+            yield None if any(version.tag is None for version in versions) else of
+        finally:
+            self._still = None
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The files' bytes, as they lie there."""
-        return [self._read(self.files.path(index)) for index in indices]
+        """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
+        if not self.files.url:
+            return [self._read(self.files.path(index)) for index in indices]
+        if self._still is not None and self._far is not None:
+            versions = [self._still[index] for index in indices]
+            self._room.check(max((version.size for version in versions), default=0))
+            whole = [Range(self._url(index), 0, version.size, version) for index, version in zip(indices, versions, strict=True)]
+            return self._far.remote.read(whole)
+        found = super().read(indices)
+        for data in found:
+            self._room.check(len(data))
+        return found
 
     def _read(self, path: bytes) -> bytes:
         with open(path, "rb", buffering=0) as file:
@@ -92,7 +131,8 @@ class TextFilesSource(FilesSource):
         Raises:
             FormatError: it is damaged, or too large.
         """
-        return decompressed(record, os.fsdecode(self.files.names[index]), self._room)
+        name = os.fsdecode(self.files.path(index)) if self.files.url else os.fsdecode(self.files.names[index])
+        return decompressed(record, without_query(name), self._room)
 
 
 class LinesSource(Source):
@@ -128,8 +168,8 @@ class LinesSource(Source):
         self.files, self._unit, self._newline = files, unit, newline
         self._is_kept = cache_dir is not None
         self._folder, self.room = os.path.abspath(cache_folder), room or Room()
-        paths = [os.path.abspath(os.fsdecode(files.path(number))) for number in range(len(files.names))]
-        self._formats = [records.format_of(path) for path in paths] if unit == "record" else []
+        paths = self._paths()
+        self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
         self.is_transcoded = not shows_lines(encoding)
         self.codec = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
         """How the bytes that `read` gives are decoded."""
@@ -145,35 +185,52 @@ class LinesSource(Source):
         self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
         self._open: WorkerFiles[int] = WorkerFiles()
         self._gatherer = Gatherer()
+        self._blocks: IntArray | None = None
+
+    def _paths(self) -> list[str]:
+        return [os.path.abspath(os.fsdecode(self.files.path(number))) for number in range(len(self.files.names))]
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
-        begin, read = 0, path
-        if is_compressed(path) or self.is_transcoded:
-            copy = plain_copy(path, encoding, errors, self._folder)
-            read, begin = copy.path, HEAD
+        copied = is_compressed(path) or self.is_transcoded
+        return self._near(path, plain_copy(path, encoding, errors, self._folder) if copied else None, encoding)
+
+    def _near(self, path: str, copy: MappedArrays | None, encoding: str) -> TextFile:
+        """A text on this machine: itself, or as its plain copy."""
+        read, begin = (path, 0) if copy is None else (copy.path, HEAD)
         try:
             stamp = Stamp(read)
-            end = HEAD + len(copy.long) if begin else stamp.size
+            end = stamp.size if copy is None else HEAD + len(copy.long)
             if encoding == "utf-8" or self.is_transcoded:
                 with open(read, "rb", buffering=0) as file:
-                    begin += 3 * (os.pread(file.fileno(), 3, begin) == _UTF8_MARK)
+                    begin += 3 * (os.pread(file.fileno(), 3, begin) == UTF8_MARK)
         except OSError as error:
             raise AccessError(f"{redact(read)} can't be read: {error.strerror}") from error
         return TextFile(path, read, begin, end, stamp)
 
     # -- the table
 
-    def _made(self, progress: bool | None) -> MappedArrays | _HeldArrays:
+    def _known_by(self, text: TextFile) -> list[Any]:
+        """What tells a text from others, and from what it was before."""
+        assert text.stamp is not None
+        return [text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin]
+
+    def _kept_file(self) -> MappedFile:
+        of = [self._known_by(text) for text in self._texts]
+        return MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+
+    def _scan(self, progress: bool | None, size: int) -> Scan:
+        return Scan(self, progress, size)
+
+    def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
         size = sum(text.end - text.begin for text in self._texts)
         if not self._is_kept and size < KEPT_FROM:
-            return _HeldArrays(*self._scanned(progress, size))
-        of = [[text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin] for text in self._texts]
-        kept = MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+            return HeldArrays(*self._scanned(progress, size))
+        kept = self._kept_file()
         if (found := kept.kept()) is not None:
             return found
         try:
             with kept.writing("u1") as writer:
-                scan, encoder = _Scan(self, progress, size), PlacesEncoder()
+                scan, encoder = self._scan(progress, size), PlacesEncoder()
                 for piece in encoder.encoded(scan):
                     writer.write(piece)
                 writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
@@ -183,10 +240,10 @@ class LinesSource(Source):
         except (OSError, UntrustedError) as error:
             said = getattr(error, "strerror", None) or error
             warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
-            return _HeldArrays(*self._scanned(progress, size))
+            return HeldArrays(*self._scanned(progress, size))
 
     def _scanned(self, progress: bool | None, size: int) -> tuple[npt.NDArray[np.uint8], list[npt.NDArray[Any]]]:
-        scan, encoder = _Scan(self, progress, size), PlacesEncoder()
+        scan, encoder = self._scan(progress, size), PlacesEncoder()
         encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
         return encoded, [*scan.short(), np.array(encoder.edges, np.int64)]
 
@@ -213,6 +270,23 @@ class LinesSource(Source):
         starts, ends = self._table.places.reach(places)
         moved = self._moved.take(files)
         return files, starts + moved, ends + moved
+
+    def blocks(self) -> IntArray:
+        """Lines that begin in the same 2 MiB of their file, or of its plain copy; each file begins a block."""
+        if self._blocks is None:
+            counts = np.array([-(-(text.end - (HEAD if text.is_copy else 0)) // BLOCK) for text in self._texts], np.int64)
+            numbers = np.repeat(np.arange(len(counts)), counts)
+            heads = np.array([HEAD if text.is_copy else 0 for text in self._texts], np.int64)
+            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each block in its file
+            wanted = heads[numbers] + inside * BLOCK
+            low, high = self._first_row[numbers], self._first_row[numbers + 1]
+            while (low < high).any():  # the first line of each that begins there or later
+                middle = (low + high) // 2
+                is_before = (low < high) & (self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted)
+                low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
+            edges = np.unique(np.concatenate([low, [0, len(self)]]))
+            self._blocks = np.diff(edges)
+        return self._blocks
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         files, lines = self._with_ends(indices)
@@ -337,6 +411,10 @@ class LinesSource(Source):
     def fingerprint(self) -> str:
         return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
 
+    def shown(self, file: int) -> str:
+        """A file as messages name it."""
+        return redact(self._texts[file].shown)
+
     def location(self, index: int) -> str:
         file = self._file_of(index)
         text, kind = self._texts[file], self._formats[file] if self._formats else ""
@@ -353,7 +431,7 @@ class LinesSource(Source):
         return {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
 
 
-class _HeldArrays:
+class HeldArrays:
     """What `MappedArrays` give, in memory."""
 
     def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
@@ -364,7 +442,15 @@ class _HeldArrays:
         return self._long.array
 
 
-class _Scan:
+class TextBytes(NamedTuple):
+    """The bytes of a text while it is gone through."""
+
+    at: Callable[[int, int], bytes]
+    """A place, and how many bytes from there on."""
+    pieces: Pieces
+
+
+class Scan:
     """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one."""
 
     def __init__(self, source: LinesSource, progress: bool | None, size: int) -> None:
@@ -381,8 +467,10 @@ class _Scan:
         with self._bar:
             for number, text in enumerate(self._texts):
                 try:
-                    with open(text.path, "rb") as file:
+                    with self._opened(number, text) as file:
                         yield from self._file(file, number, text)
+                except (RemoteError, ReplacedError, DataNotFoundError, AccessError):
+                    raise
                 except (OSError, EOFError) as error:
                     said = getattr(error, "strerror", None) or error
                     raise AccessError(f"{redact(text.shown)} can't be read to its end: {said}") from error
@@ -397,7 +485,13 @@ class _Scan:
         headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
         return [first, blank - np.arange(len(blank)), headers]
 
-    def _file(self, file: BinaryIO, number: int, text: TextFile) -> Iterator[IntArray]:
+    @contextlib.contextmanager
+    def _opened(self, number: int, text: TextFile) -> Iterator[TextBytes]:
+        with open(text.path, "rb", buffering=0) as file:
+            fd = file.fileno()
+            yield TextBytes(lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd))
+
+    def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
         kind = self._formats[number] if self._formats else ""
         count, last = 0, np.empty(0, np.int64)
         blank = []
@@ -412,42 +506,44 @@ class _Scan:
         self._counts.append(count - 1)
         self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
 
-    def _places(self, file: BinaryIO, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
-        newline, fd = self._newline_in(number), file.fileno()
+    def _places(self, file: TextBytes, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
+        newline = self._newline_in(number)
         if kind == ".json":
             self._headers.append([])
             self._room.check(2 * (text.end - text.begin))
-            file.seek(text.begin)
-            starts, ends = records.json_places(file.read(text.end - text.begin))
+            data = bytearray()
+            for piece in file.pieces(text.begin, text.end):
+                data += piece.data.data
+            starts, ends = records.json_places(data)
             yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
         elif kind in records.DELIMITERS:
-            yield from self._without_header(file, self._csv_places(fd, text, newline, records.DELIMITERS[kind]), kind)
+            yield from self._without_header(file, self._csv_places(file, text, newline, records.DELIMITERS[kind]), kind)
         else:
             self._headers.append([])
-            yield from line_starts(fd, text.begin, text.end, newline, watch=self._watch)
+            yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
 
     def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
         self._bar.update(piece.size)
 
-    def _csv_places(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+    def _csv_places(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
         """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
         check = records.QuoteCheck(delimiter)
-        for piece in file_pieces(fd, text.begin, text.end):
+        for piece in file.pieces(text.begin, text.end):
             check(piece.data)
         if check.is_plain and check.count % 2 == 0:
-            return line_starts(fd, text.begin, text.end, newline, QUOTE, self._watch)
-        return self._csv_places_slowly(fd, text, newline, delimiter)
+            return line_starts(file.pieces, text.begin, text.end, newline, QUOTE, self._watch)
+        return self._csv_places_slowly(file, text, newline, delimiter)
 
-    def _csv_places_slowly(self, fd: int, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+    def _csv_places_slowly(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
         at = text.begin  # the end of the line that the reader asked for last
 
         def lines() -> Iterator[bytes]:
             nonlocal at
-            for places in line_starts(fd, text.begin, text.end, newline, watch=self._watch):
+            for places in line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch):
                 for place in places.tolist():
                     if place > at:
                         self._room.check(place - at)
-                        line, at = os.pread(fd, place - at, at), place
+                        line, at = file.at(at, place - at), place
                         yield line
 
         found = [at]
@@ -458,7 +554,7 @@ class _Scan:
                 found = []
         yield np.array(found, np.int64)
 
-    def _without_header(self, file: BinaryIO, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
+    def _without_header(self, file: TextBytes, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
         last, names = np.empty(0, np.int64), None
         for places in stream:
             if names is not None:
@@ -492,5 +588,5 @@ def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
     return [strip_end(line, newline) for line in lines]
 
 
-def _reader(file: BinaryIO, places: IntArray) -> Callable[[int], bytes]:
-    return lambda number: os.pread(file.fileno(), int(places[number + 1] - places[number]), int(places[number]))
+def _reader(file: TextBytes, places: IntArray) -> Callable[[int], bytes]:
+    return lambda number: file.at(int(places[number]), int(places[number + 1] - places[number]))
