@@ -22,8 +22,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the indices, and says which."""
     parser = argparse.ArgumentParser(
-        description="Write beside each shard what must be known of it before its samples can be read by URL: the first run then begins in a "
-        "few round trips.",
+        description="Write beside each shard what must be known of it before its samples can be read by URL: the first run then begins in "
+        "a few round trips.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

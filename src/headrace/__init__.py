@@ -12,6 +12,7 @@ from headrace.datasets import (
     TextDataset,
     ZarrDataset,
     open_dataset,
+    write_index,
 )
 from headrace.errors import (
     AccessError,
@@ -22,6 +23,8 @@ from headrace.errors import (
     HeadraceError,
     HeadraceWarning,
     MissingNameError,
+    RemoteError,
+    ReplacedError,
     SampleError,
     StateError,
     TargetExistsError,
@@ -83,6 +86,8 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RankBatches",
+    "RemoteError",
+    "ReplacedError",
     "SampleError",
     "Source",
     "StateError",
@@ -112,4 +117,5 @@ __all__ = [
     "split_workers",
     "suggest_num_workers",
     "verify",
+    "write_index",
 ]  # fmt: skip

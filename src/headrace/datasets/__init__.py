@@ -5,6 +5,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image import ImageDataset
+from headrace.datasets.indexing import write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.text import TextDataset
@@ -21,4 +22,5 @@ __all__ = [
     "TextDataset",
     "ZarrDataset",
     "open_dataset",
+    "write_index",
 ]

@@ -22,6 +22,8 @@ from headrace.storage.zarr_shards import indexed
 from headrace.storage.zarr_stores import ZarrUrl, is_zarr
 from headrace.storage.zarr_zips import INDEX as ZIP
 
+_SHARDS = (".tar", ".h5", ".hdf5", ".he5", ".jsonl", ".txt", ".zarr.zip")
+"""What is looked for in folders."""
 _KINDS: dict[str, IndexKind] = {".tar": TAR, ".zip": ZIP}
 _KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5"), HDF5)
 _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
@@ -37,7 +39,7 @@ def write_index(
 
     Args:
         data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .txt, .md, .csv, .tsv,
-            .json, .jsonl, .zarr (of arrays with shards) and .zarr.zip.
+            .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .txt, .jsonl and .zarr.zip are looked for.
         storage_options, retries, deadline: see `headrace.ImageDataset`.
 
     Returns:
@@ -82,11 +84,11 @@ def _below(text: str, url: str, local: bool, files: RemoteFiles) -> list[str]:
     """The files below a folder, or that a glob names."""
     if is_compressed(text.partition("?")[0]):
         raise ConfigError(f"{redact(text)} is compressed, and is unpacked on each machine: it has no index")
-    found = scan([text], tuple(_KINDS), None if local else files.filesystem)
+    found = scan([text], _SHARDS, None if local else files.filesystem)
     paths = [os.fsdecode(found.path(number)) for number in range(len(found.names))]
-    unknown = [path for path in paths if _kind_of(path) is None]
-    if unknown:
-        raise ConfigError(f"{redact(unknown[0])} has no index: those of {', '.join(_KINDS)} and .zarr have one")
+    paths = [path for path in paths if ".zarr" not in os.path.dirname(path)]  # files of a store are no shards
+    if len(paths) == 1 and _kind_of(paths[0]) is None:  # it was named itself
+        raise ConfigError(f"{redact(paths[0])} has no index: those of {', '.join(_KINDS)} and .zarr have one")
     return [f"file://{os.path.abspath(path)}" if local else files.filesystem.unstrip_protocol(path) for path in paths]
 
 
@@ -104,7 +106,7 @@ def _write(url: str, data: bytes, local: bool, files: RemoteFiles) -> str:
         files.filesystem.pipe_file(path_in(url, files.filesystem), data)
     except PermissionError as error:
         raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None
-    except (OSError, NotImplementedError) as error:
+    except Exception as error:  # of whatever library speaks to that server
         said = redact(error) or type(error).__name__
         raise WriteError(f"{redact(url)} can't be written ({said}): write the index of a local copy, and upload it") from None
     return url
