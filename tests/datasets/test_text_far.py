@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import CharTokenizer, HeadraceWarning, SampleError, TextDataset, open_dataset
+from headrace.datasets.indexing import write_index
 from headrace.errors import RemoteError, ReplacedError
 from headrace.storage import in_order, texts
 from tests.servers.ranges import RangeServer
@@ -266,3 +267,18 @@ def test_through_the_disk_cache(server: RangeServer, opened: Any, make_loader: A
         assert batches(opened("line", True, disk_cache_size="50MB"), make_loader) == expected
         first = server.counts()
     assert first["ranges"] == []
+
+
+def test_an_index_that_was_written_beforehand(server: RangeServer, folder: Path, tmp_path: Path) -> None:
+    """Not even the first start fetches a text; a third round trip is that of the first lines."""
+    written = [Path(path) for path in write_index([folder / "a/1.txt", folder / "a/5.jsonl"])]
+    assert written == [folder / "a/1.txt.index", folder / "a/5.jsonl.index"]
+    for name, unit in (("a/1.txt", "line"), ("a/5.jsonl", "record")):
+        server.counts()
+        far = TextDataset(f"{server.url}/{name}", unit=unit, cache_dir=tmp_path)
+        assert [found for found, _, _ in server.counts()["ranges"]] == [f"{name}.index"]
+        near = TextDataset(folder / name, unit=unit)
+        assert samples(far) == samples(near)
+        far.close()
+    for path in written:
+        path.unlink()
