@@ -201,13 +201,13 @@ def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_
 # -- what is asked for
 
 
-def test_opening_with_an_index_is_two_round_trips(server: RangeServer, far_of: Any) -> None:
+def test_opening_with_an_index_is_one_round_trip(server: RangeServer, far_of: Any) -> None:
     for attempt in range(2):
         server.counts()
         far_of(["a.h5", "b.h5"], "packed", "targets", loading_mode="streaming")
         counts = server.counts()
         assert bool(counts["ranges"]) != bool(attempt)
-    assert counts["requests"] == 2 + 2 * 2  # versions of two files; and for what is not beside them fsspec asks twice
+    assert counts["requests"] == 4  # versions of two files, and whether an index lies beside them: all at once
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
