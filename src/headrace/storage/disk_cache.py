@@ -137,7 +137,7 @@ class DiskCache:
     def _write(self, fd: int, key: str, data: bytes) -> None:
         temporary = self._temporary(key, _HEAD.size + len(data))
         try:
-            _write_all(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(data)))
+            _write_all(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(bytes(data))))
             _write_all(fd, data)
             os.fsync(fd)
             os.replace(temporary, self._path(key))

@@ -37,9 +37,18 @@ def is_of_network(error: BaseException) -> bool:
         if isinstance(one, ConnectionError | asyncio.IncompleteReadError | EOFError):
             return True
         module = type(one).__module__.partition(".")[0]
-        if module in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "httpx", "google", "azure") and not isinstance(
-            one, TypeError
-        ):
+        if module in (
+            "aiohttp",
+            "botocore",
+            "aiobotocore",
+            "urllib3",
+            "requests",
+            "httpx",
+            "google",
+            "azure",
+            "http",
+            "ssl",
+        ) and not isinstance(one, TypeError):
             return True
         if isinstance(one, OSError) and one.errno is not None and not isinstance(one, FileNotFoundError | PermissionError):
             return True

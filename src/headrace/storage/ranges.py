@@ -70,4 +70,7 @@ def assembled(wanted: Range, pieces: Sequence[Range], found: Sequence[bytes], pl
     parts = []
     for piece, data in zip(pieces[place[0] : place[1] + 1], found[place[0] : place[1] + 1], strict=True):
         parts.append(memoryview(data)[max(0, wanted.start - piece.start) : wanted.stop - piece.start])
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+    if len(parts) > 1:
+        return b"".join(parts)
+    data = found[place[0]]
+    return data if len(parts[0]) == len(data) else bytes(parts[0])  # whole: without a copy

@@ -34,6 +34,7 @@ from typing import Any
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError, ReplacedError
 from headrace.storage.failures import is_of_network, retry_after, status_of
 from headrace.storage.handles import WorkerHandle
+from headrace.storage.http_ranges import HTTPRanges, NotPlainError, WrongLengthError, plain_headers
 from headrace.storage.paths import redact
 from headrace.storage.ranges import Range as Range
 from headrace.storage.ranges import Version as Version
@@ -99,6 +100,8 @@ class Remote:
         self._flow = _Flow(self._window)
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
+        self._plain: HTTPRanges | None = None
+        self._is_plain: bool | None = None  # nobody has looked
         self._lock = threading.Lock()
 
     # -- what callers ask for
@@ -221,6 +224,11 @@ class Remote:
 
     def close(self) -> None:
         """Ends this process's connections; the next call opens new ones."""
+        if self._pid == os.getpid():
+            with self._lock:
+                plain, self._plain, self._is_plain = self._plain, None, None
+            if plain is not None:
+                plain.close()
         self._filesystem.close()
 
     # -- one piece
@@ -231,7 +239,7 @@ class Remote:
         return self._fs
 
     async def _version(self, url: str) -> Version:
-        def ask() -> Awaitable[Any]:
+        def ask(_: float) -> Awaitable[Any]:
             return _info(self._fs, self._path(url))
 
         info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
@@ -242,7 +250,7 @@ class Remote:
         return Version(int(info["size"]), None if tag is None else str(tag))
 
     async def _whole(self, path: str, shown: str) -> bytes:
-        def ask() -> Awaitable[Any]:
+        def ask(_: float) -> Awaitable[Any]:
             return _call(self._fs, "cat_file", path)
 
         data: bytes = await self._persist(ask, shown, lambda _: True)
@@ -253,14 +261,32 @@ class Remote:
         fs, path = self._fs, self._path(piece.path)
         where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
 
-        def ask() -> Awaitable[Any]:
-            return _fetch(fs, path, piece)
+        async def ask(patience: float) -> Any:
+            plain = self._plain_http()
+            if plain is not None:
+                tag = None if piece.version is None else piece.version.tag
+                is_etag = tag is not None and tag.startswith('"')
+                read = functools.partial(plain.read, str(fs.encode_url(path)), piece.start, piece.stop, tag if is_etag else None)
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(plain.pool, read, time.monotonic() + patience)
+                except NotPlainError:
+                    self._is_plain = False
+            return await _fetch(fs, path, piece)
 
         data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _persist(self, ask: Callable[[], Awaitable[Any]], where: str, is_right: Callable[[Any], bool]) -> Any:
+    def _plain_http(self) -> HTTPRanges | None:
+        """The way past fsspec, where that is all that is needed."""
+        with self._lock:
+            if self._is_plain is None:
+                headers = plain_headers(self._fs)
+                self._is_plain = headers is not None
+                self._plain = None if headers is None else HTTPRanges(headers, MOST)
+            return self._plain if self._is_plain else None
+
+    async def _persist(self, ask: Callable[[float], Awaitable[Any]], where: str, is_right: Callable[[Any], bool]) -> Any:
         """Asks until the answer is right, or retries or deadline are through."""
         begin, attempt, cause = time.monotonic(), 0, ""
         retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
@@ -270,12 +296,13 @@ class Remote:
             wait: float | None = None
             self._count(requests=1)
             try:
-                answer = await asyncio.wait_for(ask(), min(left, patience))
+                patience = min(left, patience)
+                answer = await asyncio.wait_for(ask(patience), patience)
                 if is_right(answer):
                     self._given_up = 0
                     self._flow.went_well()
                     return answer
-                cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes) else "the answer says no size"
+                cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
             except Exception as error:
                 cause, wait = self._judged(error, where)
             attempt += 1
@@ -311,6 +338,8 @@ class Remote:
             raise AccessError(
                 f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
             ) from None
+        if isinstance(error, WrongLengthError):
+            return text, None
         if isinstance(error, asyncio.TimeoutError | TimeoutError):
             self._flow.went_badly()
             return "nothing came in time", None
@@ -345,7 +374,7 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_pid")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_pid", "_plain", "_is_plain")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
