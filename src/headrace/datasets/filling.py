@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.datasets.reading import SampleReading
 from headrace.datasets.transforming import SampleTransforming
-from headrace.errors import ConfigError, SampleError
+from headrace.errors import ConfigError, RemoteError, SampleError
 from headrace.memory.ring import empty
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
@@ -161,6 +161,9 @@ class BatchFilling(SampleReading, SampleTransforming):
                 self._source.read_into(wanted, rows)
             else:
                 self._source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
+        except RemoteError as error:  # asked for with more patience than what follows it
+            self._refused = error.with_traceback(None)
+            return None
         except Exception:
             return None  # they are read one by one, which names the one at fault
         counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]

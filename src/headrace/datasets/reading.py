@@ -34,6 +34,8 @@ class SampleReading(ABC):
     _counts: Counter[str]
     _skipped: list[tuple[int, str, str]]
     _threads: WorkerThreads
+    _refused: RemoteError | None = None
+    """What a server refused of the batch that is being made, while it was read in another way."""
 
     def decode(self, record: Any) -> Any:
         """A record as the value that is held: deterministic, of its final size. Default: the record itself."""
@@ -176,7 +178,9 @@ class SampleReading(ABC):
         try:
             return read(indices)
         except Exception as error:
-            first = error
+            first = self._refused or error
+        finally:
+            self._refused = None
         try:
             return [self._record(i, first) for i in indices]  # one by one: to name the one at fault, and to have the others
         finally:
