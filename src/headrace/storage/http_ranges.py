@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -57,6 +58,7 @@ class HTTPRanges:
         self._busy: set[http.client.HTTPConnection] = set()
         self._is_open = True
         self.pool = ThreadPoolExecutor(most, "headrace-http")
+        weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
     def read(self, url: str, start: int, stop: int, tag: str | None, until: float) -> bytearray:
         """The bytes of a range.
@@ -155,13 +157,18 @@ class HTTPRanges:
         """Ends all connections, also those that somebody waits for."""
         with self._lock:
             self._is_open = False
-            for connection, _ in (pair for idle in self._idle.values() for pair in idle):
-                connection.close()
-            self._idle.clear()
+            _close_all(self._idle)
             for connection in self._busy:
                 with contextlib.suppress(OSError, AttributeError):  # it has none, or closes it just now
                     connection.sock.shutdown(socket.SHUT_RDWR)
         self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]]) -> None:
+    for connections in idle.values():
+        for connection, _ in connections:
+            connection.close()
+    idle.clear()
 
 
 class WrongLengthError(http.client.HTTPException):
