@@ -189,12 +189,12 @@ def test_faults_are_asked_through(stream: Any, server: RangeServer, make_loader:
 
 
 def test_a_server_that_is_gone_is_an_error(stream: Any, server: RangeServer, make_loader: Any) -> None:
-    dataset = stream(retries=1, deadline=1.0)
+    dataset = stream(retries=1, deadline=20)
     server.set(faults={"500": 1.0})
-    with pytest.raises(RemoteError, match=r"part-00\d\.tar, bytes .* attempts"):
+    with pytest.raises(RemoteError, match=r"part-00\d\.tar, bytes .* attempt"):
         list(make_loader(dataset, batch_size=16, num_workers=1))
     with pytest.raises(RemoteError, match=r"part-00\d\.tar"):
-        stream(retries=1, deadline=1.0)
+        stream(retries=1, deadline=20)
 
 
 def test_a_shard_that_is_replaced_is_an_error(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from headrace.storage.scan import (
     entries_of,
     names_file,
     open_filesystem,
-    path_in,
     scan,
     without_secrets,
 )
@@ -133,7 +132,7 @@ def _are_folders(urls: Sequence[str], extensions: Sequence[str], remote: Remote)
     endings = tuple(os.fsencode(ending.lower()) for ending in extensions)
     named = [url for url in urls if names_file(url, endings)]
     empty = [url for url, version in zip(named, remote.versions(named), strict=True) if not version.size]
-    return any(remote.filesystem.isdir(path_in(url, remote.filesystem)) for url in empty)
+    return any(map(remote.is_folder, empty))
 
 
 def _folder(cache_dir: object) -> str:

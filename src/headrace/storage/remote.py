@@ -216,6 +216,21 @@ class Remote:
             raise refusals[0]
         return found
 
+    def is_folder(self, url: str) -> bool:
+        """Is there a folder of that name?
+
+        Raises:
+            AccessError, RemoteError: as for `versions`.
+        """
+
+        def ask(_: float) -> Awaitable[Any]:
+            return _call(self._fs, "isdir", self._path(url))
+
+        async def one() -> list[Any]:
+            return await _together([functools.partial(self._persist, ask, self._shown(url), lambda _: True)], self._flow, [0])
+
+        return bool(self._run(one)[0])
+
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
         with self._lock:

@@ -194,6 +194,10 @@ class RemoteFiles:
         """What lay beside a file as its index when `learn` looked; None: nothing. It is handed out once."""
         return self._beside.pop(with_index(url), None)
 
+    def is_folder(self, url: str) -> bool:
+        """See `Remote.is_folder`."""
+        return self._bytes.remote.is_folder(url)
+
     # -- reading
 
     def read(self, spans: Sequence[Span]) -> list[memoryview]:
