@@ -28,8 +28,15 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 # --- which tests run --------------------------------------------------------------------------------------------------
 
 
+_SPAWNING = ("TestOwnFormat", "TestHDF5Chunks")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is marked slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
+    for item in items:  # a spawned worker takes seconds: two contracts show that one gets there, forkserver pickles the rest for all
+        of = getattr(getattr(item, "cls", None), "__name__", "")
+        if item.name.startswith("test_laws_1_2_3_with_workers[") and item.name.endswith("-spawn]") and of not in _SPAWNING:
+            item.add_marker(pytest.mark.slow)
     if not config.option.markexpr:
         left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "cuda", "integration")))]
         config.hook.pytest_deselected(items=left_out)

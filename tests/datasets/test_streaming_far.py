@@ -182,13 +182,15 @@ def test_small_members_take_few_requests(tmp_path: Path) -> None:
 
 def test_faults_are_asked_through(stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
     server.set(faults={"500": 0.1, "503": 0.05, "reset": 0.05, "short": 0.05, "less": 0.03, "more": 0.02})
     loader = make_loader(stream(), batch_size=16, num_workers=2)
     assert sorted(number for batch in numbers(loader) for number in batch) == list(range(N))
     assert loader.get_stats()["retries"] > 0
 
 
-def test_a_server_that_is_gone_is_an_error(stream: Any, server: RangeServer, make_loader: Any) -> None:
+def test_a_server_that_is_gone_is_an_error(stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
     dataset = stream(retries=1, deadline=20)
     server.set(faults={"500": 1.0})
     with pytest.raises(RemoteError, match=r"part-00\d\.tar, bytes .* attempt"):
