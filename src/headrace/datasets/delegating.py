@@ -38,6 +38,10 @@ class DelegatingDataset(BaseDataset):
         return self._inner.decode(record)
 
     @property
+    def stores_values(self) -> bool:
+        return self._inner.stores_values
+
+    @property
     def decodes_together(self) -> bool:
         return self._inner.decodes_together
 
