@@ -28,7 +28,38 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 # --- which tests run --------------------------------------------------------------------------------------------------
 
 
-_SPAWNING = ("TestOwnFormat", "TestHDF5Chunks")
+_SPAWNING = ("TestOwnFormat",)
+# Products of which every so many-th case is among the quick tests: all of them run under `-m slow`, and the quick ones stay below ten minutes.
+_THINNED = {
+    "test_zarr_matrix.py::test_version_2": 3,
+    "test_zarr_matrix.py::test_version_3": 3,
+    "test_hdf5_matrix.py::test_chunked": 3,
+    "test_ring.py::TestRoundTrip::test_of_all_dtypes_and_shapes": 4,
+    "test_ring.py::TestLife::test_a_slot_is_free_when_the_last_view_dies": 3,
+    "test_base.py::TestPlainDataLoader::test_each_sample_comes_once": 2,
+    "test_base.py::TestLife::test_copies": 3,
+    "test_base.py::TestLife::test_close_and_use_again": 2,
+    "test_augment.py::TestInADataset::test_law_1": 3,
+    "test_elastic.py::test_workers": 3,
+    "test_elastic.py::test_all_world_sizes_and_all_steps": 2,
+    "test_elastic.py::test_few_samples": 3,
+    "test_state.py::test_garbage_is_refused": 3,
+    "test_state.py::test_other_numbers_of_ranks_go_on": 3,
+    "test_damage.py::test_each_flipped_byte_is_found_where_there_is_a_checksum": 3,
+    "test_multi.py::test_a_state_of_any_moment_gives_the_rest": 2,
+    "test_filling.py::test_images": 2,
+    "test_loader.py::test_an_error_is_raised_where_its_batch_would_be": 2,
+    "test_loader.py::test_writing_into_a_batch_changes_nothing_else": 3,
+    "test_loader.py::test_an_empty_dataset_has_no_batches": 2,
+    "test_seeds.py::test_each_generator_in_each_place": 2,
+    "test_stats.py::test_hits_and_misses_add_up": 3,
+    "test_foreign.py::test_epoch_and_seed_reach_our_datasets_inside_others": 3,
+    "test_bad_input.py::test_an_empty_dataset_has_a_state": 3,
+    "test_ome.py::test_labels_are_those_of_the_nearest_voxel": 3,
+    "test_memory_efficient.py::TestRandomForeign::test_in_workers": 2,
+    "test_far.py::test_when_the_server_is_gone_it_says_so": 2,
+    "test_far.py::test_all_samples_in_the_order_of_what_is_near": 2,
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,6 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         of = getattr(getattr(item, "cls", None), "__name__", "")
         if item.name.startswith("test_laws_1_2_3_with_workers[") and item.name.endswith("-spawn]") and of not in _SPAWNING:
             item.add_marker(pytest.mark.slow)
+    _thin(items)
     if not config.option.markexpr:
         left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "cuda", "integration")))]
         config.hook.pytest_deselected(items=left_out)
@@ -48,6 +80,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Marks as slow what is not among the quick cases of a product; by its place in it, so that each worker of xdist says the same."""
+    met: dict[str, int] = {}
+    for item in items:
+        name = item.nodeid.rpartition("/")[2].partition("[")[0]
+        if name in _THINNED and item.get_closest_marker("slow") is None:
+            met[name] = met.get(name, -1) + 1
+            if met[name] % _THINNED[name]:
+                item.add_marker(pytest.mark.slow)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
