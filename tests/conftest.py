@@ -29,7 +29,7 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 
 
 _SPAWNING = ("TestOwnFormat",)
-# Products of which every so many-th case is among the quick tests: all of them run under `-m slow`, and the quick ones stay below ten minutes.
+# Products of which every so many-th case is among the quick tests, which shall take less than ten minutes; the others are slow ones.
 _THINNED = {
     "test_zarr_matrix.py::test_version_2": 3,
     "test_zarr_matrix.py::test_version_3": 3,
