@@ -38,7 +38,7 @@ def test_an_order_plan_follows_its_order() -> None:
         for start in range(5):
             assert take(plan, epoch, start) == take(plan, epoch)[start:]
         assert take(plan, epoch, 99) == []
-        assert [plan.indices(epoch, step).tolist() for step in range(4)] == take(plan, epoch)
+        assert [plan.batches_of(epoch).batch(step).tolist() for step in range(4)] == take(plan, epoch)
 
 
 def test_tickets_of_two_epochs_may_be_taken_by_turns() -> None:

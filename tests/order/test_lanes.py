@@ -42,3 +42,25 @@ def test_a_sequence_holds_each_block_in_one_stretch(sizes: list[int], seed: int,
     assert np.array_equal(np.sort(indices), places)
     assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
     assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size
+    assert np.array_equal(sequence.stretches(), np.unique(edges))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 900), max_size=20),
+    seed=st.integers(),
+    epoch=st.integers(0, 5),
+)
+def test_what_a_cut_parts_lies_in_two_stretches_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
+    places = np.arange(edges[-1])
+    blocks, indices, stretches = sequence.block_at(places), sequence.index_at(places), sequence.stretches()
+    assert np.array_equal(np.sort(indices), places)
+    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
+    assert np.array_equal(np.intersect1d(stretches, edges), np.unique(edges))  # each lies within a block
+    numbers = np.searchsorted(stretches, indices, side="right") - 1
+    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another stretch begins: a stretch comes as a whole
+    assert len(ends) + 1 == len(stretches) - 1 or not places.size
+    inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
+    assert set(ends) == set(inside) | set(sequence.edges[(0 < sequence.edges) & (sequence.edges < edges[-1])])

@@ -153,7 +153,6 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self._chunk_bytes: Reservation | None = None
         self._ahead_bytes: Reservation | None = None
         self._holds_ahead = False
-        self._edges: npt.NDArray[np.int64] | None = None  # of the blocks
         self._threads = WorkerThreads()
         source.use_threads(self._threads.map)
         self._reset_report()
@@ -250,7 +249,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
         batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
         for step in range(worker, len(batches), workers):
-            self.expect((seed, epoch, worker), range(step, len(batches), workers), batches.batch, order.shuffle == "block")
+            self.expect((seed, epoch, worker), range(step, len(batches), workers), batches)
             yield from self._samples(Ticket(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
 
     @property
@@ -281,7 +280,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._chosen, view._fingerprint, view._edges = self._whole_indices(chosen), None, None
+        view._chosen, view._fingerprint = self._whole_indices(chosen), None
         if self.targets is not None:
             targets = self.targets
             view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
@@ -406,22 +405,15 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """Are all samples held, and is nothing left to be done with them that costs more than a copy?"""
         return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or self._is_random)
 
-    def expect(self, key: Any, steps: range, batch: Callable[[int], npt.NDArray[np.int64]], is_block: bool) -> None:
+    def expect(self, key: Any, steps: range, batches: RankBatches) -> None:
         """These batches come next: a streaming dataset begins to read them.
 
         Args:
             key: of the epoch: equal while it is the same.
             steps: of the batches, the next one first.
-            batch: a step -> its indices.
-            is_block: is it a block shuffle, so that all samples of a block come before long?
+            batches: of the epoch.
         """
-        edges = None
-        if is_block and self._holds_ahead:
-            if self._edges is None:
-                sizes = self.blocks()
-                self._edges = None if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
-            edges = self._edges
-        self.mode.expect(Coming(key, steps, batch, edges), self._source, self._whole_indices)
+        self.mode.expect(Coming(key, steps, batches, self._holds_ahead), self._source, self._whole_indices)
 
     def hold_ahead(self, nbytes: int, processes: int = 1) -> None:
         """Each of so many processes may hold `nbytes` of blocks that are far away while it is in the midst of them; 0: it fetches what each

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.errors import StateError
 from headrace.loader.draws import Draws
@@ -95,18 +94,15 @@ class OrderPlan(Plan):
     def steps(self) -> int:
         return len(self._batches)
 
-    def _of_epoch(self, epoch: int) -> RankBatches:
+    def batches_of(self, epoch: int) -> RankBatches:
+        """Those of an epoch."""
         if self._batches.order.epoch != epoch:
             self._batches = self._batches.with_epoch(epoch)
         return self._batches
 
-    def indices(self, epoch: int, step: int) -> npt.NDArray[np.int64]:
-        """The indices of one batch."""
-        return self._of_epoch(epoch).batch(step)
-
     def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
         repeats = self.order.repeats
-        for step, (indices, positions) in enumerate(self._of_epoch(epoch).with_positions(min(start, self.steps())), start):
+        for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
             yield Ticket(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
 
     def stats(self) -> dict[str, float]:

@@ -8,7 +8,6 @@ an error, if there was one, so that the parent can raise the error itself.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import pickle
@@ -145,8 +144,7 @@ class Fetch(Dataset[Any]):
 
     def _expect(self, plan: OrderPlan, ticket: Ticket) -> None:
         steps = range(ticket.step, plan.steps(), self._stride)
-        is_block = plan.parameters().get("shuffle") == "block"
-        self.dataset.expect(ticket.epoch, steps, functools.partial(plan.indices, ticket.epoch), is_block)
+        self.dataset.expect(ticket.epoch, steps, plan.batches_of(ticket.epoch))
 
     def _foreign(self, ticket: Ticket) -> Any:
         if self._seeder is None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
+from headrace.order import RankBatches
 from headrace.storage.source import Source
 
 Read = Callable[[Sequence[int]], list[Any]]
@@ -24,11 +25,10 @@ class Coming(NamedTuple):
     """Of the epoch: equal while it is the same one."""
     steps: range
     """Their steps."""
-    batch: Callable[[int], IntArray]
-    """A step -> the indices of its samples."""
-    edges: IntArray | None
-    """[blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``, and all samples of a block come before long; None: a
-    batch takes from everywhere."""
+    batches: RankBatches
+    """Of the epoch."""
+    holds: bool
+    """Is there room for the stretches of stored samples that it is in the midst of (see `Order.stretches`)?"""
 
 
 class Mode:

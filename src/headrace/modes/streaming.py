@@ -4,7 +4,7 @@ The order of an epoch is known, so each worker knows which batches it will be as
 
 * Records that are near are read by threads while the batches before them are decoded, a few batches ahead.
 * Bytes that are far away are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole
-  blocks, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.storage.remote_files`.
+  stretches of it, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.storage.remote_files`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THREADS = 4
 WINDOW = 64 << 20
 """Bytes that a process reads ahead at most, where the budget allows."""
 ASKED = 16
-"""Batches for which is asked together where their samples lie, if that must be asked for."""
+"""Batches that are computed together, and for which is asked together where their samples lie, if that must be asked for."""
 AHEAD = 2
 """Batches, beside the next one, whose records are read ahead."""
 
@@ -63,7 +63,7 @@ class Streaming(Mode):
                 self._scan = _Scan(coming, source, source.far, whole)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
-            self.read_ahead([whole(coming.batch(step)).tolist() for step in coming.steps[: AHEAD + 1]], source.read)
+            self.read_ahead([whole(coming.batches.batch(step)).tolist() for step in coming.steps[: AHEAD + 1]], source.read)
 
     def read_ahead(self, batches: Sequence[Sequence[int]], read: Read) -> None:
         """Begins to read the records of batches that come next, in threads."""
@@ -115,8 +115,9 @@ class _Scan:
     def __init__(self, coming: Coming, source: Source, far: RemoteFiles, whole: Callable[[IntArray], IntArray]) -> None:
         self._key, self._source, self._far, self._whole = coming.key, source, far, whole
         self._at, self._last = coming.steps.start, coming.steps.start
-        self._begun: set[int] = set()  # blocks
-        self._asked = coming.steps.start  # up to this step it is known where samples lie
+        self._edges = coming.batches.order.stretches() if coming.holds else None
+        self._begun: set[int] = set()  # stretches
+        self._some: dict[int, IntArray] = {}  # the batches that come next, by step
 
     def goes_on(self, coming: Coming) -> bool:
         """Are these the rest of the batches that it has gone through?"""
@@ -126,26 +127,28 @@ class _Scan:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
         self._last = coming.steps.start
         while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_ahead < window):
-            if self._source.stored_asks and self._at >= self._asked:
-                self._ask(coming)
-            indices = coming.batch(self._at)
             is_first = self._at == self._last  # nothing of it was asked for before
-            if coming.edges is None:
+            indices = self._batch(coming)
+            if self._edges is None:
                 self._far.ahead([self._source.stored(self._whole(indices))], is_first)
             else:
-                self._far.ahead([self._block(block, coming.edges) for block in self._new(indices, coming.edges)], is_first)
+                self._far.ahead([self._stretch(stretch, self._edges) for stretch in self._new(indices, self._edges)], is_first)
             self._at += coming.steps.step
 
-    def _ask(self, coming: Coming) -> None:
-        steps = range(self._at, coming.steps.stop, coming.steps.step)[:ASKED]
-        self._source.stored(self._whole(np.concatenate([coming.batch(step) for step in steps])))
-        self._asked = steps[-1] + coming.steps.step
+    def _batch(self, coming: Coming) -> IntArray:
+        """The batch that it has come to. Some are computed together, and asked for where they lie if that must be asked."""
+        if self._at not in self._some:
+            steps = range(self._at, coming.steps.stop, coming.steps.step)[: ASKED if self._some or self._source.stored_asks else 1]
+            self._some = dict(zip(steps, coming.batches.some(steps), strict=True))
+            if self._source.stored_asks:
+                self._source.stored(self._whole(np.concatenate(list(self._some.values()))))
+        return self._some[self._at]
 
     def _new(self, indices: IntArray, edges: IntArray) -> list[int]:
-        blocks = dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist())
-        new = [block for block in blocks if block not in self._begun]
+        stretches = dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist())
+        new = [stretch for stretch in stretches if stretch not in self._begun]
         self._begun.update(new)
         return new
 
-    def _block(self, block: int, edges: IntArray) -> Any:
-        return self._source.stored(self._whole(np.arange(edges[block], edges[block + 1], dtype=np.int64)))
+    def _stretch(self, stretch: int, edges: IntArray) -> Any:
+        return self._source.stored(self._whole(np.arange(edges[stretch], edges[stretch + 1], dtype=np.int64)))

@@ -70,6 +70,11 @@ class Order(ABC):
     def _indices(self, positions: IntArray) -> IntArray:
         """The indices at positions in [0, n)."""
 
+    def stretches(self) -> IntArray | None:
+        """Gives the stretches of stored samples of which all come before long, once the first has: int64 array [stretches + 1], where
+        stretch s holds the samples ``[s]`` to ``[s + 1] - 1``. None: the order takes from everywhere, or has no blocks."""
+        return None
+
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state; large ones as a digest."""

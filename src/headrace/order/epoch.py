@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, IntArray, Order, Shuffle, check_integer, digest_of
-from headrace.order.lanes import BlockSequence, Lanes
+from headrace.order.lanes import LAYOUT, BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 
 DEFAULT_INTERLEAVE = 64
@@ -32,7 +32,8 @@ class EpochOrder(Order):
     Args:
         n: number of samples.
         shuffle: False: 0, 1, 2, ...; True: a permutation of all samples; "block": blocks are permuted and interleaved,
-            and samples are permuted inside their block, so that a block is read once (see `order.lanes`).
+            and samples are permuted inside their block, or the part of it that comes by itself, so that a block is read once (see
+            `order.lanes`).
         seed: any integer.
         epoch: any integer. Seed and epoch are hashed together: no epoch of one seed repeats an epoch of another.
         blocks: integer array [blocks] of the sizes of consecutive runs of samples that are stored together; their sum
@@ -76,16 +77,19 @@ class EpochOrder(Order):
         """Gives the number of the block that the sample at each position belongs to, in the form of `__getitem__`."""
         return self._answer(self._blocks, positions)
 
+    def stretches(self) -> IntArray | None:
+        return self._blocks_in_order().stretches() if self._lanes is not None else None
+
     def parameters(self) -> dict[str, int | str | bool | None]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state.
 
-        ``interleave``, ``turns`` and ``blocks`` (a digest of the sizes) are None where the order doesn't depend on
+        ``interleave``, ``turns`` and ``blocks`` (the layout, and a digest of the sizes) are None where the order doesn't depend on
         them.
         """
         if self._lanes is None:
             return self._parameters(self.n)
         assert self._edges is not None
-        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=digest_of(self._edges))
+        return self._parameters(self.n, interleave=self.interleave, turns=self.turns, blocks=f"{LAYOUT}-{digest_of(self._edges)}")
 
     def __repr__(self) -> str:
         blocks = "None" if self._edges is None else f"<{self._edges.size - 1} sizes>"
@@ -108,8 +112,9 @@ class EpochOrder(Order):
     def _blocks_in_order(self) -> BlockSequence:
         """The table of this epoch, made at its first use: most epochs that `with_epoch` names are never asked."""
         if self._sequence is None:
-            assert self._edges is not None
-            self._sequence = BlockSequence(self._edges, self.seed, self.epoch)
+            assert self._edges is not None and self._lanes is not None
+            cuts = self._lanes.first if self._lanes.first.size < self._edges.size else ()  # or nothing would be permuted in the parts
+            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts)
         return self._sequence
 
 

@@ -13,12 +13,14 @@ Global batch s draws from the lanes of turn s mod ``turns`` only, and each of it
 
 torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the other lanes 4 to 7;
 and of two ranks, which take the even and the odd positions, one reads lanes 0, 2, 4, 6. Wherever lanes are not shared,
-a block is read and decoded once, bar the few that a lane's end cuts.
+a block is read and decoded once, bar the few that a lane's end cuts: those come in parts, at different times, each of which
+is a stretch of the storage by itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +31,8 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, per
 IntArray: TypeAlias = NDArray[np.int64]
 
 
+LAYOUT = 2
+"""Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""
 OPEN_BYTES = 2 << 30
 """Decoded bytes of the blocks that all lanes are in the midst of, at most."""
 
@@ -110,25 +114,35 @@ class Lanes:
 
 
 class BlockSequence:
-    """The blocks of one epoch, permuted, as one sequence of samples that are permuted inside each block.
+    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are permuted inside each stretch.
 
-    Memory: two integers a block. Blocks of size zero are skipped.
+    A stretch is a block, or one of the parts that it is cut into. Memory: five integers a stretch. Blocks of size zero are skipped.
 
     Args:
         edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
         seed: seed of the order.
         epoch: epoch number.
+        cuts: int64 array: places of the sequence that end a stretch.
 
     Attributes:
         edges: int64 array [blocks + 1]: the places that the blocks begin at, in the order of the sequence, and the last one's end.
     """
 
-    def __init__(self, edges: IntArray, seed: int, epoch: int) -> None:
+    def __init__(self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = ()) -> None:
         count = edges.size - 1
-        self._source = edges
         self._blocks = permute(np.arange(count), count, derive_keys("blocks", seed, epoch, count=KEY_COUNT))
         self.edges = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
+        end = self.edges[-1]
+        starts = np.unique(np.concatenate([self.edges, np.asarray(cuts, np.int64)]))
+        self._starts = starts[starts < end]  # places that stretches begin at
+        self._sizes = np.diff(self._starts, append=end)
+        slots = self._slot_of(self._starts)
+        self._sources = edges[self._blocks[slots]] + self._starts - self.edges[slots]  # indices that they begin at
+
+    def stretches(self) -> IntArray:
+        """Gives where stretches begin in stored order, and the end: int64 array [stretches + 1]."""
+        return np.append(np.sort(self._sources), self.edges[-1])
 
     def block_at(self, places: IntArray) -> IntArray:
         """Gives the number of the block that each place falls into."""
@@ -136,12 +150,11 @@ class BlockSequence:
 
     def index_at(self, places: IntArray) -> IntArray:
         """Gives the index of the sample at each place."""
-        slots = self._slot_of(places)
-        blocks = self._blocks[slots]
-        starts = self._source[blocks]
-        # keys of a block's own: those of the epoch, mixed with the block's number
-        keys = mix(mix(blocks.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
-        return starts + permute_within(places - self.edges[slots], self._source[blocks + 1] - starts, keys)
+        stretches = np.searchsorted(self._starts, places, side="right") - 1
+        # keys of a stretch's own: those of the epoch, mixed with its number
+        keys = mix(mix(stretches.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
+        found: IntArray = self._sources[stretches] + permute_within(places - self._starts[stretches], self._sizes[stretches], keys)
+        return found
 
     def _slot_of(self, places: IntArray) -> IntArray:
         # side="right" finds the last block that begins at or before the place: never one of size zero

@@ -40,6 +40,9 @@ class ResizedOrder(Order):
             out[chosen] = self._last[1][places[chosen]]
         return out
 
+    def stretches(self) -> IntArray | None:
+        return None if self.repeats else self._order.stretches()
+
     def parameters(self) -> dict[str, Any]:
         return {**self._order.parameters(), "num_samples": self.n}
 
