@@ -63,4 +63,4 @@ def test_what_a_cut_parts_lies_in_two_stretches_of_the_storage(sizes: list[int],
     ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another stretch begins: a stretch comes as a whole
     assert len(ends) + 1 == len(stretches) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
-    assert set(ends) == set(inside) | set(sequence.edges[(0 < sequence.edges) & (sequence.edges < edges[-1])])
+    assert set(ends) == set(inside) | set(sequence.edges[(sequence.edges > 0) & (sequence.edges < edges[-1])])

@@ -229,6 +229,8 @@ class Collate:
                 assert arena is not None
                 delivery: Delivery = made if error is None else arena.pack(None, {**report, "failure": describe(error)})
                 return delivery
+            if arena is not None and error is None:
+                made = arena.lightened(made)
             return Delivered(made, report if error is None else {**report, "failure": error}, 0 if arena is None else arena.nbytes)
         finally:
             samples.error = samples.arena = None

@@ -13,8 +13,9 @@ NOTE [ ring life cycle ]
    torch's pipe stays below `PIPE_BUF`, is written whole or not at all, and a worker killed in the midst of it leaves no half of a
    message, whose rest the parent would wait for.
 3. Unpickling the `Delivery` in the parent makes the tensors over the slot. They all hold one `_Lease`; when the last of them dies,
-   the lease does, and the slot is free again. A user who keeps batches keeps their slots. With pin_memory the pinned copy is made
-   in torch's own thread, and the slot is free as soon as that is done.
+   the lease does, and the slot is free again. A user who keeps batches keeps their slots; who keeps the labels alone does not: a
+   tensor that is small, and a small part of its batch, is copied out (`_is_light`). With pin_memory the pinned copy is made in
+   torch's own thread, and the slot is free as soon as that is done.
 4. No slot is free: the file grows by one. Nothing waits for a slot, so nothing can hang. Slots above the planned number give
    their pages back to the system when they are free. Where a user keeps very many batches, further ones are copied out of theirs.
    `Ring.stats` counts both.
@@ -59,6 +60,8 @@ _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
 _KEPT = 64  # slots above the planned number at most, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
 _MESSAGE = 3072  # bytes of a pickle that travel through the pipe: with what torch adds below 4,096, the PIPE_BUF of Linux
+_LIGHT, _LIGHT_SHARE = 64 << 10, 8  # bytes of a tensor, and how often they go into those of its batch, that is copied out of the slot
+_FEW = 32  # tensors of a batch among which those are looked for
 _POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has no name for it
 
 _NUMPY: dict[torch.dtype, Any] = {
@@ -237,6 +240,21 @@ class Arena:
         """Bytes of the slot that are taken."""
         return self._end
 
+    def lightened(self, batch: Any) -> Any:
+        """The batch, in the parent: where it is a plain tuple, list or dict, its light tensors are copied out of the slot."""
+        if self._lease is None or type(batch) not in (tuple, list, dict):
+            return batch
+        values = list(batch.values()) if type(batch) is dict else list(batch)
+        made = {id(value): value.clone() for value in values if self._is_apart(value) and _is_light(value.nbytes, self._end)}
+        if not made:
+            return batch
+        values = [made.get(id(value), value) for value in values]
+        return dict(zip(batch, values, strict=True)) if type(batch) is dict else type(batch)(values)
+
+    def _is_apart(self, value: Any) -> bool:
+        """Is it a tensor in the slot, and no view of another one?"""
+        return type(value) is torch.Tensor and any(value is made for *_, made in self._areas)
+
     def abandon(self) -> None:
         """No batch comes of it: the slot is free again, or as soon as nothing that was made in it is left."""
         self._lease = None
@@ -363,6 +381,10 @@ def _sparse(layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...]
     return made.requires_grad_(grad)
 
 
+def _is_light(nbytes: int, of: int) -> bool:
+    return nbytes <= _LIGHT and nbytes * _LIGHT_SHARE <= of
+
+
 def _shaped(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     typed = raw.view(dtype)
     return typed.as_strided(shape, strides) if strides else typed.view(shape)
@@ -397,6 +419,7 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
         offset, nbytes = message
         message = ring.view(slot, offset, offset + nbytes, None).numpy().tobytes()
     layout, buffers, rest, report = pickle.loads(message)
+    total = sum(place[1] for place in layout)
     is_crowded = ring.is_crowded
     ring.copied += is_crowded
 
@@ -409,11 +432,15 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
             return torch.empty(shape, dtype=dtype)
         if strides or is_crowded:
             return _shaped(area(offset, nbytes), dtype, shape, strides)
-        return ring.tensor(slot, offset, shape, dtype, lease)
+        made = ring.tensor(slot, offset, shape, dtype, lease)
+        return made.clone() if _is_light(nbytes, total) and is_apart(offset, nbytes) else made
+
+    def is_apart(offset: int, nbytes: int) -> bool:  # and no other tensor of the batch sees the same bytes
+        return len(layout) <= _FEW and sum(start < offset + nbytes and offset < start + size for start, size, *_ in layout) == 1
 
     tensors = [tensor(*place) for place in layout]
     batch = _Unpacker(rest, [area(*place) for place in buffers], tensors).load()
-    return Delivered(batch, report, sum(place[1] for place in layout) + sum(size for _, size in buffers))
+    return Delivered(batch, report, total + sum(size for _, size in buffers))
 
 
 class Delivered:

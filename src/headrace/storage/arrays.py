@@ -170,6 +170,9 @@ class ArraysSource(Source):
         except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
             return []
 
+    def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
+        return None if self.far is None or self.rows_like() is None else self._first.spans_of(indices)  # type: ignore[union-attr]
+
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]
         return any(field.asks for field in self._readers)

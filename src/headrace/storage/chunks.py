@@ -376,6 +376,14 @@ class ArrayReader:
         bands = np.unique(rows // grid.chunks[0])
         return chunks.spans((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
 
+    def spans_of(self, rows: Sequence[int]) -> list[Span] | None:
+        """Where each row lies, if all were written and lie there as they are."""
+        chunks = self._rows
+        if not isinstance(chunks, DirectChunks) or not _is_raw(chunks):
+            return None
+        places = chunks.raw_places(np.asarray(rows, np.int64))
+        return None if (places.offsets < 0).any() else places.spans()
+
     @property
     def asks(self) -> bool:
         """Must something be asked for before it is known where chunks lie?"""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,8 +16,21 @@ import numpy.typing as npt
 
 from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
+from headrace.storage.stretches import bytes_of, read_parts
 
 S = TypeVar("S", bound=Source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Generic[S]):
+    """Samples of one source."""
+
+    number: int
+    source: S
+    indices: list[int]
+    """In the source."""
+    places: list[int]
+    """Of these samples, among all that are wanted."""
 
 
 class ConcatSource(Source, Generic[S]):
@@ -26,6 +43,9 @@ class ConcatSource(Source, Generic[S]):
     def __init__(self, sources: Sequence[S]) -> None:
         self.sources = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
+        found = self.sources[0].rows_like()
+        self._rows_like = found if all(source.rows_like() == found for source in self.sources) else None
+        self._to_count: set[int] = set()  # sources that were read from since they were asked what they have counted
         self.thread_safe = all(source.thread_safe for source in self.sources)
 
     def __len__(self) -> int:
@@ -36,15 +56,17 @@ class ConcatSource(Source, Generic[S]):
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
-    def _parts(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[tuple[S, list[int], list[int]]]:
-        """For each source that is needed the indices in it, and the places of these samples among `indices`."""
+    def _parts(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[_Part[S]]:
         wanted = np.asarray(indices, np.int64)
+        if not wanted.size:
+            return []
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        parts = []
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            parts.append((self.sources[number], (wanted[places] - self._starts[number]).tolist(), places.tolist()))
-        return parts
+        order = numbers.argsort(kind="stable")
+        numbers = numbers[order]
+        inner, places = (wanted[order] - self._starts[numbers]).tolist(), order.tolist()
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
+        of = numbers[edges[:-1]].tolist()
+        return [_Part(n, self.sources[n], inner[a:b], places[a:b]) for n, (a, b) in zip(of, itertools.pairwise(edges), strict=True)]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self._parts(indices)
@@ -54,27 +76,35 @@ class ConcatSource(Source, Generic[S]):
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
         return self._gathered(len(indices), self._parts(indices), lambda source, some: source.read_afresh(some))
 
-    def _gathered(self, count: int, parts: list[tuple[S, list[int], list[int]]], read: Callable[[S, list[int]], list[Any]]) -> list[Any]:
+    def _gathered(self, count: int, parts: list[_Part[S]], read: Callable[[S, list[int]], list[Any]]) -> list[Any]:
         records: list[Any] = [None] * count
-        for source, some, places in parts:
-            for place, record in zip(places, read(source, some), strict=True):
-                records[place] = record
+        with self._counting(parts):
+            for part in parts:
+                for place, record in zip(part.places, read(part.source, part.indices), strict=True):
+                    records[place] = record
         return records
 
-    def _fetch_together(self, parts: list[tuple[S, list[int], list[int]]]) -> None:
+    def _fetch_together(self, parts: list[_Part[S]]) -> None:
         """What lies far away is asked for at once, and not file by file."""
         far = self.far
         if far is not None and len(parts) > 1:
-            far.ahead([source.stored(np.asarray(some, np.int64)) for source, some, _ in parts], True)
+            far.ahead([part.source.stored(np.asarray(part.indices, np.int64)) for part in parts], True)
 
-    @property
+    @contextlib.contextmanager
+    def _counting(self, parts: list[_Part[S]]) -> Iterator[None]:
+        try:
+            yield
+        finally:  # at the end: what is counted meanwhile is not left behind
+            self._to_count.update(part.number for part in parts)
+
+    @functools.cached_property
     def far(self) -> RemoteFiles | None:  # type: ignore[override]
         """The files of the server that all sources read from."""
         found = {id(source.far): source.far for source in self.sources}
         return next(iter(found.values())) if len(found) == 1 else None
 
     def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
-        return [span for source, some, _ in self._parts(indices) for span in source.stored(np.asarray(some, np.int64))]
+        return [span for part in self._parts(indices) for span in part.source.stored(np.asarray(part.indices, np.int64))]
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]
@@ -85,14 +115,32 @@ class ConcatSource(Source, Generic[S]):
         return sum(source.stored_nbytes for source in self.sources)
 
     def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        found = self.sources[0].rows_like()
-        return found if all(source.rows_like() == found for source in self.sources) else None
+        return self._rows_like
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self._parts(indices)
-        self._fetch_together(parts)
-        for source, some, places in parts:
-            source.read_into(some, [rows[place] for place in places])
+        with self._counting(parts):
+            if self._are_read_together(parts, rows):
+                return
+            self._fetch_together(parts)
+            for part in parts:
+                part.source.read_into(part.indices, [rows[place] for place in part.places])
+
+    def _are_read_together(self, parts: list[_Part[S]], rows: Rows) -> bool:
+        """Reads rows that lie far away as they are by one call for all files, if that is what they are."""
+        far = self.far
+        spans: list[Span] = []
+        if far is None:
+            return False
+        for part in parts:
+            found = part.source.spans_of(part.indices)
+            if found is None:
+                return False
+            spans += found
+        read_parts(spans, [bytes_of(rows[place]) for part in parts for place in part.places], far)
+        for part in parts:
+            part.source.check(part.indices, [rows[place] for place in part.places])
+        return True
 
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
         for source in self.sources:
@@ -107,7 +155,11 @@ class ConcatSource(Source, Generic[S]):
             source.hold_chunks(nbytes)
 
     def take_counts(self) -> Counter[str]:
-        return sum((source.take_counts() for source in self.sources), Counter())
+        counts: Counter[str] = Counter() if self.far is None else self.far.take_counts()
+        for number in list(self._to_count):
+            self._to_count.discard(number)
+            counts.update(self.sources[number].take_counts())
+        return counts
 
     def how(self) -> dict[str, str]:
         """By which path each array is read, and why; where sources differ, each way that there is."""

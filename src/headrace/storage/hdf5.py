@@ -184,11 +184,11 @@ class HDF5Source(ArraysSource):
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)
-        self._check(indices, rows)
+        self.check(indices, rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         records = super().read(indices) if self._offsets is None else self._read_spans(np.asarray(indices, np.int64))
-        self._check(indices, records)
+        self.check(indices, records)
         return records
 
     def _read_spans(self, indices: npt.NDArray[np.int64]) -> list[Any]:
@@ -204,10 +204,10 @@ class HDF5Source(ArraysSource):
         assert isinstance(self._first, ArrayReader)
         return self._first.stored_spans(self._offsets.array[indices], self._offsets.array[indices + 1])
 
-    def _check(self, indices: Sequence[int], arrays: Rows) -> None:
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:
             return
-        for index, array in zip(indices, arrays, strict=True):
+        for index, array in zip(indices, records, strict=True):
             if crc_of(array) != int(self._crc.array[index]):
                 raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
 

@@ -491,6 +491,8 @@ class _Ahead:
             self._make_room()
 
     def _make_room(self) -> None:
+        if self._touched <= self.room:
+            return
         for path, start in list(self._extents):
             if self._touched <= self.room:
                 break

@@ -95,6 +95,18 @@ class Source(ABC):
         """
         return []
 
+    def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
+        """Where each record lies far away, if its bytes are there what `read_into` writes; None: they are not, or not all of them."""
+        return None
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        """Compares records with their checksums, where there are some.
+
+        Raises:
+            FormatError: one has another checksum.
+        """
+        return
+
     stored_asks = False
     """Must something be asked for before `stored` can tell, so that samples had better be named to it in large numbers?"""
 
