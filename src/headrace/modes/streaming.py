@@ -84,7 +84,7 @@ class Streaming(Mode):
         self._own()
         future = self._pending.pop(tuple(indices), None)
         records = read(indices) if future is None else future.result()
-        if records:
+        if records and self._pool is not None:
             mean = sum(map(size_of, records)) / len(records)
             self._record_bytes = mean if not self._record_bytes else 0.8 * self._record_bytes + 0.2 * mean
         return records
