@@ -32,6 +32,8 @@ AHEAD = 2
 
 def size_of(record: Any) -> int:
     """Bytes of a record, as far as it says."""
+    if isinstance(record, (bytes, str)):
+        return len(record)
     if isinstance(record, (tuple, list, dict)):
         return sum(map(size_of, record.values() if isinstance(record, dict) else record))
     return int(getattr(record, "nbytes", 0)) or (len(record) if isinstance(record, Sized) else 64)
