@@ -1,6 +1,6 @@
 """How fast are samples streamed from a server, and how soon does the first batch come?
 
-    python benchmarks/stream.py [PHOTOS] [--latency 1 20 100] [--order shuffled stored] [--samples 16384] [--side 96] [--shard MB]
+    python benchmarks/stream.py [PHOTOS] [--latency 1 20 100] [--order shuffled stored] [--samples 32768] [--side 96] [--shard MB]
                                 [--bandwidth MB] [--workers N] [--rounds 5] [--quick] [--only NAME ...] [--work FOLDER] [--json]
 
 Images of uint8 [side, side, 3] (28 kB), in shards on a server on loopback that waits before each answer and shares out its bandwidth
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("photos", nargs="?", help="a folder of images; without, images are made")
     parser.add_argument("--latency", type=float, nargs="+", metavar="MS", default=[1, 20, 100], help="before each answer (1 20 100)")
     parser.add_argument("--order", nargs="+", choices=["shuffled", "stored"], default=["shuffled", "stored"])
-    parser.add_argument("--samples", type=int, default=16384)
+    parser.add_argument("--samples", type=int, default=32768)
     parser.add_argument("--side", type=int, default=96, help="pixels (96: 28 kB)")
     parser.add_argument("--shard", type=float, metavar="MB", default=16, help="size of a shard, in every format (16)")
     parser.add_argument("--bandwidth", type=float, metavar="MB", default=400, help="of the server, a second (400)")

@@ -46,6 +46,7 @@ WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 FEWEST, FIRST, MOST = 2, 16, 64
 """Pieces on their way: at least, in the beginning, at most."""
+_QUESTIONS = 4  # times as many may be on their way where no bytes come but an answer's headers
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
@@ -407,7 +408,8 @@ class _Flow:
     @contextlib.asynccontextmanager
     async def place(self, nbytes: int) -> Any:
         """While one is on its way. The first may be of any size."""
-        while self._running and (self._running >= int(self._limit) or self._bytes + nbytes > self._window):
+        share = 1 if nbytes else _QUESTIONS
+        while self._running and (self._running >= share * int(self._limit) or self._bytes + nbytes > self._window):
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(woken)
             await woken
