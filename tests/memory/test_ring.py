@@ -314,6 +314,28 @@ class TestLife:
         del batch
         assert in_use(ring) == 0 and copies[1].sum() == 200
 
+    def test_who_keeps_the_labels_keeps_no_slot(self) -> None:
+        ring, kept = Ring(2), []
+        for number in range(9):
+            images, labels = deliver(ring, (torch.full((64, 500), number), torch.full((64,), number)))
+            assert in_use(ring) == 1 and (images == number).all()
+            kept.append(labels)
+            del images, labels
+            assert in_use(ring) == 0
+        assert ring.total == 2 and all((labels == number).all() for number, labels in enumerate(kept))
+
+    def test_a_view_of_another_tensor_stays_one(self) -> None:
+        ring = Ring(1)
+        arena = ring.arena(ring.take())
+        with arena:
+            whole = empty((64, 500), torch.float32).fill_(1)
+            message = pickle.dumps(arena.pack([whole, whole[3]], {}))
+        batch = pickle.loads(message).batch
+        batch[0][3] = 7
+        assert (batch[1] == 7).all()
+        del batch[0]
+        assert in_use(ring) == 1
+
     def test_a_reference_cycle_holds_it_until_it_is_collected(self) -> None:
         ring = Ring(1)
         gc.disable()
@@ -552,6 +574,29 @@ class TestInProcess:
         assert in_use(ring) == 1 and (row == 1).all()
         del row
         assert in_use(ring) == 0
+
+    @pytest.mark.parametrize("kind", [tuple, list, dict])
+    def test_who_keeps_the_labels_keeps_no_slot(self, kind: Any) -> None:
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            images, labels = empty((64, 500), torch.float32).fill_(1), empty((64,), torch.int64).fill_(5)
+            made = dict(x=images, y=labels, z=labels) if kind is dict else kind([images, labels, labels])
+        del images, labels
+        batch = arena.lightened(made)
+        del arena, made
+        assert type(batch) is kind and in_use(ring) == 1
+        images, *labels = batch.values() if kind is dict else batch
+        assert labels[0] is labels[1]
+        del batch, images
+        assert in_use(ring) == 0 and (labels[0] == 5).all()
+
+    def test_of_a_batch_of_anothers_kind_nothing_is_copied(self) -> None:
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            images, labels = empty((64, 500), torch.float32), empty((64,), torch.int64)
+            point = Point(images, labels)
+        assert arena.lightened(point) is point and arena.lightened(labels) is labels
+        assert arena.lightened([labels[:5]])[0]._base is labels
 
     def test_a_batch_that_lies_elsewhere_frees_it_at_once(self) -> None:
         ring = Ring(1)

@@ -285,6 +285,18 @@ GOLDEN: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
+def test_stretches_are_those_that_batches_come_from() -> None:
+    sizes = [50] * 40
+    order = EpochOrder(2000, shuffle="block", blocks=sizes, global_batch=10, interleave=4, turns=3)
+    stretches = order.stretches()
+    assert stretches is not None and stretches[0] == 0 and stretches[-1] == 2000 and len(stretches) - 1 <= 40 + 12 - 1
+    numbers = np.searchsorted(stretches, order[:], side="right") - 1
+    open_at_once = [len(set(numbers[:p]) & set(numbers[p:])) for p in range(0, 2000, 10)]
+    assert max(open_at_once) <= 12  # each is begun and ended before its lane begins the next one
+    assert EpochOrder(2000, shuffle=True, blocks=sizes).stretches() is None
+    assert EpochOrder(2000, shuffle="block").stretches() is None
+
+
 @pytest.mark.parametrize(("arguments", "first"), GOLDEN)
 def test_orders_are_the_same_for_ever(arguments: dict[str, Any], first: list[int]) -> None:
     assert EpochOrder(**arguments)[:16].tolist() == first

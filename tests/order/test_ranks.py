@@ -130,6 +130,17 @@ def test_an_iteration_can_begin_at_any_step(pad: bool, n: int, world_size: int, 
     assert rank.samples_before(step) == len(seen)
 
 
+@pytest.mark.parametrize("shuffle", [False, True, "block"])
+def test_some_batches_together_are_what_they_are_one_by_one(shuffle: Any) -> None:
+    order = EpochOrder(101, shuffle=shuffle, blocks=[11] * 9 + [2], global_batch=6, interleave=2, turns=2)
+    batches = RankBatches(order, 1, 2, 3)
+    steps = range(1, len(batches), 3)
+    assert [found.tolist() for found in batches.some(steps)] == [batches.batch(step).tolist() for step in steps]
+    assert batches.some([]) == []
+    with pytest.raises(IndexError):
+        batches.some([0, len(batches)])
+
+
 def test_an_iteration_over_many_parts_is_complete() -> None:
     rank = RankBatches(EpochOrder(50_001, global_batch=64 * 2), 1, 2, 64)
     assert [batch.tolist() for batch in rank] == [rank.batch(step).tolist() for step in range(len(rank))]
