@@ -21,8 +21,9 @@ from headrace.storage import remote as module
 from headrace.storage.blocks import BLOCK, CachedRemote
 from headrace.storage.disk_cache import DiskCache
 from headrace.storage.failures import retry_after
+from headrace.storage.flow import FEWEST, MOST, Flow
 from headrace.storage.ranges import assembled, plan
-from headrace.storage.remote import Range, Remote, Version, _Flow
+from headrace.storage.remote import Range, Remote, Version
 from tests.servers.ranges import RangeServer
 
 SIZE = 3_000_000
@@ -273,13 +274,13 @@ def test_pieces_hold_all_that_is_wanted(wanted: list[tuple[str, int, int]], piec
 
 
 def test_the_flow_follows_the_server() -> None:
-    flow = _Flow(1_000)
+    flow = Flow(1_000)
     for _ in range(3_000):
         flow.went_well()
-    assert int(flow._limit) == module.MOST
+    assert int(flow._limit) == MOST
     for _ in range(20):
         flow.went_badly()
-    assert flow._limit == module.FEWEST
+    assert flow._limit == FEWEST
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             steps: of the batches, the next one first.
             batches: of the epoch.
         """
-        self.mode.expect(Coming(key, steps, batches, self._holds_ahead), self._source, self._whole_indices)
+        stretches = batches.order.stretches if self._holds_ahead else None
+        self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self._whole_indices)
 
     def hold_ahead(self, nbytes: int, processes: int = 1) -> None:
         """Each of so many processes may hold `nbytes` of blocks that are far away while it is in the midst of them; 0: it fetches what each

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
-from headrace.order import RankBatches
 from headrace.storage.source import Source
 
 Read = Callable[[Sequence[int]], list[Any]]
@@ -25,10 +24,11 @@ class Coming(NamedTuple):
     """Of the epoch: equal while it is the same one."""
     steps: range
     """Their steps."""
-    batches: RankBatches
-    """Of the epoch."""
-    holds: bool
-    """Is there room for the stretches of stored samples that it is in the midst of (see `Order.stretches`)?"""
+    some: Callable[[Sequence[int]], list[IntArray]]
+    """Steps -> the indices of each one's samples."""
+    stretches: Callable[[], IntArray | None] | None
+    """Gives where stretches of stored samples begin, and the end, of which all come before long (see `Order.stretches`); None: there is no
+    room for those that it is in the midst of."""
 
 
 class Mode:

@@ -65,7 +65,7 @@ class Streaming(Mode):
                 self._scan = _Scan(coming, source, source.far, whole)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
-            self.read_ahead([whole(coming.batches.batch(step)).tolist() for step in coming.steps[: AHEAD + 1]], source.read)
+            self.read_ahead([whole(batch).tolist() for batch in coming.some(coming.steps[: AHEAD + 1])], source.read)
 
     def read_ahead(self, batches: Sequence[Sequence[int]], read: Read) -> None:
         """Begins to read the records of batches that come next, in threads."""
@@ -117,7 +117,7 @@ class _Scan:
     def __init__(self, coming: Coming, source: Source, far: RemoteFiles, whole: Callable[[IntArray], IntArray]) -> None:
         self._key, self._source, self._far, self._whole = coming.key, source, far, whole
         self._at, self._last = coming.steps.start, coming.steps.start
-        self._edges = coming.batches.order.stretches() if coming.holds else None
+        self._edges = None if coming.stretches is None else coming.stretches()
         self._begun: set[int] = set()  # stretches
         self._some: dict[int, IntArray] = {}  # the batches that come next, by step
 
@@ -141,7 +141,7 @@ class _Scan:
         """The batch that it has come to. Some are computed together, and asked for where they lie if that must be asked."""
         if self._at not in self._some:
             steps = range(self._at, coming.steps.stop, coming.steps.step)[: ASKED if self._some or self._source.stored_asks else 1]
-            self._some = dict(zip(steps, coming.batches.some(steps), strict=True))
+            self._some = dict(zip(steps, coming.some(steps), strict=True))
             if self._source.stored_asks:
                 self._source.stored(self._whole(np.concatenate(list(self._some.values()))))
         return self._some[self._at]

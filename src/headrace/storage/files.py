@@ -15,7 +15,8 @@ import numpy.typing as npt
 from headrace.errors import ConfigError
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import is_url, redact
-from headrace.storage.remote import Remote, close_filesystem
+from headrace.storage.remote import Remote
+from headrace.storage.remote_calls import close_filesystem
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import (
     DataPath,

@@ -7,9 +7,7 @@ NOTE [ a fetch ]
 * A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
   that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
   its attempts end at the deadline. Time is that of the monotonic clock.
-* How many pieces are on their way at once follows from how it goes: one more after each success until the server is overloaded for the
-  first time, then one more after as many successes; half as many when it is overloaded (slow start, additive increase, multiplicative
-  decrease: V. Jacobson, "Congestion avoidance and control", 1988). Never more bytes than `window`.
+* How many pieces are on their way at once follows from how it goes: see `headrace.storage.flow`.
 * Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
   compared. A file that was replaced is an error, never a mix.
 * Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
@@ -20,9 +18,7 @@ NOTE [ a fetch ]
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import inspect
 import os
 import random
 import threading
@@ -33,20 +29,19 @@ from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError, ReplacedError
 from headrace.storage.failures import is_of_network, retry_after, status_of
+from headrace.storage.flow import MOST, Flow, together
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.http_ranges import HTTPRanges, NotPlainError, WrongLengthError, plain_headers
 from headrace.storage.paths import redact
 from headrace.storage.ranges import Range as Range
 from headrace.storage.ranges import Version as Version
 from headrace.storage.ranges import assembled, plan
+from headrace.storage.remote_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of
 from headrace.storage.scan import open_filesystem, path_in
 
 RETRIES, DEADLINE = 5, 60.0
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
-FEWEST, FIRST, MOST = 2, 16, 64
-"""Pieces on their way: at least, in the beginning, at most."""
-_QUESTIONS = 4  # times as many may be on their way where no bytes come but an answer's headers
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
@@ -98,7 +93,7 @@ class Remote:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._flow = _Flow(self._window)
+        self._flow = Flow(self._window)
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
         self._plain: HTTPRanges | None = None
@@ -134,7 +129,7 @@ class Remote:
                 *(functools.partial(self._version, url) for url in urls),
                 *(functools.partial(other, url) for url in perhaps),
             ]
-            return await _together(tasks, self._flow, [0] * len(tasks))
+            return await together(tasks, self._flow, [0] * len(tasks))
 
         found: list[Version | None] = self._run(each)
         return found
@@ -149,7 +144,7 @@ class Remote:
 
         async def each() -> list[Version | None]:
             tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
-            return await _together(tasks, self._flow, [0] * len(tasks))
+            return await together(tasks, self._flow, [0] * len(tasks))
 
         found: list[Version | None] = self._run(each)
         return found
@@ -166,9 +161,7 @@ class Remote:
         pieces, places = plan(wanted)
 
         async def each() -> list[bytes]:
-            return await _together(
-                [functools.partial(self._piece, piece) for piece in pieces], self._flow, [len(piece) for piece in pieces]
-            )
+            return await together([functools.partial(self._piece, piece) for piece in pieces], self._flow, [len(piece) for piece in pieces])
 
         found: list[bytes] = self._run(each)
         return [assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
@@ -182,7 +175,7 @@ class Remote:
 
         async def each() -> list[bytes]:
             tasks = [functools.partial(self._whole, path, self._shown(path)) for path in paths]
-            return await _together(tasks, self._flow, [_GUESSED] * len(paths))
+            return await together(tasks, self._flow, [_GUESSED] * len(paths))
 
         found: list[bytes] = self._run(each)
         return found
@@ -210,7 +203,7 @@ class Remote:
                 return None
 
         async def each() -> list[bytes | None]:
-            return await _together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls))
+            return await together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls))
 
         found: list[bytes | None] = self._run(each)
         if refusals and all(data is None for data in found):
@@ -225,10 +218,10 @@ class Remote:
         """
 
         def ask(_: float) -> Awaitable[Any]:
-            return _call(self._fs, "isdir", self._path(url))
+            return call(self._fs, "isdir", self._path(url))
 
         async def one() -> list[Any]:
-            return await _together([functools.partial(self._persist, ask, self._shown(url), lambda _: True)], self._flow, [0])
+            return await together([functools.partial(self._persist, ask, self._shown(url), lambda _: True)], self._flow, [0])
 
         return bool(self._run(one)[0])
 
@@ -256,7 +249,7 @@ class Remote:
 
     async def _version(self, url: str) -> Version:
         def ask(_: float) -> Awaitable[Any]:
-            return _info(self._fs, self._path(url))
+            return info_of(self._fs, self._path(url))
 
         info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
         tag = next(
@@ -267,7 +260,7 @@ class Remote:
 
     async def _whole(self, path: str, shown: str) -> bytes:
         def ask(_: float) -> Awaitable[Any]:
-            return _call(self._fs, "cat_file", path)
+            return call(self._fs, "cat_file", path)
 
         data: bytes = await self._persist(ask, shown, lambda _: True)
         self._count(bytes_fetched=len(data))
@@ -287,7 +280,7 @@ class Remote:
                     return await asyncio.get_running_loop().run_in_executor(plain.pool, read, time.monotonic() + patience)
                 except NotPlainError:
                     self._is_plain = False
-            return await _fetch(fs, path, piece)
+            return await fetch(fs, path, piece)
 
         data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
         self._count(bytes_fetched=len(data))
@@ -382,7 +375,7 @@ class Remote:
         """Runs a coroutine in the loop of this process's file system, and waits for it."""
         if self._pid != os.getpid():  # what is on its way there is the parent's
             self._reset()
-        future = asyncio.run_coroutine_threadsafe(_coroutine(function), _loop_of(self._fs))
+        future = asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
         try:
             return future.result()
         except BaseException:
@@ -397,140 +390,8 @@ class Remote:
         self._reset()
 
 
-class _Flow:
-    """How many pieces may be on their way, and how many are. Used in the loop's thread only."""
-
-    def __init__(self, window: int) -> None:
-        self._limit, self._window, self._is_new = float(FIRST), window, True
-        self._running, self._bytes = 0, 0
-        self._waiting: list[asyncio.Future[None]] = []
-
-    @contextlib.asynccontextmanager
-    async def place(self, nbytes: int) -> Any:
-        """While one is on its way. The first may be of any size."""
-        share = 1 if nbytes else _QUESTIONS
-        while self._running and (self._running >= share * int(self._limit) or self._bytes + nbytes > self._window):
-            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(woken)
-            await woken
-        self._running, self._bytes = self._running + 1, self._bytes + nbytes
-        try:
-            yield
-        finally:
-            self._running, self._bytes = self._running - 1, self._bytes - nbytes
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
-
-    def went_well(self) -> None:
-        self._limit = min(MOST, self._limit + (1 if self._is_new else 1 / self._limit))
-
-    def went_badly(self) -> None:
-        self._limit, self._is_new = max(FEWEST, self._limit / 2), False
-
-
 async def _or_none(task: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await task()
     except DataNotFoundError:
         return None
-
-
-async def _together(tasks: Sequence[Callable[[], Awaitable[Any]]], flow: _Flow, sizes: Sequence[int]) -> list[Any]:
-    """What each task gives; the first error cancels the others."""
-
-    async def placed(task: Callable[[], Awaitable[Any]], nbytes: int) -> Any:
-        async with flow.place(nbytes):
-            return await task()
-
-    running = [asyncio.ensure_future(placed(task, nbytes)) for task, nbytes in zip(tasks, sizes, strict=True)]
-    try:
-        return list(await asyncio.gather(*running))
-    except BaseException:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        raise
-
-
-# -- fsspec
-
-
-async def _coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
-    return await function()
-
-
-def _loop_of(fs: Any) -> Any:
-    if getattr(fs, "async_impl", False):
-        return fs.loop
-    import fsspec.asyn
-
-    return fsspec.asyn.get_loop()
-
-
-async def _call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    if getattr(fs, "async_impl", False):
-        return await getattr(fs, f"_{name}")(*args, **kwargs)
-    return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return tuple(fs.protocol) if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
-
-
-async def _info(fs: Any, path: str) -> Any:
-    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is missing."""
-    if "http" in _protocols(fs) and hasattr(fs, "set_session"):
-        options = dict(getattr(fs, "kwargs", {}))
-        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}  # else the size may be of something compressed
-        session = await fs.set_session()
-        try:
-            async with session.head(fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers) as answer:
-                if answer.status == 404:
-                    raise FileNotFoundError(path)
-                said = answer.headers
-                if answer.status == 200 and "Content-Length" in said and "Content-Encoding" not in said:
-                    return {"size": int(said["Content-Length"]), **{name: said.get(name) for name in ("ETag", "Last-Modified")}}
-        except Exception as error:
-            if getattr(error, "status", None) != 400:  # which aiohttp says of servers that answer HEAD with a body
-                raise
-    return await _call(fs, "info", path)
-
-
-async def _fetch(fs: Any, path: str, piece: Range) -> bytes:
-    """Asks for the version where the protocol can."""
-    tag = None if piece.version is None else piece.version.tag
-    protocols = _protocols(fs)
-    is_etag = tag is not None and tag.startswith('"')
-    if is_etag and "s3" in protocols and hasattr(fs, "_call_s3"):
-        bucket, key, version = fs.split_path(path)
-        options = {} if version is None else {"VersionId": version}
-        answer = await fs._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={piece.start}-{piece.stop - 1}", IfMatch=tag, **options, **fs.req_kw
-        )
-        body: bytes = await answer["Body"].read()
-        answer["Body"].close()
-        return body
-    if is_etag and "http" in protocols:
-        headers = {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": tag}
-        data: bytes = await _call(fs, "cat_file", path, start=piece.start, end=piece.stop, headers=headers)
-        return data
-    data = await _call(fs, "cat_file", path, start=piece.start, end=piece.stop)
-    return data
-
-
-def close_filesystem(filesystem: Any) -> None:
-    """Closes its connections, if it has any of its own."""
-    session, loop = getattr(filesystem, "_session", None), getattr(filesystem, "loop", None)
-    close = getattr(session, "close", None)
-    if close is None or loop is None or not loop.is_running():
-        return
-
-    async def closing() -> None:
-        made = close()
-        if inspect.isawaitable(made):
-            await made
-
-    with contextlib.suppress(Exception):
-        asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
