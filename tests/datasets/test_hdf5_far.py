@@ -207,7 +207,7 @@ def test_opening_with_an_index_is_one_round_trip(server: RangeServer, far_of: An
         far_of(["a.h5", "b.h5"], "packed", "targets", loading_mode="streaming")
         counts = server.counts()
         assert bool(counts["ranges"]) != bool(attempt)
-    assert counts["requests"] == 4  # versions of two files, and whether an index lies beside them: all at once
+    assert counts["requests"] == 2  # versions of two files, at once
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -261,7 +261,7 @@ def test_errors_of_the_server_come_out_of_h5py(
     monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
     monkeypatch.setattr(hdf5_far, "ENDS", 16)  # else nothing is left to be read
     opened = opened_of()
-    opened.files.learn([server.url + "/a.h5"], beside=True)
+    opened.files.learn([server.url + "/a.h5"], beside=lambda _: True)
     server.set(faults={fault: 1})
     for _ in range(2):
         with pytest.raises(kind, match=rf"a\.h5, bytes .*{said}"):

@@ -220,14 +220,14 @@ def test_an_index_beside_the_file(server: RangeServer, files_of: Any, folder: Pa
     try:
         beside.write_bytes(index_bytes(arrays, KIND, SIZE))
         files = files_of()
-        files.learn([url, server.url + "/b.bin"], beside=True)
+        files.learn([url, server.url + "/b.bin"], beside=lambda _: True)
         server.counts()
         found = index_of(files, url, KIND._replace(make=refuse))
         assert all(np.array_equal(a, b) for a, b in zip(found, arrays, strict=True)) and server.counts()["requests"] == 0
         for content, why in ((index_bytes(arrays, KIND, SIZE + 1), "about something else"), (b"nonsense", "of another version")):
             beside.write_bytes(content)
             files = files_of()
-            files.learn([url], beside=True)
+            files.learn([url], beside=lambda _: True)
             with pytest.warns(HeadraceWarning, match=rf"a.bin: the index beside it is not used: it is {why}"):
                 assert len(index_of(files, url, KIND)) == 2
             for kept in Path(files.options.cache_dir).glob("headrace-test*"):

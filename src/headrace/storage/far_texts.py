@@ -69,7 +69,7 @@ def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOpt
         listing = scan(entries, extensions, filesystem, asks=False)
         filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         urls = [_url_of(entries[0], os.fsdecode(listing.path(number))) for number in range(len(listing.names))]
-        for url, version in zip(urls, files.learn(urls, beside=True), strict=True):
+        for url, version in zip(urls, files.learn(urls, beside=lambda _: True), strict=True):
             if not version.size and files.is_folder(url):
                 raise DataNotFoundError(f"{redact(url)} is a folder with the name of a file: add a slash to its end")
     except BaseException:

@@ -32,7 +32,7 @@ import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError, RemoteError
 from headrace.storage.foreign import OF_THE_MACHINE, asking, remember
-from headrace.storage.index import Arrays, IndexKind, found_index, keep_index
+from headrace.storage.index import Arrays, IndexKind, found_index, is_unknown, keep_index
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles, Span
 
@@ -270,7 +270,7 @@ class FarHDF5:
         Raises:
             Exception: what the function raises.
         """
-        self.files.learn(urls, beside=True)
+        self.files.learn(urls, beside=lambda url: is_unknown(self.files, url, self._kind))
         found: list[T] = []
         for start in range(0, len(urls), TOGETHER):
             some = urls[start : start + TOGETHER]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -94,6 +95,11 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
         except UntrustedError as error:
             warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
     return None
+
+
+def is_unknown(files: RemoteFiles, url: str, kind: IndexKind) -> bool:
+    """Is no index of a file kept on this machine, so that it is worth looking for one beside it?"""
+    return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
 
 
 def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:

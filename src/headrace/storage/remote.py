@@ -109,29 +109,11 @@ class Remote:
             DataNotFoundError, AccessError: there is none, or it may not be read.
             RemoteError: the server does not say.
         """
-        return [version for version in self.look(urls) if version is not None]
 
-    def look(self, urls: Sequence[str], perhaps: Sequence[str] = ()) -> list[Version | None]:
-        """Size and tag of each file, and of others that may be missing: None then.
+        async def each() -> list[Version]:
+            return await together([functools.partial(self._version, url) for url in urls], self._flow, [0] * len(urls))
 
-        Raises:
-            DataNotFoundError, AccessError, RemoteError: as for `versions`.
-        """
-
-        async def other(url: str) -> Version | None:
-            try:
-                return await self._version(url)
-            except (DataNotFoundError, AccessError):  # who may not list a bucket is told that what is missing is not for him
-                return None
-
-        async def each() -> list[Version | None]:
-            tasks: list[Callable[[], Awaitable[Any]]] = [
-                *(functools.partial(self._version, url) for url in urls),
-                *(functools.partial(other, url) for url in perhaps),
-            ]
-            return await together(tasks, self._flow, [0] * len(tasks))
-
-        found: list[Version | None] = self._run(each)
+        found: list[Version] = self._run(each)
         return found
 
     def seek(self, urls: Sequence[str]) -> list[Version | None]:

@@ -12,11 +12,11 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import FormatError, ReplacedError
+from headrace.errors import AccessError, FormatError, ReplacedError
 from headrace.memory.budget import parse_size
 from headrace.memory.machine import cache_folder
 from headrace.storage.ahead import WHOLE as WHOLE
@@ -103,28 +103,24 @@ class RemoteFiles:
         """Seconds after which a request is given up."""
         return self._bytes.remote.deadline
 
-    def learn(self, urls: Sequence[str], beside: bool = False) -> list[Version]:
+    def learn(self, urls: Sequence[str], beside: Callable[[str], bool] | None = None) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
 
         Args:
             urls: of the files.
-            beside: look for what lies beside them under the same name with ``.index`` too.
+            beside: says of each, when its version is known, whether what lies beside it under the same name with ``.index`` is fetched too.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
-        found = self._bytes.remote.look(new, [with_index(url) for url in new] if beside else [])
-        for url, version in zip(new, found[: len(new)], strict=True):
-            assert version is not None
+        for url, version in zip(new, self._bytes.remote.versions(new) if new else [], strict=True):
             self._note(url, version)
-        indices = [
-            Range(with_index(url), 0, version.size, version)
-            for url, version in zip(new, found[len(new) :], strict=False)
-            if version is not None
-        ]
-        for one, data in zip(indices, self._bytes.read(indices) if indices else [], strict=True):
-            self._beside[one.path] = data
+        wanted = [with_index(url) for url in new if beside is not None and beside(url)]
+        with contextlib.suppress(AccessError):  # who may not list a bucket is told that what is missing is not for him
+            for path, data in zip(wanted, self._bytes.remote.find_files(wanted, denied=True) if wanted else [], strict=True):
+                if data is not None:
+                    self._beside[path] = data
         return [self._versions[url] for url in urls]
 
     def seek(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:

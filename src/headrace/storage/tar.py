@@ -21,6 +21,7 @@ from headrace.storage.arrays import BLOCK_BYTES
 from headrace.storage.far_list import list_far
 from headrace.storage.files import fingerprint_names
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.index import is_unknown
 from headrace.storage.names import NamesBuilder, PackedNames
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
@@ -29,7 +30,7 @@ from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
 from headrace.storage.stretches import Files, Stretch, read_stretches
 from headrace.storage.tar_index import TarIndex, compressed
-from headrace.storage.tar_made import far_indices, local_index
+from headrace.storage.tar_made import INDEX, far_indices, local_index
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -93,7 +94,8 @@ class TarSource(Source):
         if self.far is None:
             sizes = [stamp.size for stamp in self._stamps]
         else:
-            sizes = [version.size for version in self.far.learn(self._paths, beside=True)]
+            far = self.far
+            sizes = [version.size for version in far.learn(self._paths, beside=lambda url: is_unknown(far, url, INDEX))]
         hidden, described = None if progress is None else not progress, "reading tar headers"
         with tqdm(total=sum(sizes), desc=described, unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
             if self.far is not None:

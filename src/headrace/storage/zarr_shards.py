@@ -29,7 +29,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.chunks import Grid
 from headrace.storage.codecs import Crc32c
 from headrace.storage.handles import WorkerFiles
-from headrace.storage.index import Arrays, IndexKind, found_index, kept_index, made_index
+from headrace.storage.index import Arrays, IndexKind, found_index, is_unknown, kept_index, made_index
 from headrace.storage.paths import redact
 from headrace.storage.ranges import Version
 from headrace.storage.remote_files import WHOLE, RemoteFiles, Span
@@ -338,7 +338,7 @@ def _kept_shards(store: ZarrUrl, name: str, layout: Layout, files: RemoteFiles) 
     shards, count = math.prod(Grid(layout.shape, layout.files).counts), math.prod(layout.files) // math.prod(layout.chunks)
     is_small = shards <= _MADE and 16 * shards * count <= _INDEX_BYTES
     url = store.place(f"{name}/{V3_NODE}" if name else V3_NODE)
-    files.learn([url], beside=True)
+    files.learn([url], beside=lambda url: is_unknown(files, url, INDEX))
     arrays = found_index(files, url, INDEX)
     if arrays is None and not is_small:
         return None

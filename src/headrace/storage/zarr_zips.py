@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from headrace.errors import FormatError
 from headrace.storage.foreign import asking
-from headrace.storage.index import Arrays, IndexKind, index_of
+from headrace.storage.index import Arrays, IndexKind, index_of, is_unknown
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles
 
@@ -46,7 +46,7 @@ class FarZip:
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
         self._url, self._files = url, files
-        files.learn([url], beside=True)
+        files.learn([url], beside=lambda url: is_unknown(files, url, INDEX))
         self._parts = _parts_of(index_of(files, url, INDEX))
         with asking("zipfile", redact(url)), self._opened() as file:
             infos = file.infolist()
