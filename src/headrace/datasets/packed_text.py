@@ -7,39 +7,42 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.datasets.tokenizing import way_fingerprint
 from headrace.errors import ConfigError
-from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
+from headrace.storage.far_list import far_files
+from headrace.storage.far_tokens import FarTokens
+from headrace.storage.hdf5_far import FarHDF5
+from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5
+from headrace.storage.hdf5_index import INDEX
 from headrace.storage.packed_tokens import PackedDocuments, PackedTokens
 from headrace.storage.paths import redact
-from headrace.storage.tokens import BlocksSource, DocumentsSource, Tokens
+from headrace.storage.remote_files import RemoteOptions
+from headrace.storage.tokens import AnyTokens, BlocksSource, DocumentsSource
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
 
 
-def packed_tokens(data_path: Any, given: dict[str, Any]) -> PackedTokens | None:
-    """The tokens of a packed file; None where the path is none.
+def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+    """The tokens of a packed file, near or far away; None where the path is none.
 
     Args:
         data_path: of the dataset.
         given: arguments of which a packed file has decided already, those that were given.
+        reach: how a URL is reached.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: there are such; or several URLs of packed files.
         FormatError, AccessError: the file is damaged, was not packed from texts, or can't be read.
+        DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
-    if is_far_hdf5(data_path):
-        raise ConfigError(
-            f"{redact(data_path)}: packed tokens are mapped, from a local disk: copy the file there, or open the texts by URL"
-        )
-    if not isinstance(data_path, (str, os.PathLike)) or not is_hdf5(os.path.expanduser(os.fspath(data_path))):
-        return None
-    tokens = PackedTokens(data_path)
-    if given:
+    tokens = _opened(data_path, reach)
+    if tokens is not None and given:
+        if isinstance(tokens, FarTokens):
+            tokens.far.close()
         said = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
             f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"
@@ -47,7 +50,31 @@ def packed_tokens(data_path: Any, given: dict[str, Any]) -> PackedTokens | None:
     return tokens
 
 
-def tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
+def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+    entries = data_path if isinstance(data_path, (list, tuple)) else [data_path]
+    if entries and all(map(is_far_hdf5, entries)):
+        return _opened_far(entries, reach)
+    if not isinstance(data_path, (str, os.PathLike)) or not is_hdf5(os.path.expanduser(os.fspath(data_path))):
+        return None
+    return PackedTokens(data_path)
+
+
+def _opened_far(urls: Sequence[str], reach: RemoteOptions) -> FarTokens:
+    files, found = far_files(urls, ENDINGS, reach)
+    try:
+        if len(found) > 1:
+            raise ConfigError(
+                f"{redact(found[0])} is one of {len(found):,} files that are named, and packed tokens are read from one: pack the texts "
+                "into one file, or make a dataset of each"
+            )
+        opened = FarHDF5(files, INDEX)
+        return opened.read_each(found, lambda url: FarTokens(url, opened))[0]
+    except BaseException:
+        files.close()
+        raise
+
+
+def tokenizer_of(tokens: PackedTokens | FarTokens) -> CharTokenizer | None:
     """The `CharTokenizer` that a file was made with; None: it was another one."""
     said = tokens.info.text.get("tokenizer") or ""
     if not (said.startswith(_CHARACTERS) and said.endswith(")")):
@@ -57,7 +84,7 @@ def tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
 
 
 def source_over(
-    tokens: Tokens,
+    tokens: AnyTokens,
     fingerprint: str,
     where: str | Callable[[int], str],
     max_length: int | None,
@@ -71,10 +98,12 @@ def source_over(
     return DocumentsSource(tokens, fingerprint, where, max_length, stride, left_out)
 
 
-def packed_source(tokens: PackedTokens, max_length: int | None, stride: int | None, packing: bool) -> DocumentsSource | BlocksSource:
+def packed_source(
+    tokens: PackedTokens | FarTokens, max_length: int | None, stride: int | None, packing: bool
+) -> DocumentsSource | BlocksSource:
     """The same of a packed file, with the fingerprint that the texts themselves would have."""
     text = tokens.info.text
     if not packing and stride is None:
-        return PackedDocuments(tokens, max_length)
+        return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, max_length)
     way = way_fingerprint(text.get("tokenizer"), text.get("end_token"))
     return source_over(tokens, f"{tokens.info.fingerprint}:{way}", tokens.location, max_length, stride, packing)

@@ -129,8 +129,11 @@ def _far_hdf5(
     files.close()
     options: dict[str, Any] = {**of_loading, "storage_options": reach.storage_options, "retries": reach.retries}
     options |= {"deadline": reach.deadline, "disk_cache_size": reach.disk_cache_size}
-    if dataset_name is None and target_name is None and far_kind(found, reach) == "image":
+    kind = far_kind(found, reach) if dataset_name is None and target_name is None else ""
+    if kind == "image":
         return ImageDataset(found, **options)
+    if kind == "text" and len(found) == 1:
+        return TextDataset(found[0], **options)
     return HDF5Dataset(found, DATA if dataset_name is None else dataset_name, target_name, **options)
 
 

@@ -54,12 +54,13 @@ class TextDataset(TextFilling):
     beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
     ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
 
-    A file that `headrace.pack` made of texts holds their tokens, which are mapped; all that is said of texts and tokenizer was said then.
+    A file that `headrace.pack` made of texts holds their tokens, which are mapped; or read by ranges, where it lies behind a URL (.h5,
+    .hdf5, .he5). All that is said of texts and tokenizer was said then.
 
     Args:
         data_path: a folder (searched through), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz
             and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or a file that `headrace.pack`
-            made.
+            made, or its URL.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
             or ``encode``. None: `CharTokenizer()`.
         max_length: tokens of a sample: what is longer is cut; None: nothing is.
@@ -135,7 +136,7 @@ class TextDataset(TextFilling):
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
         of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
         usual = {"unit": "file", "text_field": "text", "encoding": "utf-8", "errors": "strict"}
-        packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)})
+        packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)}, reach)
         if packed is not None:
             self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
             source: Any = packed_source(packed, max_length, stride, packing)

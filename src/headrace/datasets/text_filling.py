@@ -15,7 +15,7 @@ import torch
 
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled, Join
-from headrace.errors import SampleError
+from headrace.errors import RemoteError, SampleError
 from headrace.memory.ring import empty
 from headrace.modes.mode import Mode
 from headrace.order.ticket import Ticket
@@ -59,11 +59,19 @@ class TextFilling(BaseDataset):
         start, indices = time.perf_counter(), self._whole_indices(ticket).tolist()
         ids = empty((len(ticket), source.length), torch.int64)
         documents = empty((len(ticket), source.length), torch.int32)
-        source.read_into(indices, ids.numpy())
+        try:
+            source.read_into(indices, ids.numpy())
+        except RemoteError as error:  # asked for with more patience than what follows it
+            self._refused = error.with_traceback(None)
+            return None
+        except Exception:
+            if source.far is None:
+                raise
+            return None  # they are read in the usual way, where errors are told apart
         source.documents_into(indices, documents.numpy())
         self._counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
         self._counts["cache_misses"] += len(ticket)
-        self._counts["bytes_read"] += ids.numel() * source.token_nbytes
+        self._counts["bytes_read"] += ids.numel() * source.dtype.itemsize
         return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
 
     def fill_joined(self, ticket: Ticket, join: Join) -> Filled | list[Any] | None:

@@ -15,9 +15,9 @@ from headrace.packing.plan import Plan, as_column
 from headrace.storage.files import FilesSource
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
-from headrace.storage.packed_tokens import KIND, STORE, PackedTokens
+from headrace.storage.packed_tokens import KIND, STORE, TokensFile
 from headrace.storage.texts import LinesSource
-from headrace.storage.tokens import Tokens, TokensSource
+from headrace.storage.tokens import AnyTokens, RangedTokens, TokensSource, parts_of
 from headrace.tokenizer import identity_of
 
 _TOGETHER = 1024  # documents that are looked at at a time
@@ -29,6 +29,7 @@ class PackedTexts:
 
     Attributes:
         tokens: of all documents.
+        dtype: of the tokens.
         chosen: [n] int64, the numbers of those that are packed.
         targets: one for each of these, or None.
         names: of these, or None.
@@ -36,7 +37,8 @@ class PackedTexts:
         left_out: what is wrong with each document that can't be read.
     """
 
-    tokens: Tokens
+    tokens: AnyTokens
+    dtype: np.dtype[Any]
     chosen: npt.NDArray[np.int64]
     targets: npt.NDArray[Any] | None
     names: PackedNames | None
@@ -45,7 +47,7 @@ class PackedTexts:
 
     def plan(self) -> Plan:
         """What will be written."""
-        edges, data = self.tokens.short[0], self.tokens.long
+        edges = self.tokens.short[0]
         lengths = edges[self.chosen + 1] - edges[self.chosen]
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -54,16 +56,14 @@ class PackedTexts:
             columns[NAMES], columns[NAME_OFFSETS] = self.names.arrays
         if self.targets is not None:
             columns[TARGETS] = as_column(self.targets)
-        sizes = lengths * data.dtype.itemsize
+        sizes = lengths * self.dtype.itemsize
         info = replace(self.info, count=len(lengths), checksums={name: crc_of(column) for name, column in sorted(columns.items())})
-        return Plan(info, (int(offsets[-1]),), data.dtype, sizes, sizes, columns)
+        return Plan(info, (int(offsets[-1]),), self.dtype, sizes, sizes, columns)
 
     def prepare(self, group: range) -> list[tuple[npt.NDArray[Any], int]]:
         """The tokens of some documents, and their CRCs."""
-        edges, data = self.tokens.short[0], self.tokens.long
-        chosen = self.chosen[group.start : group.stop]
-        found = [data[begin:end] for begin, end in zip(edges[chosen].tolist(), edges[chosen + 1].tolist(), strict=True)]
-        return [(tokens, crc_of(tokens)) for tokens in found]
+        edges, chosen = self.tokens.short[0], self.chosen[group.start : group.stop]
+        return [(tokens, crc_of(tokens)) for tokens in parts_of(self.tokens, edges[chosen], edges[chosen + 1])]
 
 
 def packed_texts(dataset: TextDataset) -> PackedTexts:
@@ -78,9 +78,9 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
             raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
         tokens = source.tokens
-        if isinstance(tokens, PackedTokens):
-            return _packed_again(dataset, tokens)
-        assert dataset._documents is not None
+        if isinstance(tokens, TokensFile):
+            return _packed_again(dataset, source, tokens)
+        assert dataset._documents is not None and not isinstance(tokens, RangedTokens)
         documents, end_token = dataset._documents, dataset._arguments.get("end_token")
     else:
         documents, end_token = dataset, None
@@ -98,18 +98,19 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         "unit": dataset._arguments.get("unit", "file"),
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=said)
-    return PackedTexts(tokens, chosen[kept], _targets(packed), _names(packed, chosen[kept]), info, left_out)
+    return PackedTexts(tokens, tokens.long.dtype, chosen[kept], _targets(packed), _names(packed, chosen[kept]), info, left_out)
 
 
-def _packed_again(dataset: TextDataset, tokens: PackedTokens) -> PackedTexts:
-    chosen = np.arange(len(tokens.short[0]) - 1) if dataset._chosen is None else dataset._chosen
+def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> PackedTexts:
+    chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
     fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
     targets = None if tokens.targets is None else tokens.targets[chosen]
     names = None if tokens.names is None else tokens.names.take(chosen)
-    return PackedTexts(tokens, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
+    info = replace(tokens.info, fingerprint=fingerprint)
+    return PackedTexts(source.tokens, source.dtype, chosen, targets, names, info, [])
 
 
-def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: Tokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
+def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: AnyTokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
     """What is wrong with the documents that can't be read; and which can.
 
     Raises:

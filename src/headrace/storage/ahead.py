@@ -222,7 +222,8 @@ class Ahead:
 
 
 def _merged(spans: Sequence[Span]) -> list[tuple[str, int, int, int]]:
-    """Spans that lie close to one another as one: path, first byte, end, bytes that were asked for; whole files by themselves."""
+    """Spans that lie close to one another as one: path, first byte, end, bytes that were asked for (where spans overlap each is read by
+    itself, and they count as often); whole files by themselves."""
     found: list[tuple[str, int, int, int]] = []
     for path, start, stop in sorted(set(spans)):
         if stop == WHOLE:
@@ -232,7 +233,7 @@ def _merged(spans: Sequence[Span]) -> list[tuple[str, int, int, int]]:
             continue
         if found and found[-1][0] == path and found[-1][2] != WHOLE and start <= found[-1][2] + GAP:
             _, first, end, nbytes = found[-1]
-            found[-1] = (path, first, max(end, stop), nbytes + max(0, stop - max(start, end)))
+            found[-1] = (path, first, max(end, stop), nbytes + stop - start)
         else:
             found.append((path, start, stop, stop - start))
     return found

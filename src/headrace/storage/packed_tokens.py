@@ -9,7 +9,7 @@ import itertools
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, FormatError
+from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.hdf5_files import dataset_named, reading_hdf5
 from headrace.storage.lines import IntArray
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
 from headrace.storage.paths import redact
 from headrace.storage.stamps import Stamp
-from headrace.storage.tokens import DocumentsSource
+from headrace.storage.tokens import AnyTokens, DocumentsSource
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
@@ -32,7 +33,7 @@ _PIECE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a contiguous dataset lies."""
 
     begin: int
@@ -40,17 +41,101 @@ class _Place:
     dtype: np.dtype[Any]
 
 
-class PackedTokens:
+class TokensFile:
+    """A packed file of tokens, near or far away, as far as it says what is in it.
+
+    Args:
+        path: of the file, absolute; or its URL.
+        far: of the URL's server.
+
+    Attributes:
+        path: the same.
+        info: what the file says of itself.
+        targets: one for each document, or None.
+        names: of the documents, or None.
+
+    Raises:
+        FormatError: the file holds no texts that were packed, is of a later version, or damaged.
+        DataNotFoundError, AccessError, RemoteError: it is not there, or can't be read.
+    """
+
+    targets: npt.NDArray[Any] | None = None
+    names: PackedNames | None = None
+
+    def __init__(self, path: str, far: FarHDF5 | None = None) -> None:
+        self.path, self._shown = path, redact(path)
+        info = packed_info(path, far)
+        if info is None or info.kind != KIND:
+            raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+        self.info = info
+
+    def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
+        return dataset_named(file, name, self.path)
+
+    def _place(self, file: h5py.File, name: str, size: int) -> Place:
+        """Where a dataset lies in the file, which has so many bytes."""
+        dataset = self._dataset(file, name)
+        shape: tuple[int, ...] = dataset.shape or ()
+        begin, dtype = dataset.id.get_offset(), dataset.dtype
+        count = shape[0] if len(shape) == 1 else -1
+        if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or dataset.external:
+            raise FormatError(f"{self._shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
+        if (begin or 0) + count * dtype.itemsize > size:
+            raise FormatError(f"{self._shown} is cut short: {size:,} bytes are not enough for {name!r}")
+        return Place(begin or 0, count, dtype)
+
+    def _read_columns(self, file: h5py.File) -> None:
+        """Targets and names."""
+        self.targets = self._column(file, TARGETS) if TARGETS in file else None
+        self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS)) if NAMES in file else None
+
+    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
+        column = np.asarray(self._dataset(file, name))
+        self._compare(name, column)
+        return column
+
+    def _compare(self, name: str, column: npt.NDArray[Any]) -> None:
+        expected = self.info.checksums.get(name)
+        if expected is not None and crc_of(column) != expected:
+            raise FormatError(f"{self._shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
+
+    def _check(self, edges: npt.NDArray[Any], end: int, crc_shape: tuple[int, ...] | None) -> None:
+        """Do the parts fit each other?
+
+        Args:
+            edges: where documents begin.
+            end: the number of tokens.
+            crc_shape: of the documents' checksums, if there are any.
+        """
+        count, wrong = self.info.count, []
+        if edges.dtype != np.int64 or not are_offsets(edges, count, end):
+            wrong.append(OFFSETS)
+        if self.names is not None and not are_offsets(self.names.arrays[1], count, len(self.names.arrays[0])):
+            wrong.append(NAME_OFFSETS)
+        shapes = ((TARGETS, None if self.targets is None else self.targets.shape), (CRC, crc_shape))
+        wrong += [name for name, shape in shapes if shape is not None and shape[:1] != (count,)]
+        if wrong:
+            raise FormatError(
+                f"{self._shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents it should hold: pack it again"
+            )
+
+    def location(self, document: int) -> str:
+        """Where a document lies, with the name that it had, if it had one of its own."""
+        return f"{self._shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
+
+    def made_with(self) -> str:
+        """The tokenizer, in words."""
+        text = self.info.text
+        return str(text.get("tokenizer") or f"a {text.get('class')} that can't be known again")
+
+
+class PackedTokens(TokensFile):
     """Tokens of a packed file, and where its documents begin. Picklable: workers map the file anew where they don't inherit it.
 
     Args:
         path: a file that `headrace.pack` made of texts.
 
-    Attributes:
-        path: absolute.
-        info: what the file says of itself.
-        targets: one for each document, or None.
-        names: of the documents, or None.
+    Attributes: those of `TokensFile`.
 
     Raises:
         FormatError: no such file, a damaged one, or one that is shorter than it says.
@@ -58,55 +143,16 @@ class PackedTokens:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        self._shown = redact(self.path)
-        info = packed_info(self.path)
-        if info is None or info.kind != KIND:
-            raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
-        self.info = info
+        super().__init__(os.path.abspath(os.path.expanduser(os.fspath(path))))
         self._views: tuple[npt.NDArray[Any], IntArray] | None = None
         with reading_hdf5(self.path) as file:
             self._stamp = Stamp(self.path)
-            self._data, self._offsets = (self._place(file, name) for name in (DATA, OFFSETS))
-            self.targets = self._column(file, TARGETS) if TARGETS in file else None
-            self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS)) if NAMES in file else None
+            self._data, self._offsets = (self._place(file, name, self._stamp.size) for name in (DATA, OFFSETS))
+            self._read_columns(file)
             self._crc = self._column(file, CRC) if CRC in file else None
-        self._check(info.checksums.get(OFFSETS))
-
-    def _place(self, file: h5py.File, name: str) -> _Place:
-        dataset = dataset_named(file, name, self.path)
-        shape: tuple[int, ...] = dataset.shape or ()
-        begin, dtype = dataset.id.get_offset(), dataset.dtype
-        count = shape[0] if len(shape) == 1 else -1
-        if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or dataset.external:
-            raise FormatError(f"{self._shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
-        if (begin or 0) + count * dtype.itemsize > self._stamp.size:
-            raise FormatError(f"{self._shown} is cut short: {self._stamp.size:,} bytes are not enough for {name!r}")
-        return _Place(begin or 0, count, dtype)
-
-    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        column = np.asarray(dataset_named(file, name, self.path))
-        expected = self.info.checksums.get(name)
-        if expected is not None and crc_of(column) != expected:
-            raise FormatError(f"{self._shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
-        return column
-
-    def _check(self, checksum: int | None) -> None:
-        count, wrong = self.info.count, []
         edges = self.short[0]
-        if checksum is not None and crc_of(edges) != checksum:
-            raise FormatError(f"{self._shown}: {OFFSETS!r} has a wrong checksum, the file is damaged: pack it again")
-        if self._offsets.dtype != np.int64 or not are_offsets(edges, count, self._data.count):
-            wrong.append(OFFSETS)
-        if self.names is not None and not are_offsets(self.names.arrays[1], count, len(self.names.arrays[0])):
-            wrong.append(NAME_OFFSETS)
-        wrong += [
-            name for name, column in ((TARGETS, self.targets), (CRC, self._crc)) if column is not None and column.shape[:1] != (count,)
-        ]
-        if wrong:
-            raise FormatError(
-                f"{self._shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents it should hold: pack it again"
-            )
+        self._compare(OFFSETS, edges)
+        self._check(edges, self._data.count, None if self._crc is None else self._crc.shape)
 
     # -- what `Tokens` are
 
@@ -144,20 +190,11 @@ class PackedTokens:
         return self._views
 
     @staticmethod
-    def _array(view: memoryview, place: _Place) -> npt.NDArray[Any]:
+    def _array(view: memoryview, place: Place) -> npt.NDArray[Any]:
         return np.frombuffer(view[place.begin : place.begin + place.count * place.dtype.itemsize], place.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_views": None}
-
-    def location(self, document: int) -> str:
-        """Where a document lies, with the name that it had, if it had one of its own."""
-        return f"{self._shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
-
-    def made_with(self) -> str:
-        """The tokenizer, in words."""
-        text = self.info.text
-        return str(text.get("tokenizer") or f"a {text.get('class')} that can't be known again")
 
     # -- is it whole?
 
@@ -205,9 +242,9 @@ def _read(file: Any, size: int) -> bytes:
 class PackedDocuments(DocumentsSource):
     """The documents of a packed file, of each its first `max_length` tokens, with the fingerprint of those that were packed."""
 
-    def __init__(self, tokens: PackedTokens, max_length: int | None) -> None:
-        super().__init__(tokens, "", tokens.location, max_length, None)
-        self._packed_fingerprint = tokens.info.fingerprint
+    def __init__(self, tokens: AnyTokens, fingerprint: str, where: Callable[[int], str], max_length: int | None) -> None:
+        super().__init__(tokens, "", where, max_length, None)
+        self._packed_fingerprint = fingerprint
 
     def fingerprint(self) -> str:
         return self._packed_fingerprint

@@ -1,12 +1,13 @@
 """How are tokens read at random that lie one after the other in one long array?
 
 A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
-found by arithmetic, and read where they lie, in a file that is mapped.
+found by arithmetic, and read where they lie: in a file that is mapped; or by ranges, of one that is far away.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,8 +16,10 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays import BLOCK_BYTES
 from headrace.storage.lines import IntArray
 from headrace.storage.paths import redact
+from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
 
 
@@ -32,21 +35,80 @@ class Tokens(Protocol):
         """The first: [documents + 1] int64, where each document begins, and the last one ends."""
 
 
+class RangedTokens(ABC):
+    """Tokens that are far away: there is no array of all of them. Picklable, thread-safe.
+
+    Attributes:
+        path: the URL of the file that they lie in.
+        far: the files of its server.
+        count: of all tokens.
+        dtype: of the ids.
+    """
+
+    path: str
+    far: RemoteFiles
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def short(self) -> list[npt.NDArray[Any]]:
+        """As `Tokens` has it."""
+
+    @abstractmethod
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        """Tokens ``begins[i]`` to ``ends[i] - 1``, fetched together, as arrays of their own.
+
+        Raises:
+            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+        """
+
+    @abstractmethod
+    def stored(self, begins: IntArray, ends: IntArray) -> list[Span]:
+        """Where these lie in the file; those that follow one another, in this order, as one span."""
+
+
+AnyTokens = Tokens | RangedTokens
+
+
+def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+    """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of what is near, copies of what is far away.
+
+    Raises:
+        AccessError: a file of this machine is gone, or has been changed.
+        RemoteError, ReplacedError, DataNotFoundError: see `RangedTokens.parts`.
+    """
+    if isinstance(tokens, RangedTokens):
+        return tokens.parts(begins, ends)
+    whole = tokens.long
+    return [whole[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
 class TokensSource(Source):
     """Parts of documents, as arrays of ids. The common part of the sources below.
 
     Args:
-        tokens: the array.
+        tokens: the array, or what stands for it where that is far away.
         fingerprint: of the texts and of what they were made with.
         where: for messages: what the tokens are of; or what says where a document lies, by its number.
+
+    Attributes:
+        count: of all tokens.
+        dtype: of the ids.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
+    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
         self.tokens, self._fingerprint, self.where = tokens, fingerprint, where
+        self.count, self.dtype = _size_of(tokens)
+        self.far = tokens.far if isinstance(tokens, RangedTokens) else None
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the tokens of each sample begin and end."""
+        """Where the tokens of each sample begin and end. Later samples begin at later tokens, or at the same."""
+
+    @abstractmethod
+    def _first_from(self, places: IntArray) -> IntArray:
+        """The number of the first sample that begins at a token or behind it, for each of some tokens; where none does, `len`."""
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of the document that each sample begins in."""
@@ -58,16 +120,33 @@ class TokensSource(Source):
         return ends - begins
 
     def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
-        begins, ends = self._reach(np.asarray(indices, np.int64))
-        tokens = self.tokens.long
-        return [tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return parts_of(self.tokens, *self._reach(np.asarray(indices, np.int64)))
+
+    def blocks(self) -> IntArray:
+        """Samples that begin within the same 2 MiB of the tokens, as they are stored."""
+        size = self.dtype.itemsize
+        places = -(-np.arange(0, self.count * size, BLOCK_BYTES) // size)  # the first token of each block
+        return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        tokens = self.tokens
+        return tokens.stored(*self._reach(np.unique(indices))) if isinstance(tokens, RangedTokens) else []
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def take_counts(self) -> Counter[str]:
+        return Counter() if self.far is None else self.far.take_counts()
 
     def how(self) -> dict[str, str]:
         tokens = self.tokens
         where = getattr(tokens, "path", None)
-        place = "in memory, which workers share" if where is None else f"mapped from {redact(where)}"
+        way = "mapped" if self.far is None else "by ranges"
+        place = "in memory, which workers share" if where is None else f"{way} from {redact(where)}"
         made = f", made with {tokens.made_with()}" if hasattr(tokens, "made_with") else ""
-        return {"tokens": f"{len(tokens.long):,} of {len(tokens.short[0]) - 1:,} documents, as {tokens.long.dtype}, {place}{made}"}
+        said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {place}{made}"}
+        return said if self.far is None else {**said, "files": self.far.explain()}
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}:{len(self)}"
@@ -75,6 +154,14 @@ class TokensSource(Source):
     def location(self, index: int) -> str:
         document = int(self.document_of(np.array([index]))[0])
         return self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
+
+
+def _size_of(tokens: AnyTokens) -> tuple[int, np.dtype[Any]]:
+    """How many there are, and of which dtype."""
+    if isinstance(tokens, RangedTokens):
+        return tokens.count, tokens.dtype
+    whole = tokens.long
+    return len(whole), whole.dtype
 
 
 class DocumentsSource(TokensSource):
@@ -88,7 +175,7 @@ class DocumentsSource(TokensSource):
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: AnyTokens,
         fingerprint: str,
         where: str | Callable[[int], str],
         max_length: int | None,
@@ -117,6 +204,20 @@ class DocumentsSource(TokensSource):
             ends = edges[documents + 1]
         return begins, ends if self._max_length is None else np.minimum(ends, begins + self._max_length)
 
+    def _first_from(self, places: IntArray) -> IntArray:
+        edges = self.tokens.short[0]
+        documents = np.searchsorted(edges[:-1], places, side="left")  # the first of each that begins there
+        if self._first is None:
+            return documents
+        first, before = self._first.array, np.maximum(documents - 1, 0)
+        inside = first[before] + -(-np.maximum(0, places - edges[before]) // (self._stride or 1))  # a window of the one before it
+        return np.where(documents > 0, np.minimum(first[documents], inside), 0)
+
+    @property
+    def stored_nbytes(self) -> int:
+        most = self.count if self._max_length is None else min(self.count, len(self) * self._max_length)
+        return most * self.dtype.itemsize
+
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of each sample's document: an empty one begins where the next does."""
         return indices if self._first is None else np.searchsorted(self._first.array, indices, side="right") - 1
@@ -129,21 +230,21 @@ class BlocksSource(TokensSource):
         length: tokens of a block.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
+    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
         super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
-        self.length, self._count = length, len(tokens.long) // length
-        self.token_nbytes = tokens.long.itemsize
-        if not self._count and len(tokens.long):
-            raise ConfigError(
-                f"max_length={length}: with packing=True a sample has so many tokens, and there are {len(tokens.long):,} in all"
-            )
+        self.length = length
+        if not len(self) and self.count:
+            raise ConfigError(f"max_length={length}: with packing=True a sample has so many tokens, and there are {self.count:,} in all")
 
     def __len__(self) -> int:
-        return self._count
+        return self.count // self.length
 
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         begins = indices * self.length
         return begins, begins + self.length
+
+    def _first_from(self, places: IntArray) -> IntArray:
+        return np.minimum(-(-places // self.length), len(self))
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """For each block a dict of "input_ids" and "document_ids"."""
@@ -154,9 +255,13 @@ class BlocksSource(TokensSource):
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         """Also into rows of a wider dtype."""
-        blocks = self.tokens.long[: self._count * self.length].reshape(self._count, self.length)
-        found = blocks.take(np.asarray(indices, np.int64), axis=0)  # narrow, so it stays in the processor's cache
-        if isinstance(rows, np.ndarray):
+        found: Rows
+        if isinstance(self.tokens, RangedTokens):
+            found = self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
+        else:
+            blocks = self.tokens.long[: len(self) * self.length].reshape(len(self), self.length)
+            found = blocks.take(np.asarray(indices, np.int64), axis=0)  # narrow, so it stays in the processor's cache
+        if isinstance(rows, np.ndarray) and isinstance(found, np.ndarray):
             np.copyto(rows, found)
         else:
             for row, block in zip(rows, found, strict=True):
