@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
 def made_of(sizes: list[int]) -> tuple[Any, list[list[int]]]:
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     tokens = SimpleNamespace(long=(np.arange(edges[-1]) + 100).astype(np.uint16), short=[edges])
-    return tokens, [tokens.long[a:b].tolist() for a, b in zip(edges[:-1], edges[1:], strict=True)]  # noqa: RUF007
+    return tokens, [tokens.long[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 
 def lists(source: Any, indices: Any = None) -> list[list[int]]:
@@ -92,6 +94,31 @@ def test_blocks(sizes: list[int], length: int, data: Any) -> None:
         seen = list(dict.fromkeys(number for _, number in part))
         assert blocks[place]["document_ids"].tolist() == [seen.index(number) for _, number in part] == numbers[place].tolist()
         assert int(source.document_of(np.array([index]))[0]) == part[0][1]
+
+
+def counted(begins: list[int], block: int) -> list[int]:
+    """How many samples begin in each block of so many bytes that any begins in."""
+    return [len(list(same)) for _, same in itertools.groupby(begin * 2 // block for begin in begins)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes=sizes_of_documents, length=st.integers(1, 10), block=st.integers(2, 30), data=st.data())
+def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: Any) -> None:
+    """Of samples that begin in the same so many bytes; empty documents behind the last token belong to the last."""
+    tokens, documents = made_of(sizes)
+    stride = data.draw(st.integers(1, length))
+    left_out = sorted(data.draw(st.sets(st.integers(0, len(sizes) - 1)))) if sizes else []
+    edges, count = tokens.short[0].tolist(), len(tokens.long)
+    sources: list[tuple[Any, list[int]]] = [(DocumentsSource(tokens, "f", "texts", length, None), edges[:-1])]
+    source = DocumentsSource(tokens, "f", "texts", length, stride, np.array(left_out, np.int64))
+    numbers = [number for number in range(len(sizes)) if number not in left_out]
+    sources.append((source, [edges[n] + k * stride for n in numbers for k in range(len(windows(documents[n], length, stride)))]))
+    if count >= length:
+        sources.append((BlocksSource(tokens, "f", "texts", length), list(range(0, count - length + 1, length))))
+    with mock.patch("headrace.storage.tokens.BLOCK_BYTES", block):
+        for source, begins in sources:
+            found = source.blocks()
+            assert found.dtype == np.int64 and found.tolist() == counted([min(begin, max(0, count - 1)) for begin in begins], block)
 
 
 def test_what_tells_them_apart() -> None:
