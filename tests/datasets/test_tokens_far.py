@@ -30,6 +30,7 @@ MODES = ("lazy", "cached", "eager", "streaming")
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"max_length": None},
     "documents": {"max_length": 9},
+    "heads": {"max_length": 1},
     "windows": {"max_length": 16, "stride": 5},
     "blocks": {"max_length": 16, "packing": True},
 }
@@ -210,7 +211,7 @@ def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any)
         far_of(**WAYS["windows"])
         counts = server.counts()
         assert bool(counts["ranges"]) != bool(attempt)
-    assert counts["requests"] == 2  # of the file, and whether an index lies beside it
+    assert counts["requests"] == 1  # of the file
 
 
 def test_an_index_that_was_written_beforehand(server: RangeServer, far_of: Any, folder: Path) -> None:
@@ -386,13 +387,13 @@ def test_nothing_secret_is_shown(server: RangeServer, far_of: Any, make_loader: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["windows"])
+@pytest.mark.parametrize("way", ["windows", "blocks"])
 class TestContract(DatasetContract):
-    """headrace's laws, of windows that are read by ranges."""
+    """headrace's laws, of windows and blocks that are read by ranges."""
 
     @pytest.fixture(autouse=True)
     def _data(self, server: RangeServer, tmp_path: Path, way: str) -> None:
-        self.url, self.cache, self.way = server.url + "/classes.h5", tmp_path / "cache", way
+        self.url, self.cache, self.way = server.url + "/tokens.h5", tmp_path / "cache", way
 
     def make(self, **options: Any) -> TextDataset:
         return TextDataset(self.url, **WAYS[self.way], **{"cache_dir": self.cache, **options})

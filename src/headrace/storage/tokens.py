@@ -19,6 +19,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays import BLOCK_BYTES
 from headrace.storage.lines import IntArray
 from headrace.storage.paths import redact
+from headrace.storage.ranges import GAP
 from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
 
@@ -185,6 +186,9 @@ class DocumentsSource(TokensSource):
         super().__init__(tokens, f"{fingerprint}:{max_length}:{stride}", where)
         self._max_length, self._stride = max_length, stride
         sizes = np.diff(tokens.short[0])
+        self._nbytes = self.count * self.dtype.itemsize
+        if stride is None and max_length is not None:
+            self._nbytes = int(np.minimum(sizes * self.dtype.itemsize, max_length * self.dtype.itemsize + GAP).sum())
         self._first: SharedArray | None = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
@@ -215,8 +219,8 @@ class DocumentsSource(TokensSource):
 
     @property
     def stored_nbytes(self) -> int:
-        most = self.count if self._max_length is None else min(self.count, len(self) * self._max_length)
-        return most * self.dtype.itemsize
+        """Of documents that are cut also what is fetched between them."""
+        return self._nbytes
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of each sample's document: an empty one begins where the next does."""
