@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
 pytest.importorskip("moto", reason="the extra `test` is not installed")
 
-from headrace import ImageDataset, StreamingDataset
+from headrace import ImageDataset, StreamingDataset, TextDataset, pack
 from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
 from headrace.storage.blocks import BLOCK, CachedRemote
 from headrace.storage.disk_cache import DiskCache
@@ -241,3 +241,13 @@ def test_shards(server: S3Server, tmp_path: Path, make_loader: Any, url: str, wo
         for batch in (*found, *expected):
             del batch["__url__"]
         assert same(found, expected) and len(found) == 5
+
+
+def test_packed_tokens(server: S3Server, tmp_path: Path, make_loader: Any) -> None:
+    (tmp_path / "a.txt").write_text("".join("wheel " * (number % 9) + "\n" for number in range(60)))
+    path = pack(TextDataset(tmp_path / "a.txt", unit="line", cache_dir=tmp_path), tmp_path / "tokens.h5", progress=False, workers=1)
+    server.client().put_object(Bucket="one", Key="run/tokens.h5", Body=path.read_bytes())
+    options: dict[str, Any] = {"max_length": 8, "stride": 5, "loading_mode": "streaming", "cache_dir": tmp_path}
+    with TextDataset("s3://one/run/tokens.h5", storage_options=server.options, **options) as there, TextDataset(path, **options) as here:
+        far, near = make_loader(there, batch_size=4, num_workers=1), make_loader(here, batch_size=4, num_workers=0)
+        assert all(same(a, b) for a, b in zip(far, near, strict=True))
