@@ -125,8 +125,7 @@ class TokensSource(Source):
 
     def blocks(self) -> IntArray:
         """Samples that begin within the same 2 MiB of the tokens, as they are stored."""
-        size = self.dtype.itemsize
-        places = -(-np.arange(0, self.count * size, BLOCK_BYTES) // size)  # the first token of each block
+        places = np.arange(0, self.count, BLOCK_BYTES // self.dtype.itemsize)  # the first token of each block
         return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
 
     def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
