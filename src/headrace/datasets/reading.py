@@ -182,9 +182,30 @@ class SampleReading(ABC):
         finally:
             self._refused = None
         try:
-            return [self._record(i, first) for i in indices]  # one by one: to name the one at fault, and to have the others
+            return self._each_alone(indices, first)  # to name the one at fault, and to have the others
         finally:
             del first  # else it and this frame would hold one another
+
+    def _each_alone(self, indices: list[int], first: Exception) -> list[Any]:
+        """Records that were to be read together, when there was an error. Before a sample is blamed for what its server did not give, the
+        next ones are asked for: where nothing comes of them either, it is the server's fault."""
+        found, blamed = [], None
+        try:
+            for index in indices:
+                try:
+                    found.append(self._record(index, first))
+                except SampleError as error:
+                    if not isinstance(error.__cause__, RemoteError):
+                        raise
+                    blamed = blamed or error
+                else:
+                    if blamed is not None:
+                        raise blamed
+            if blamed is not None:
+                raise blamed
+            return found
+        finally:
+            del blamed, first  # else they and this frame would hold one another
 
     def _record(self, index: int, first: Exception) -> Any:
         """The record of a sample that was to be read before, with others, when there was an error."""
