@@ -10,6 +10,7 @@ import itertools
 import pickle
 import select
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
@@ -28,6 +29,7 @@ from headrace.loader.stateful import States
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
+_PATIENCE = 0.5  # seconds until it is taken for granted that the system won't tell how a worker has ended
 _WORKER, _LATE = "DataLoader worker", "DataLoader timed out"  # torch's words where one is gone, or none answered in time
 _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
@@ -241,7 +243,7 @@ def _fates(deliveries: Any, start: int) -> Iterator[str]:
     for number, worker in enumerate(deliveries.workers):
         if not _has_ended(worker):
             continue
-        code = worker.exitcode  # None: somebody else has asked the system for it, which tells it once
+        code = _exit_code(worker)
         how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
         its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
         yield f"worker {number} (pid {worker.pid}) {how}" + (f", and its batch {min(its)} has not arrived" if its else "")
@@ -250,6 +252,15 @@ def _fates(deliveries: Any, start: int) -> Iterator[str]:
 def _has_ended(worker: Any) -> bool:
     """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for ever."""
     return bool(connection.wait([worker.sentinel], timeout=0))
+
+
+def _exit_code(worker: Any) -> int | None:
+    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody else has asked the system, which tells
+    it once."""
+    until = time.monotonic() + _PATIENCE
+    while (code := worker.exitcode) is None and time.monotonic() < until:
+        time.sleep(0.005)
+    return None if code is None else int(code)
 
 
 def _signal_name(number: int) -> str:
