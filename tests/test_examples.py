@@ -228,7 +228,7 @@ def test_training_on_texts_is_equal_in_all_modes(tmp_path: Path) -> None:
             (books / name / f"{part}.txt").write_text("the mill wheel turns, and turns again\n" * (20 + number + part), encoding="utf-8")
     (books / "LICENSE.md").write_text("Anybody may read these.")
     small = ["--steps", 16, "--every", 8, "--length", 32, "--batch-size", 4, "--measured", 8, "--workers", 0]
-    done = _train_text(books, "--all-modes", *small, "--cache-dir", tmp_path / "kept")
+    done = _train_text(books, *small, "--cache-dir", tmp_path / "kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "perplexities equal in all modes: yes" in done.stdout
     lines = re.findall(r"^  (\w+) +step +(\d+)   perplexity (\S+)", done.stdout, re.MULTILINE)
@@ -239,7 +239,22 @@ def test_training_on_texts_is_equal_in_all_modes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_training_on_a_text_of_its_own_and_on_a_packed_one(tmp_path: Path) -> None:
-    small = ["--steps", 30, "--length", 64, "--workers", 0, "--measured", 8, "--out", tmp_path, "--cache-dir", tmp_path / "kept"]
+    small = [
+        "--steps",
+        30,
+        "--length",
+        64,
+        "--workers",
+        0,
+        "--measured",
+        8,
+        "--mode",
+        "lazy",
+        "--out",
+        tmp_path,
+        "--cache-dir",
+        tmp_path / "kept",
+    ]
     done = _train_text(*small)
     assert done.returncode == 0, done.stdout + done.stderr
     times = float(re.findall(r"\(([\d.]+) times less\)", done.stdout)[0])
