@@ -2,10 +2,11 @@
 
     python benchmarks/text.py [--work DIR] [--gb 5] [--tokens 200] [--workers N] [--rounds 5] [--only NAME ...] [--json]
 
-The benchmark writes a text of lines of about 100 bytes (5 GB are 50 million) into DIR, and keeps it there. Three sections:
+The benchmark writes a text of lines of about 100 bytes (5 GB are 50 million) into DIR, and keeps it there. Sections:
 
-index: the places of all lines, found and written to a table in a new `cache_dir`, beside ``cat FILE > /dev/null``. What the table takes on
-disk, and the indexing process in memory beyond what it had before, is printed below.
+index: the places of all lines, found and written to a table in a new `cache_dir`, beside ``cat FILE > /dev/null``; once with the file not
+in the system's memory, as one that nobody has read yet, and once out of it. What the table takes on disk, and the indexing process in
+memory beyond what it had before, is printed below.
 
 lines: random lines in batches of 64, a character a token, padded to the longest of the batch: int64 input_ids, attention_mask and labels
 (-100 at padding). headrace's loader with its defaults beside HF datasets, whose builder "text" has made an Arrow file of the text before;
@@ -124,13 +125,25 @@ def turns(batches: Callable[[], Iterable[Any]], count: Callable[[Any], int]) -> 
 # -- the index
 
 
-def cat(job: Job) -> Runs:
+def forget(path: Path) -> None:
+    """What the system holds of a file in its memory: the file is as one that nobody has read."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def cat(job: Job, cold: bool) -> Runs:
     def run() -> int:
         with open(os.devnull, "wb") as nothing:
             subprocess.run(["cat", str(job.lines)], stdout=nothing, check=True)
         return job.lines.stat().st_size // 1_000_000
 
     while True:
+        if cold:
+            forget(job.lines)
         yield run
 
 
@@ -159,10 +172,12 @@ def _own_memory() -> int:
     return (int(rows["RssAnon"].split()[0]) + int(rows["RssShmem"].split()[0])) * 1024
 
 
-def index(job: Job) -> Runs:
+def index(job: Job, cold: bool) -> Runs:
     kept = job.work / "index"
     while True:
         shutil.rmtree(kept, ignore_errors=True)
+        if cold:
+            forget(job.lines)
         said: dict[str, Any] = {}
 
         def run(said: dict[str, Any] = said) -> int:
@@ -318,7 +333,7 @@ def hf_blocks(job: Job) -> Runs:
 # -- the tables
 
 
-def sections(job: Job, workers: int) -> list[Section]:
+def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     def of(runs: Callable[[Job], Runs], *packages: str) -> Iterator[Contestant]:
         for number in dict.fromkeys((0, workers)):
             name = f"{_NAMES[runs.__name__]}, {number} workers"
@@ -330,22 +345,26 @@ def sections(job: Job, workers: int) -> list[Section]:
     by_block = [*of(our_blocks), Contestant(limit, bare_memmap, (job,)), *of(litdata_tokens, "litdata"), *of(hf_blocks, "datasets")]
     lit, hf_b = (tuple(one.name for one in by_block if name in one.name) for name in ("LitData", "HF"))
     ours = list(dict.fromkeys(f"headrace, {number} workers" for number in (0, workers)))
-    return [
-        Section(
-            f"index of a text of {job.nbytes / 1e9:.1f} GB", "MB/s", "cat FILE > /dev/null",
-            [Contestant("headrace, index", index, (job,)), Contestant("cat FILE > /dev/null", cat, (job,))],
-            [Ratio("index: headrace to cat", "headrace, index", ("cat FILE > /dev/null",))],
-        ),
-        Section(
+    where = {"from the disk": True, "from the page cache": False}
+    return {
+        "index": [
+            Section(
+                f"index of a text of {job.nbytes / 1e9:.1f} GB, {place}", "MB/s", "cat FILE > /dev/null",
+                [Contestant("headrace, index", index, (job, cold)), Contestant("cat FILE > /dev/null", cat, (job, cold))],
+                [Ratio(f"index, {place}: headrace to cat", "headrace, index", ("cat FILE > /dev/null",))],
+            )
+            for place, cold in where.items()
+        ],
+        "lines": [Section(
             f"random lines of it, batches of {BATCH}", "lines/s", hf[0], by_line,
             [Ratio(f"lines: {name} to HF datasets", name, hf) for name in ours],
-        ),
-        Section(
+        )],
+        "blocks": [Section(
             f"random blocks of {LENGTH:,} tokens, batches of {BATCH}", "ktokens/s", limit, by_block,
             [Ratio(f"blocks: {name} to {whom}", name, others) for name in ours
              for whom, others in (("a bare memmap", (limit,)), ("LitData's TokensLoader", lit), ("HF datasets", hf_b))],
-        ),
-    ]  # fmt: skip
+        )],
+    }  # fmt: skip
 
 
 _NAMES = dict.fromkeys(("our_lines", "our_blocks"), "headrace") | dict.fromkeys(("hf_lines", "hf_blocks"), "HF datasets")
@@ -366,7 +385,7 @@ def main() -> int:
             prepared(work, job.lines.parent.name, lambda folder: write_lines(folder, job.nbytes))
         if "blocks" in given.section:
             prepared(work, job.packed.parent.name, lambda folder: write_tokens(folder, job.tokens))
-        chosen = [s for s, name in zip(sections(job, given.workers), ("index", "lines", "blocks"), strict=True) if name in given.section]
+        chosen = [s for name, some in sections(job, given.workers).items() if name in given.section for s in some]
         (work / "index.json").unlink(missing_ok=True)
         task = f"{job.nbytes / 1e9:.1f} GB of lines of {LINE} bytes, {job.tokens / 1e6:.0f} million tokens"
         run_sections(chosen, given, task)
