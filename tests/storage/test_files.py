@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
-from headrace.errors import AccessError, ConfigError
+from headrace.errors import AccessError, ConfigError, RemoteError
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.names import PackedNames
 from headrace.storage.source import Source
@@ -129,7 +129,7 @@ class TestErrors:
     def test_more_than_one_file_system(self, memory: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """It would be read from the first one only: files of the others would be missing, or be taken for others."""
         filesystem = fsspec.get_filesystem_class(urls[0].split(":")[0])
-        monkeypatch.setattr("headrace.storage.files.open_filesystem", lambda *_: filesystem)
+        monkeypatch.setattr("headrace.storage.remote.open_filesystem", lambda *_: filesystem)
         with pytest.raises(ConfigError, match="more than one") as caught:
             FilesSource(urls, ENDINGS)
         assert "hunter2" not in str(caught.value)
@@ -291,7 +291,7 @@ class _Cloud(fsspec.AbstractFileSystem):
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> type[_Cloud]:
-    monkeypatch.setattr("headrace.storage.files.open_filesystem", lambda *_: _Cloud())
+    monkeypatch.setattr("headrace.storage.remote.open_filesystem", lambda *_: _Cloud())
     monkeypatch.setattr(_Cloud, "asked", [])
     return _Cloud
 
@@ -300,10 +300,10 @@ class TestListingsOfRemoteFileSystems:
     def test_are_not_kept_by_the_file_system(self, cloud: Any) -> None:
         """One entry of s3fs's takes a kilobyte, and each worker would have them all."""
         source = FilesSource("cloud://bucket", ENDINGS)
-        assert len(source) == 10 and source._filesystem is not None
-        assert not source._filesystem.get().dircache
+        assert len(source) == 10 and source._far is not None
+        assert not source._far.remote.filesystem.dircache
         source.sizes()
-        assert not source._filesystem.get().dircache
+        assert not source._far.remote.filesystem.dircache
 
     def test_give_the_sizes_of_what_was_searched_through(self, cloud: Any) -> None:
         source = FilesSource("cloud://bucket", ENDINGS)
@@ -324,7 +324,7 @@ class TestListingsOfRemoteFileSystems:
             raise OSError("403 for https://alice:hunter2@host/bucket?sig=s3cr3t")
 
         monkeypatch.setattr(cloud, "find", fail)
-        with pytest.raises(SampleError, match="403 for https://host/bucket") as caught:
+        with pytest.raises(RemoteError, match="403 for https://host/bucket") as caught:
             source.sizes()
         assert caught.value.__suppress_context__
 

@@ -18,7 +18,7 @@ from headrace.errors import AccessError, DataNotFoundError, RemoteError, Replace
 from headrace.storage.blocks import BLOCK, CachedRemote
 from headrace.storage.disk_cache import DiskCache
 from headrace.storage.remote import Range, Remote, Version
-from headrace.storage.scan import open_filesystem, scan
+from headrace.storage.scan import scan
 from headrace.testing.contract import same
 from tests.data.make import make_shards
 from tests.servers.s3 import S3Server
@@ -189,14 +189,14 @@ def images(server: S3Server, tiny_photos: Path) -> str:
 
 
 def test_a_listing(server: S3Server, images: str, tiny_photos: Path) -> None:
-    here, filesystem = scan(tiny_photos, [".jpg", ".png"]), open_filesystem(images, server.options)
-    there = scan(images, [".jpg", ".png"], filesystem)
+    here, remote = scan(tiny_photos, [".jpg", ".png"]), Remote(images, server.options)
+    there = scan(images, [".jpg", ".png"], remote)
     assert [there.names[n] for n in range(len(there.names))] == [here.names[n] for n in range(len(here.names))]
     assert there.folders == here.folders
     with pytest.raises(DataNotFoundError, match="s3://one/nothing does not exist"):
-        scan("s3://one/nothing", [".jpg"], filesystem)
+        scan("s3://one/nothing", [".jpg"], remote)
     with pytest.raises(DataNotFoundError, match="s3://nobody/photos"):
-        scan("s3://nobody/photos", [".jpg"], filesystem)
+        scan("s3://nobody/photos", [".jpg"], remote)
 
 
 SLOW = pytest.mark.slow

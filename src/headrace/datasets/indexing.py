@@ -84,7 +84,7 @@ def _below(text: str, url: str, local: bool, files: RemoteFiles) -> list[str]:
     """The files below a folder, or that a glob names."""
     if is_compressed(text.partition("?")[0]):
         raise ConfigError(f"{redact(text)} is compressed, and is unpacked on each machine: it has no index")
-    found = scan([text], _SHARDS, None if local else files.filesystem)
+    found = scan([text], _SHARDS, None if local else files)
     paths = [os.fsdecode(found.path(number)) for number in range(len(found.names))]
     paths = [path for path in paths if ".zarr" not in os.path.dirname(path)]  # files of a store are no shards
     if len(paths) == 1 and _kind_of(paths[0]) is None:  # it was named itself

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError
+from headrace.errors import ConfigError, DataNotFoundError
 from headrace.storage.names import PackedNames, order_of_parts
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
-from headrace.storage.scan import check_one_filesystem, path_in, scan, without_secrets
+from headrace.storage.scan import check_one_filesystem, scan
 
 
 def name_of(url: str) -> str:
@@ -43,7 +43,7 @@ def list_far(urls: Sequence[str], endings: Sequence[str], files: RemoteFiles) ->
             names.append(os.fsencode(name_of(url)))
             found.append(url)
             continue
-        listed = scan([url], endings, files.filesystem)
+        listed = scan([url], endings, files)
         names += listed.names
         found += [_url_of(os.fsdecode(listed.path(number)), url) for number in range(len(listed.names))]
     if not found:
@@ -97,13 +97,8 @@ def far_stores(entries: Sequence[Any], options: RemoteOptions) -> tuple[RemoteFi
 def _globbed(url: str, files: RemoteFiles) -> list[str]:
     if not glob.has_magic(url.partition("?")[0]):
         return [url]
-    try:
-        found = sorted(files.filesystem.glob(path_in(url, files.filesystem)))
-        files.filesystem.invalidate_cache()
-    except PermissionError as error:
-        raise AccessError(f"{redact(url)}: access is denied ({redact(error)}): look at storage_options") from None
-    except Exception as error:
-        raise without_secrets(error) from None
+    found = sorted(files.ask("glob", url))
+    files.filesystem.invalidate_cache()
     if not found:
         raise DataNotFoundError(f"nothing fits {redact(url)}")
     return [_url_of(path, url) for path in found]

@@ -66,7 +66,7 @@ def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOpt
     try:
         filesystem = files.filesystem
         check_one_filesystem(entries, filesystem)
-        listing = scan(entries, extensions, filesystem, asks=False)
+        listing = scan(entries, extensions, files, asks=False)
         filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         urls = [_url_of(entries[0], os.fsdecode(listing.path(number))) for number in range(len(listing.names))]
         for url, version in zip(urls, files.learn(urls, beside=lambda _: True), strict=True):
@@ -264,7 +264,7 @@ def _index(files: RemoteFiles, url: str) -> Arrays:
         raise FormatError(f"{redact(url)} is compressed: it is read through a plain copy, and has no use for an index")
     unit = "record" if path.lower().endswith(records.FORMATS) else "line"
     name = path_in(url, files.filesystem)
-    listing = scan([name], [""], files.filesystem, asks=False)
+    listing = scan([name], [""], files, asks=False)
     scanned = _Indexing(FarTexts(files, listing, [url]), unit, None, "utf-8", "strict", cache_folder(files.options.cache_dir)).scanned
     return arrays_of(unit, scanned.header, iter(scanned.noted), scanned.blank)
 

@@ -13,21 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote import Remote
-from headrace.storage.remote_calls import close_filesystem
 from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.scan import (
-    DataPath,
-    FileList,
-    check_one_filesystem,
-    entries_of,
-    names_file,
-    open_filesystem,
-    scan,
-    without_secrets,
-)
+from headrace.storage.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
 from headrace.storage.source import Source
 from headrace.storage.whole_files import WholeFiles
 
@@ -65,23 +54,19 @@ class FilesSource(Source):
     ) -> None:
         entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
-        self._filesystem: WorkerHandle[Any] | None = None
         self._far: WholeFiles | None = None
         self._url_ends = "", ""  # of the URLs that messages show: what stands before the path, and after it
         if urls and len(urls) != len(entries):
             raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
         if urls:
-            self._filesystem = WorkerHandle(functools.partial(open_filesystem, str(urls[0]), storage_options), close_filesystem)
             first, chained, rest = str(urls[0]).partition("::")
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
             options = RemoteOptions(storage_options, retries, deadline, cache_dir, disk_cache_size)
-            remote = Remote(
-                str(urls[0]), storage_options, retries=retries, deadline=deadline, filesystem=self._filesystem,
-                shown=functools.partial(_shown, self._url_ends),
-            )  # fmt: skip
-            check_one_filesystem(urls, self._filesystem.get())
-            files = scan(entries, extensions, self._filesystem.get(), asks=_are_folders(urls, extensions, remote))
-            self._filesystem.get().invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
+            shown = functools.partial(_shown, self._url_ends)
+            remote = Remote(str(urls[0]), storage_options, retries=retries, deadline=deadline, shown=shown)
+            check_one_filesystem(urls, remote.filesystem)
+            files = scan(entries, extensions, remote, asks=_are_folders(urls, extensions, remote))
+            remote.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         else:
             files = scan(entries, extensions, cache_dir=None if cache_dir is None else _folder(cache_dir))
         self.files: FileList = files
@@ -116,12 +101,9 @@ class FilesSource(Source):
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each file in bytes ([n] int64); 0 where it is not known."""
-        if self._filesystem is None:
+        if self._far is None:
             return np.fromiter((_size_of(self.files.path(i)) for i in range(len(self))), np.int64, len(self))
-        try:
-            return _remote_sizes(self._filesystem.get(), self.files)
-        except Exception as error:
-            raise without_secrets(error) from None
+        return _remote_sizes(self._far.remote, self.files)
 
 
 def _are_folders(urls: Sequence[str], extensions: Sequence[str], remote: Remote) -> bool:
@@ -155,18 +137,18 @@ def _read_file(path: bytes) -> bytes:
         return file.read()
 
 
-def _remote_sizes(filesystem: Any, files: FileList) -> npt.NDArray[np.int64]:
+def _remote_sizes(remote: Remote, files: FileList) -> npt.NDArray[np.int64]:
     """By listing the roots once more, where they were searched through: asking for each file would take far longer."""
     known: dict[str, int | None] = {}
     for root in files.searched:
-        known.update((path, info.get("size")) for path, info in filesystem.find(root, detail=True).items())
-    filesystem.invalidate_cache()
+        known.update((path, info.get("size")) for path, info in remote.ask("find", root, detail=True).items())
+    remote.filesystem.invalidate_cache()
     sizes = np.zeros(len(files.names), np.int64)
     for start in range(0, len(sizes), _PIECE):
         paths = [os.fsdecode(files.path(i)) for i in range(start, min(start + _PIECE, len(sizes)))]
         unknown = [path for path in paths if known.get(path) is None]
         if unknown:
-            known.update(zip(unknown, filesystem.sizes(unknown), strict=True))
+            known.update((path, version.size) for path, version in zip(unknown, remote.versions(unknown), strict=True))
         sizes[start : start + len(paths)] = [known[path] or 0 for path in paths]
     return sizes
 

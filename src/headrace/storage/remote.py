@@ -59,7 +59,6 @@ class Remote:
         retries: attempts after the first, for each piece.
         deadline: seconds for all attempts of a piece.
         window: bytes on their way at once, at most.
-        filesystem: of that server, if there is one already.
         shown: how messages name a path.
 
     Raises:
@@ -74,7 +73,6 @@ class Remote:
         retries: int | None = None,
         deadline: float | None = None,
         window: int = WINDOW,
-        filesystem: WorkerHandle[Any] | None = None,
         shown: Callable[[str], str] = redact,
     ) -> None:
         self.retries, self.deadline = RETRIES if retries is None else retries, DEADLINE if deadline is None else float(deadline)
@@ -88,7 +86,7 @@ class Remote:
             [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
         )
         """What tells two servers apart whose URLs look alike."""
-        self._filesystem = filesystem or WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
+        self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
         self._reset()
 
     def _reset(self) -> None:
@@ -192,20 +190,34 @@ class Remote:
             raise refusals[0]
         return found
 
+    def ask(self, question: str, url: str, **options: Any) -> Any:
+        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt ends when the file
+        system gives it up, and none begins after the deadline.
+
+        Args:
+            question: the name of the method.
+            url: of what is asked for, or its path on the file system.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
+        """
+
+        def answer(_: float) -> Awaitable[Any]:
+            return call(self._fs, question, self._path(url), **options)
+
+        async def one() -> list[Any]:
+            persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=False)
+            return await together([persist], self._flow, [0])
+
+        return self._run(one)[0]
+
     def is_folder(self, url: str) -> bool:
         """Is there a folder of that name?
 
         Raises:
             AccessError, RemoteError: as for `versions`.
         """
-
-        def ask(_: float) -> Awaitable[Any]:
-            return call(self._fs, "isdir", self._path(url))
-
-        async def one() -> list[Any]:
-            return await together([functools.partial(self._persist, ask, self._shown(url), lambda _: True)], self._flow, [0])
-
-        return bool(self._run(one)[0])
+        return bool(self.ask("isdir", url))
 
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
@@ -277,8 +289,10 @@ class Remote:
                 self._plain = None if headers is None else HTTPRanges(headers, MOST)
             return self._plain if self._is_plain else None
 
-    async def _persist(self, ask: Callable[[float], Awaitable[Any]], where: str, is_right: Callable[[Any], bool]) -> Any:
-        """Asks until the answer is right, or retries or deadline are through."""
+    async def _persist(
+        self, ask: Callable[[float], Awaitable[Any]], where: str, is_right: Callable[[Any], bool], hurries: bool = True
+    ) -> Any:
+        """Asks until the answer is right, or retries or deadline are through; of the deadline an attempt knows only if it `hurries`."""
         begin, attempt, cause = time.monotonic(), 0, ""
         retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
         patience = deadline / 2 if retries else deadline
@@ -288,7 +302,7 @@ class Remote:
             self._count(requests=1)
             try:
                 patience = min(left, patience)
-                answer = await asyncio.wait_for(ask(patience), patience)
+                answer = await asyncio.wait_for(ask(patience), patience if hurries else None)
                 if is_right(answer):
                     self._given_up = 0
                     self._flow.went_well()
@@ -319,7 +333,8 @@ class Remote:
             DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
         """
         status, headers = status_of(error)
-        text = redact(str(error)) or type(error).__name__
+        kind, said = type(error).__name__, redact(str(error))
+        text, named = said or kind, f"{kind}: {said}" if said else kind
         if status == 412:
             raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
         # fsspec takes whatever goes wrong with a question for a size for a missing file
@@ -337,8 +352,8 @@ class Remote:
         if status in _OVERLOADED:
             self._flow.went_badly()
         if status in _PASSING or (status is None and is_of_network(error)):
-            return (f"the server says {status}" if status else f"{type(error).__name__}: {text}"), retry_after(headers)
-        raise RemoteError(f"{where}: {type(error).__name__}: {text}") from None
+            return (f"the server says {status}" if status else named), retry_after(headers)
+        raise RemoteError(f"{where}: {named}") from None
 
     # -- the loop
 

@@ -90,8 +90,12 @@ class RemoteFiles:
 
     @property
     def filesystem(self) -> Any:
-        """fsspec's, of this process: for what is no range of a file, such as listings."""
+        """fsspec's, of this process."""
         return self._bytes.remote.filesystem
+
+    def ask(self, question: str, url: str, **options: Any) -> Any:
+        """What is there, and not what is in it: see `Remote.ask`."""
+        return self._bytes.remote.ask(question, url, **options)
 
     @property
     def place(self) -> str:

@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, SampleError
+from headrace.errors import ConfigError, DataNotFoundError, SampleError
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.folders import Listing, list_folder
 from headrace.storage.listings import kept_listing
@@ -69,25 +69,37 @@ class FileList:
         return os.path.join(os.fsencode(root), name) if root else name
 
 
+class Server(Protocol):
+    """Where files lie that are far away: `headrace.storage.remote.Remote`."""
+
+    @property
+    def filesystem(self) -> Any:
+        """fsspec's."""
+
+    def ask(self, question: str, url: str, **options: Any) -> Any:
+        """What a method of it gives, however often it takes."""
+
+
 def scan(
-    data_path: DataPath, extensions: Sequence[str], filesystem: Any = None, cache_dir: str | None = None, *, asks: bool = True
+    data_path: DataPath, extensions: Sequence[str], server: Server | None = None, cache_dir: str | None = None, *, asks: bool = True
 ) -> FileList:
     """All files under `data_path` that end in one of `extensions` (any case).
 
     Args:
         data_path: a folder (searched through, links followed, loops of links entered once), a file, a glob, or a list of these;
-            with a `filesystem`, paths on it.
+            with a `server`, paths on it.
         extensions: such as (".jpg", ".png"). A file that is named itself is taken whatever its ending.
-        filesystem: an fsspec file system, or None for local paths.
+        server: that lists; or None for local paths.
         cache_dir: a folder where listings of local folders are kept and found again while they still hold; None: nowhere.
-        asks: with a `filesystem`: ask whether there is such a file, also where a path ends as one; if not, whoever reads it finds out.
+        asks: with a `server`: ask whether there is such a file, also where a path ends as one; if not, whoever reads it finds out.
 
     Raises:
         DataNotFoundError: a path is missing, or nothing fits; the message names the extensions.
+        AccessError, RemoteError: a server does not say: see `headrace.storage.remote.Remote.ask`.
     """
     entries = entries_of(data_path)
     endings = tuple(os.fsencode(e.lower()) for e in extensions)
-    walk = _LocalWalk(endings, cache_dir) if filesystem is None else _RemoteWalk(endings, filesystem, asks)
+    walk = _LocalWalk(endings, cache_dir) if server is None else _RemoteWalk(endings, server, asks)
     if len(entries) == 1:
         root_of, found = None, walk(entries[0])
         roots: tuple[str, ...] = (found.root,)
@@ -97,7 +109,7 @@ def scan(
         shown = ", ".join(redact(e) for e in entries[:3])
         raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(extensions)}: is the path right?")
     folders = tuple(sorted(map(os.fsdecode, found.folders), key=os.fsencode))
-    return FileList(roots, root_of, found.names, filesystem is not None, folders, frozenset(found.searched))
+    return FileList(roots, root_of, found.names, server is not None, folders, frozenset(found.searched))
 
 
 @dataclass(slots=True)
@@ -182,35 +194,39 @@ def _loops(root: str, below: str) -> bool:
 
 
 class _RemoteWalk:
-    def __init__(self, endings: tuple[bytes, ...], filesystem: Any, asks: bool) -> None:
-        self._endings, self._fs, self._asks = endings, filesystem, asks
+    def __init__(self, endings: tuple[bytes, ...], server: Server, asks: bool) -> None:
+        self._endings, self._server, self._asks = endings, server, asks
 
     def __call__(self, entry: Any) -> _Found:
         try:
-            root, files, endings, is_searched = self._files(path_in(os.fspath(entry), self._fs))
+            root, files, endings, is_searched = self._files(os.fspath(entry))
         except FileNotFoundError:
             raise DataNotFoundError(f"{redact(entry)} does not exist") from None  # the cause may show the URL's secrets
-        except PermissionError as error:
-            raise AccessError(f"{redact(entry)}: access is denied ({redact(error)}): look at storage_options") from None
-        except Exception as error:
-            raise without_secrets(error) from None
         root = root.rstrip("/") or ("/" if any(p.startswith("/") for p in files) else "")
         folders: set[bytes] = set()
         names = PackedNames(_below(root, files, endings, folders))
         del files  # as many strings: they go before the names are sorted
         return _Found(root, _in_order(names), folders, {root} if is_searched else set())
 
-    def _files(self, path: str) -> tuple[str, list[str], tuple[bytes, ...], bool]:
+    def _files(self, url: str) -> tuple[str, list[str], tuple[bytes, ...], bool]:
         """Root, full paths, which endings count, and whether all below the root was searched through."""
-        fs, names = self._fs, not self._asks and names_file(path, self._endings)
-        if not names and glob.has_magic(path) and not fs.exists(path):
-            return _before_magic(path, "/"), fs.glob(path), self._endings, False
-        if path and (names or fs.isfile(path)):
+        path = path_in(url, self._server.filesystem)
+        kind = "file" if not self._asks and names_file(path, self._endings) else self._kind(url, path)
+        if kind is None and glob.has_magic(path):
+            return _before_magic(path, "/"), self._server.ask("glob", url), self._endings, False
+        if kind == "file":
             return path.partition("?")[0].rpartition("/")[0], [path], (b"",), False
-        found = fs.find(path)
-        if not found and not fs.exists(path):
+        found = self._server.ask("find", url)
+        if not found and kind is None:
             raise FileNotFoundError(path)
         return path, found, self._endings, True
+
+    def _kind(self, url: str, path: str) -> str | None:
+        """ "file", or "directory", as is what all lies in; None: there is no such thing."""
+        try:
+            return str(self._server.ask("info", url)["type"]) if path else "directory"
+        except FileNotFoundError:
+            return None
 
 
 def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes]) -> Iterator[bytes]:

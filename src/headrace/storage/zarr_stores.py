@@ -11,11 +11,10 @@ from typing import Any
 
 from isal import isal_zlib
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, RemoteError
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.storage.foreign import asking
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import WHOLE, RemoteFiles, below
-from headrace.storage.scan import path_in
 from headrace.storage.stamps import Stamp
 from headrace.storage.stretches import Stretch
 from headrace.storage.zarr_zips import FarZip
@@ -231,18 +230,14 @@ class ZarrUrl:
         return ["", *sorted(found)]
 
     def _walked(self, node: str) -> Iterator[str]:
-        filesystem = self.files.filesystem
-        folder = path_in(self.place(node), filesystem)
         try:
-            listing = filesystem.ls(folder, detail=True)
+            listing = self.files.ask("ls", self.place(node), detail=True)
         except FileNotFoundError:
             return
         except PermissionError as error:
             raise AccessError(
                 f"{redact(self.place(node))}: it may not be listed ({redact(error)}): name the array as dataset_name"
             ) from None
-        except Exception as error:
-            raise RemoteError(f"{redact(self.place(node))} can't be listed ({type(error).__name__}: {redact(error)})") from None
         names = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory" for item in listing}
         is_array = V2_ARRAY in names or (V3_NODE in names and _is_v3_array(self.read(f"{node}/{V3_NODE}" if node else V3_NODE)))
         if is_array or V2_GROUP in names or V3_NODE in names:
