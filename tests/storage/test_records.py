@@ -73,7 +73,7 @@ class TestCsv:
         assert rows_of(opened(path)) == [{"text": text, "id": other} for text, other in rows]
 
     def test_many_records_that_only_pythons_reader_understands(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.texts._TOGETHER", 3)
+        monkeypatch.setattr("headrace.storage.text_scan._TOGETHER", 3)
         path = tmp_path / "a.csv"
         path.write_text('id,text\n\n1,5" disk\n2,"a\n\nb"\n\n' + "".join(f'{n},{n}" disk\n' for n in range(3, 20)))
         assert rows_of(opened(path)) == [

@@ -32,7 +32,8 @@ from headrace.storage.plain import Room, check_encoding
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of
 from headrace.storage.stamps import Stamp
-from headrace.storage.texts import LinesSource, TextFilesSource
+from headrace.storage.text_files import TextFilesSource
+from headrace.storage.texts import LinesSource
 from headrace.storage.tokens import BlocksSource, Tokens, TokensSource
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 

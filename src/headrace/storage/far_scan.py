@@ -19,7 +19,7 @@ from headrace.storage.far_index import LineIndex
 from headrace.storage.in_order import Part, in_order
 from headrace.storage.lines import QUOTE, IntArray, Newline, Piece, line_starts, looked_at
 from headrace.storage.remote_files import RemoteFiles
-from headrace.storage.texts import UTF8_MARK, LinesSource, Scan, TextBytes, TextFile
+from headrace.storage.text_scan import UTF8_MARK, Scan, Scanned, TextBytes, TextFile
 
 _BEHIND = 4  # pieces that were looked at, and are still there
 
@@ -32,7 +32,7 @@ class FarScan(Scan):
     """The pass over texts of which some, or all, are far away.
 
     Args:
-        source: whose texts they are.
+        of: the texts.
         files: of the server.
         known: by the numbers of texts: what is known of them, so that nothing of these is fetched.
         checks_quotes: are tables gone through twice, since one of them has odd quotes?
@@ -44,14 +44,14 @@ class FarScan(Scan):
 
     def __init__(
         self,
-        source: LinesSource,
+        of: Scanned,
         files: RemoteFiles,
         known: dict[int, LineIndex],
         checks_quotes: bool,
         progress: bool | None,
         size: int,
     ) -> None:
-        super().__init__(source, progress, size)
+        super().__init__(of, progress, size)
         self._far, self._known, self._checks = files, known, checks_quotes
         self._all = self._parts()
 

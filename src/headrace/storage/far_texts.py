@@ -33,7 +33,8 @@ from headrace.storage.paths import is_url, redact, without_query
 from headrace.storage.plain import Room, is_compressed
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
 from headrace.storage.scan import DataPath, FileList, check_one_filesystem, entries_of, path_in, scan
-from headrace.storage.texts import HeldArrays, LinesSource, Scan, TextFile
+from headrace.storage.text_scan import Scan, TextFile
+from headrace.storage.texts import HeldArrays, LinesSource
 
 _AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
 
@@ -143,7 +144,7 @@ class FarLinesSource(LinesSource):
         return [self.far.place, redact(text.path), version.size, version.tag]
 
     def _scan(self, progress: bool | None, size: int) -> Scan:
-        return FarScan(self, self.far, self._known, self._checks_quotes, progress, size)
+        return FarScan(self._to_scan, self.far, self._known, self._checks_quotes, progress, size)
 
     def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
         if any(not text.is_copy and self.far.version(text.path).tag is None for text in self._texts):
@@ -251,7 +252,7 @@ class _Indexing(FarLinesSource):
     scanned: NotedScan
 
     def _scan(self, progress: bool | None, size: int) -> Scan:
-        self.scanned = NotedScan(self, self.far, {}, self._checks_quotes, progress, size)
+        self.scanned = NotedScan(self._to_scan, self.far, {}, self._checks_quotes, progress, size)
         return self.scanned
 
     def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:

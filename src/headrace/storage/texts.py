@@ -6,133 +6,38 @@ By a table of the places where they begin: little more than a byte a line (see `
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, RemoteError, ReplacedError, warn
+from headrace.errors import AccessError, HeadraceError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.storage import records
-from headrace.storage.files import FilesSource, fingerprint_names
+from headrace.storage.files import fingerprint_names
 from headrace.storage.gather import Gatherer
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.kept import UntrustedError
-from headrace.storage.lines import LF, QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.lines import LF, IntArray, Newline, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 from headrace.storage.paths import redact, without_query
 from headrace.storage.places import PlacesEncoder, PlacesTable
-from headrace.storage.plain import Room, decompressed, is_compressed, plain_copy, shows_lines
-from headrace.storage.remote import Range, Version
-from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.scan import DataPath, FileList
+from headrace.storage.plain import Room, is_compressed, plain_copy, shows_lines
+from headrace.storage.scan import FileList
 from headrace.storage.source import Source
 from headrace.storage.stamps import Stamp
+from headrace.storage.text_scan import UTF8_MARK, Scan, Scanned, TextFile
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
 _VERSION = 3
 BLOCK = 2 << 20
 """Bytes of text whose lines are a block: what is fetched at once of a text that is far away."""
-_TOGETHER = 1 << 16  # records whose places are passed on at a time
-UTF8_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class TextFile:
-    """A file as its lines are read."""
-
-    shown: str
-    """Its own path."""
-    path: str
-    """Of the bytes: its own, or that of a plain copy."""
-    begin: int
-    """Where the text begins there."""
-    end: int
-    stamp: Stamp | None
-    """None: it is far away, and each read of it is of one version."""
-
-    @property
-    def is_copy(self) -> bool:
-        """Is it read through a plain copy?"""
-        return self.path != self.shown
-
-    def check(self, fd: int) -> None:
-        """Is the open file still the one whose lines are known? A copy is: it is named by what it is of, and is only ever replaced by an
-        equal one, by another process that made it at the same time.
-
-        Raises:
-            AccessError: it has been changed.
-        """
-        if self.stamp is not None and not self.is_copy:
-            self.stamp.check(fd)
-
-
-class TextFilesSource(FilesSource):
-    """Whole files, of which none is read that is too large for the budget."""
-
-    def __init__(self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room) -> None:
-        super().__init__(
-            data_path, extensions, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
-        )
-        self._room = room
-        self._still: list[Version] | None = None
-
-    @contextlib.contextmanager
-    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
-        """Inside, files that are far away are read in the version that they have now.
-
-        Yields:
-            What tells them from others, and from what they were before; None: the server does not say.
-
-        Raises:
-            RemoteError, DataNotFoundError, AccessError: see `Remote.versions`.
-        """
-        assert self._far is not None
-        remote = self._far.remote
-        self._still = versions = remote.versions([self._url(number) for number in range(len(self))])
-        of = [[remote.place, self.location(number), version.size, version.tag] for number, version in enumerate(versions)]
-        try:
-            yield None if any(version.tag is None for version in versions) else of
-        finally:
-            self._still = None
-
-    def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
-        if not self.files.url:
-            return [self._read(self.files.path(index)) for index in indices]
-        if self._still is not None and self._far is not None:
-            versions = [self._still[index] for index in indices]
-            self._room.check(max((version.size for version in versions), default=0))
-            whole = [Range(self._url(index), 0, version.size, version) for index, version in zip(indices, versions, strict=True)]
-            return self._far.remote.read(whole)
-        found = super().read(indices)
-        for data in found:
-            self._room.check(len(data))
-        return found
-
-    def _read(self, path: bytes) -> bytes:
-        with open(path, "rb", buffering=0) as file:
-            self._room.check(os.fstat(file.fileno()).st_size)
-            return file.read()
-
-    def content(self, index: int, record: bytes) -> bytes:
-        """What a file holds, decompressed if it is compressed.
-
-        Raises:
-            FormatError: it is damaged, or too large.
-        """
-        name = os.fsdecode(self.files.path(index)) if self.files.url else os.fsdecode(self.files.names[index])
-        return decompressed(record, without_query(name), self._room)
 
 
 class LinesSource(Source):
@@ -219,7 +124,11 @@ class LinesSource(Source):
         return MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
 
     def _scan(self, progress: bool | None, size: int) -> Scan:
-        return Scan(self, progress, size)
+        return Scan(self._to_scan, progress, size)
+
+    @property
+    def _to_scan(self) -> Scanned:
+        return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, self._bases.tolist())
 
     def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
         size = sum(text.end - text.begin for text in self._texts)
@@ -442,142 +351,6 @@ class HeldArrays:
         return self._long.array
 
 
-class TextBytes(NamedTuple):
-    """The bytes of a text while it is gone through."""
-
-    at: Callable[[int, int], bytes]
-    """A place, and how many bytes from there on."""
-    pieces: Pieces
-
-
-class Scan:
-    """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one."""
-
-    def __init__(self, source: LinesSource, progress: bool | None, size: int) -> None:
-        self._texts, self._formats, self._newline_in, self._codec = source._texts, source._formats, source._newline_in, source.codec
-        self._room, self._bases = source.room, source._bases.tolist()
-        self._counts: list[int] = []
-        self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
-        self._headers: list[list[str]] = []
-        hidden = None if progress is None else not progress
-        disable = True if hidden is None and size < KEPT_FROM else hidden  # None: off where there is no terminal
-        self._bar = tqdm(total=size, desc="finding lines", unit="B", unit_scale=True, disable=disable, leave=False)
-
-    def __iter__(self) -> Iterator[IntArray]:
-        with self._bar:
-            for number, text in enumerate(self._texts):
-                try:
-                    with self._opened(number, text) as file:
-                        yield from self._file(file, number, text)
-                except (RemoteError, ReplacedError, DataNotFoundError, AccessError):
-                    raise
-                except (OSError, EOFError) as error:
-                    said = getattr(error, "strerror", None) or error
-                    raise AccessError(f"{redact(text.shown)} can't be read to its end: {said}") from error
-                except FormatError as error:
-                    raise FormatError(f"{redact(text.shown)}: {error}") from error
-
-    def short(self) -> list[npt.NDArray[Any]]:
-        """Once the scan is through: the number of the first line of each file, and of all; for each line that is no record how many come
-        before it; the headers."""
-        first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
-        blank = np.concatenate([np.empty(0, np.int64), *(some + start for some, start in zip(self._blank, first, strict=False))])
-        headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
-        return [first, blank - np.arange(len(blank)), headers]
-
-    @contextlib.contextmanager
-    def _opened(self, number: int, text: TextFile) -> Iterator[TextBytes]:
-        with open(text.path, "rb", buffering=0) as file:
-            fd = file.fileno()
-            yield TextBytes(lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd))
-
-    def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
-        kind = self._formats[number] if self._formats else ""
-        count, last = 0, np.empty(0, np.int64)
-        blank = []
-        shift = self._bases[number] - text.begin
-        for places in self._places(file, number, text, kind):
-            if kind and kind != ".json":
-                joined = np.concatenate([last, places])
-                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + max(0, count - 1))
-                last = joined[-1:]
-            count += places.size
-            yield places + shift if shift else places
-        self._counts.append(count - 1)
-        self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
-
-    def _places(self, file: TextBytes, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
-        newline = self._newline_in(number)
-        if kind == ".json":
-            self._headers.append([])
-            self._room.check(2 * (text.end - text.begin))
-            data = bytearray()
-            for piece in file.pieces(text.begin, text.end):
-                data += piece.data.data
-            starts, ends = records.json_places(data)
-            yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
-        elif kind in records.DELIMITERS:
-            yield from self._without_header(file, self._csv_places(file, text, newline, records.DELIMITERS[kind]), kind)
-        else:
-            self._headers.append([])
-            yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
-
-    def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
-        self._bar.update(piece.size)
-
-    def _csv_places(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
-        """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
-        check = records.QuoteCheck(delimiter)
-        for piece in file.pieces(text.begin, text.end):
-            check(piece.data)
-        if check.is_plain and check.count % 2 == 0:
-            return line_starts(file.pieces, text.begin, text.end, newline, QUOTE, self._watch)
-        return self._csv_places_slowly(file, text, newline, delimiter)
-
-    def _csv_places_slowly(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
-        at = text.begin  # the end of the line that the reader asked for last
-
-        def lines() -> Iterator[bytes]:
-            nonlocal at
-            for places in line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch):
-                for place in places.tolist():
-                    if place > at:
-                        self._room.check(place - at)
-                        line, at = file.at(at, place - at), place
-                        yield line
-
-        found = [at]
-        for _ in records.csv_records(lines(), delimiter):
-            found.append(at)
-            if len(found) == _TOGETHER:
-                yield np.array(found, np.int64)
-                found = []
-        yield np.array(found, np.int64)
-
-    def _without_header(self, file: TextBytes, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
-        last, names = np.empty(0, np.int64), None
-        for places in stream:
-            if names is not None:
-                yield places
-                continue
-            joined = np.concatenate([last, places])
-            last, read = joined[-1:], _reader(file, joined)
-            for number in range(len(joined) - 1):
-                self._room.check(int(joined[number + 1] - joined[number]))
-                line = read(number)
-                if line.strip(b"\r\n"):
-                    try:
-                        names = records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind])
-                    except UnicodeDecodeError as error:
-                        said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
-                        raise FormatError(f"{said}; say encoding= or errors=") from None
-                    self._headers.append(names)
-                    yield joined[number + 1 :]
-                    break
-        if names is None:
-            raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
-
-
 def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:
     return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
 
@@ -586,7 +359,3 @@ def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
     if newline in (None, "\n") and not any(b"\r" in line for line in lines):
         return [line[:-1] if line[-1:] == b"\n" else line for line in lines]
     return [strip_end(line, newline) for line in lines]
-
-
-def _reader(file: TextBytes, places: IntArray) -> Callable[[int], bytes]:
-    return lambda number: file.at(int(places[number]), int(places[number + 1] - places[number]))
