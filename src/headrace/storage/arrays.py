@@ -16,7 +16,8 @@ import numpy.typing as npt
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
-from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
+from headrace.storage.array_reader import ArrayReader, ChunkCache
+from headrace.storage.chunks import DirectChunks
 from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows, Source
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.array_reader import ArrayReader, ChunkCache
 from headrace.storage.arrays import BLOCK_BYTES, ArraysSource
-from headrace.storage.chunks import ArrayReader, ChunkCache, LibraryChunks
+from headrace.storage.chunks import LibraryChunks
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_chunks import chunks_of, missing_plugins
 from headrace.storage.hdf5_far import FarHDF5

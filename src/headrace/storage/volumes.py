@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError
-from headrace.storage.chunks import ArrayReader, ChunkCache, DirectChunks
+from headrace.storage.array_reader import ArrayReader, ChunkCache
+from headrace.storage.chunks import DirectChunks
 from headrace.storage.patches import PatchGrid, padded_places
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles, Span

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.storage.array_reader import ArrayReader, ChunkCache
 from headrace.storage.arrays import ArraysSource
-from headrace.storage.chunks import ArrayReader, ChunkCache, Chunks
+from headrace.storage.chunks import Chunks
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.chunks import ArrayReader
+from headrace.storage.array_reader import ArrayReader
 from headrace.storage.ome import Axis, Image, Level, Scale, image_at, labels_at, missing_labels, nearest
 from headrace.storage.patches import Box, PatchGrid
 from headrace.storage.paths import redact
