@@ -271,6 +271,16 @@ def prepared(work: Path, name: str, write: Callable[[Path], None]) -> Path:
     return folder
 
 
+def forget(path: Path) -> None:
+    """What the system holds of a file in its memory: the file is as one that nobody has read."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def work_folder(given: str | None) -> Iterator[Path]:
     """The folder that was given, which stays, or a temporary one."""

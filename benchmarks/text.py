@@ -38,7 +38,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from common import Contestant, Ratio, Section, add_options, forget, prepared, run_sections, work_folder
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -123,16 +123,6 @@ def turns(batches: Callable[[], Iterable[Any]], count: Callable[[Any], int]) -> 
 
 
 # -- the index
-
-
-def forget(path: Path) -> None:
-    """What the system holds of a file in its memory: the file is as one that nobody has read."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 def cat(job: Job, cold: bool) -> Runs:
@@ -244,8 +234,13 @@ class Drawn:
         return DRAWN
 
 
+def hf_dataset(job: Job) -> Any:
+    """The lines as HF datasets have them; made where it has not made them yet."""
+    return _offline(job).load_dataset("text", data_files=str(job.lines), split="train", cache_dir=str(job.work / "huggingface"))
+
+
 def hf_lines(job: Job) -> Runs:
-    dataset = _offline(job).load_dataset("text", data_files=str(job.lines), split="train", cache_dir=str(job.work / "huggingface"))
+    dataset = hf_dataset(job)
     sampler: Any = Drawn(len(dataset))
     options: dict[str, Any] = {"num_workers": job.workers, "persistent_workers": job.workers > 0, "collate_fn": Padded()}
     loader = DataLoader(dataset, BATCH, sampler=sampler, **options)

@@ -171,6 +171,10 @@ class ArraysSource(Source):
         except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
             return []
 
+    def announce(self, indices: Sequence[int]) -> None:
+        for field in self._readers:
+            field.announce(indices)
+
     def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
         return None if self.far is None or self.rows_like() is None else self._first.spans_of(indices)  # type: ignore[union-attr]
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from headrace.storage.hints import HINTS
 from headrace.storage.remote_files import RemoteFiles, Span
 from headrace.storage.source import Rows, Source
 from headrace.storage.stretches import bytes_of, read_parts
@@ -70,7 +71,7 @@ class ConcatSource(Source, Generic[S]):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self._parts(indices)
-        self._fetch_together(parts)
+        self._tell(parts)
         return self._gathered(len(indices), parts, lambda source, some: source.read(some))
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
@@ -84,11 +85,16 @@ class ConcatSource(Source, Generic[S]):
                     records[place] = record
         return records
 
-    def _fetch_together(self, parts: list[_Part[S]]) -> None:
-        """What lies far away is asked for at once, and not file by file."""
+    def _tell(self, parts: list[_Part[S]]) -> None:
+        """What lies far away is asked for at once, and not file by file; of what lies near a disk is told, if it is slow."""
         far = self.far
-        if far is not None and len(parts) > 1:
+        if len(parts) < 2:
+            return
+        if far is not None:
             far.ahead([part.source.stored(np.asarray(part.indices, np.int64)) for part in parts], True)
+        elif HINTS.are_wanted:
+            for part in parts:
+                part.source.announce(part.indices)
 
     @contextlib.contextmanager
     def _counting(self, parts: list[_Part[S]]) -> Iterator[None]:
@@ -122,7 +128,7 @@ class ConcatSource(Source, Generic[S]):
         with self._counting(parts):
             if self._are_read_together(parts, rows):
                 return
-            self._fetch_together(parts)
+            self._tell(parts)
             for part in parts:
                 part.source.read_into(part.indices, [rows[place] for place in part.places])
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.storage.handles import WorkerFiles, WorkerHandle
+from headrace.storage.hints import HINTS
 
 LEAST = 1 << 20
 """Bytes of a file from which on it is mapped."""
@@ -52,6 +54,8 @@ class Gatherer:
             if mapped.view is None:
                 return None
             view = mapped.view
+            if HINTS.are_wanted:
+                HINTS.give(mapped.fd, zip(starts, sizes, strict=True))
             return self._scratch.get().gathered([view[start : start + size] for start, size in zip(starts, sizes, strict=True)], total)
 
     def close(self) -> None:
@@ -106,12 +110,13 @@ class _Scratch:
     def gathered(self, stretches: list[memoryview], total: int) -> bytes | None:
         """Their bytes; None, where some of them are not there."""
         with self._lock:
-            done = 0
+            done, began = 0, time.perf_counter()
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
                     done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)
             except OSError:  # EFAULT: a page that the file does not have any more, or that can't be read
                 return None
+            HINTS.note(began, len(stretches), total)
             return self._bytes[:total] if done == total else None
 
     def close(self) -> None:

@@ -99,6 +99,10 @@ class Source(ABC):
         """Where each record lies far away, if its bytes are there what `read_into` writes; None: they are not, or not all of them."""
         return None
 
+    def announce(self, indices: Sequence[int]) -> None:
+        """These samples are read next: where they lie on a disk of this machine, the system is told."""
+        return
+
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         """Compares records with their checksums, where there are some.
 

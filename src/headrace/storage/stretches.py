@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import operator
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.hints import HINTS
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles, Span
 
@@ -96,7 +98,11 @@ def read_places(places: Places, parts: Sequence[memoryview], files: Files) -> No
     most = min(_IOV_MAX, max(1, _RUN // max(1, nbytes)))
     with contextlib.closing(files.reading_each(paths)) as opened:
         for at, fds in opened:
-            for fd, path, first, end in zip(fds, paths[at:], starts[at:], starts[at + 1 :], strict=False):
+            if HINTS.are_wanted:
+                for fd, first, end in zip(fds, starts[at:], starts[at + 1 :], strict=False):
+                    HINTS.give(fd, ((begin, nbytes) for begin in offsets[first:end]))
+            began, first = time.perf_counter(), starts[at]
+            for fd, path, end in zip(fds, paths[at:], starts[at + 1 :], strict=False):
                 while first < end:
                     begin, last = offsets[first], first + 1
                     while last < end and last - first < most and offsets[last] == begin + nbytes * (last - first):
@@ -105,6 +111,7 @@ def read_places(places: Places, parts: Sequence[memoryview], files: Files) -> No
                     if os.preadv(fd, buffers, begin) != nbytes * len(buffers):
                         fill(fd, buffers, begin, path)
                     first = last
+            HINTS.note(began, first - starts[at], nbytes * (first - starts[at]))
 
 
 def read_stretches(stretches: Sequence[Stretch | None], files: Files) -> list[memoryview | None]:
@@ -124,9 +131,25 @@ def read_stretches(stretches: Sequence[Stretch | None], files: Files) -> list[me
     by_path = [(path, list(same)) for path, same in itertools.groupby(wanted, operator.itemgetter(0))]
     with contextlib.closing(files.reading_each([path for path, _ in by_path])) as opened:
         for at, fds in opened:
-            for fd, (path, same) in zip(fds, by_path[at:], strict=False):
+            if HINTS.are_wanted:
+                for fd, (_, same) in zip(fds, by_path[at:], strict=False):
+                    HINTS.give(fd, (part[1:3] for part in same))
+            began, some = time.perf_counter(), by_path[at : at + len(fds)]
+            for fd, (path, same) in zip(fds, some, strict=True):
                 _read_near(fd, path, [part[1:] for part in same], found)
+            HINTS.note(began, sum(len(same) for _, same in some), sum(part[2] for _, same in some for part in same))
     return found
+
+
+def announce(spans: Sequence[Span], files: WorkerFiles[int]) -> None:
+    """Tells the system what is read next.
+
+    Raises:
+        OSError: a file can't be opened.
+    """
+    for path, same in itertools.groupby(sorted(spans), operator.itemgetter(0)):
+        with files.reading(path) as fd:
+            HINTS.give(fd, ((start, end - start) for _, start, end in same))
 
 
 def read_part(path: str, offset: int, buffer: memoryview, files: Files) -> None:
@@ -150,9 +173,13 @@ def read_parts(spans: Sequence[Span], buffers: Sequence[memoryview], files: File
         for buffer, data in zip(buffers, files.read(spans), strict=True):
             buffer[:] = data
         return
+    if HINTS.are_wanted and len(spans) > 1:
+        announce(spans, files)
+    began = time.perf_counter()
     for (path, start, _), buffer in zip(spans, buffers, strict=True):
         with files.reading(path) as fd:
             fill(fd, [buffer], start, path)
+    HINTS.note(began, len(spans), sum(map(len, buffers)))
 
 
 def _read_near(fd: int, path: str, wanted: Sequence[tuple[int, int, int]], found: list[memoryview | None]) -> None:

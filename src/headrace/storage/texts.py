@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from headrace.storage import records
 from headrace.storage.files import fingerprint_names
 from headrace.storage.gather import Gatherer
 from headrace.storage.handles import WorkerFiles
+from headrace.storage.hints import HINTS
 from headrace.storage.kept import UntrustedError
 from headrace.storage.lines import LF, IntArray, Newline, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
@@ -253,7 +255,11 @@ class LinesSource(Source):
         text = self._texts[number]
         with self._open.reading(text.path) as fd:
             text.check(fd)
+            if HINTS.are_wanted:
+                HINTS.give(fd, zip(starts, sizes, strict=True))
+            began = time.perf_counter()
             lines = list(map(os.pread, itertools.repeat(fd), sizes, starts))
+            HINTS.note(began, len(sizes), sum(sizes))
             if list(map(len, lines)) != sizes:
                 for place, line in enumerate(lines):
                     lines[place] = line + self._rest(fd, text, starts[place] + len(line), sizes[place] - len(line))

@@ -1,0 +1,44 @@
+"""Does reading wait for the disk? Then the system is told of all that a batch needs before any of it is read.
+
+A disk works on many requests at once, and gets one at a time from who reads one stretch after the other. What is in the system's memory
+already needs no telling, and that takes a third of a microsecond a stretch: so the system is told only while reads have lately been slow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+_CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
+_LONG = 32  # batches that are told of after a slow one
+
+
+class Hints:
+    """Watches the reads of this process. Thread-safe: at worst it tells too much or too little."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    @property
+    def are_wanted(self) -> bool:
+        """Have reads lately been slow?"""
+        return self._left > 0
+
+    def give(self, fd: int, stretches: Iterable[tuple[int, int]]) -> None:
+        """Tells the system which bytes of an open file are read next: where they begin, and how many."""
+        for start, nbytes in stretches:
+            os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def note(self, began: float, stretches: int, nbytes: int) -> None:
+        """So many stretches of so many bytes in all have been read, since `time.perf_counter()` said `began`."""
+        if not _CAN_TELL or not stretches:
+            return
+        if time.perf_counter() - began > stretches * _CALM + nbytes / _RATE:
+            self._left = _LONG
+        elif self._left:
+            self._left -= 1
+
+
+HINTS = Hints()
+_CAN_TELL = hasattr(os, "posix_fadvise")
