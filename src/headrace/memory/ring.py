@@ -245,15 +245,15 @@ class Arena:
         if self._lease is None or type(batch) not in (tuple, list, dict):
             return batch
         values = list(batch.values()) if type(batch) is dict else list(batch)
-        made = {id(value): value.clone() for value in values if self._is_apart(value) and _is_light(value.nbytes, self._end)}
+        made = {id(value): value.clone() for value in values if type(value) is torch.Tensor and self._lifts(value)}
         if not made:
             return batch
         values = [made.get(id(value), value) for value in values]
         return dict(zip(batch, values, strict=True)) if type(batch) is dict else type(batch)(values)
 
-    def _is_apart(self, value: Any) -> bool:
-        """Is it a tensor in the slot, and no view of another one?"""
-        return type(value) is torch.Tensor and any(value is made for *_, made in self._areas)
+    def _lifts(self, tensor: torch.Tensor) -> bool:
+        """Is it light, and in the slot as it was made there, no view of another one?"""
+        return _is_light(tensor.nbytes, self._end) and any(tensor is made for *_, made in self._areas)
 
     def abandon(self) -> None:
         """No batch comes of it: the slot is free again, or as soon as nothing that was made in it is left."""
