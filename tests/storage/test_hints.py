@@ -71,7 +71,7 @@ class TestWhen:
 
 
 def _images(photos: Path, tmp_path: Path) -> Any:
-    return ImageDataset(photos, image_size=8)
+    return ImageDataset(photos, image_size=8, targets=None)
 
 
 def _packed(photos: Path, tmp_path: Path) -> Any:
@@ -134,13 +134,21 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(tmp_path: Path, to
 def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
     with _lines(tmp_path, tmp_path) as dataset:
         numbers = [150_000, 7, 90_000]
-        told.clear()
         text = (tmp_path / "a.txt").read_bytes()
         for read in (dataset.__getitems__, dataset._source.read_joined):  # line by line, and by one call
             told.clear()
             read(numbers)
             wanted = [f"line {number} {'x' * (number % 70)}\n".encode() for number in numbers]
             assert sorted(text[start : start + nbytes] for _, start, nbytes in told) == sorted(wanted)
+
+
+def test_what_can_not_be_told_is_read(tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(29, "Illegal seek")
+
+    with _rows(tmp_path, tmp_path) as dataset:
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+        assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
 
 
 @pytest.mark.parametrize("kind", [_images, _rows, _lines])

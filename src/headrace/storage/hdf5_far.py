@@ -262,7 +262,7 @@ class FarHDF5:
     def __init__(self, files: RemoteFiles, kind: IndexKind) -> None:
         self.files, self._kind = files, kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
-        self._read_now: set[str] = set()  # of these, those that `read_each` or `arrays_of` is about
+        self._read_now: dict[str, h5py.File | None] = {}  # of these, those that `read_each` or `arrays_of` is about, once they are open
 
     def read_each(self, urls: Sequence[str], function: Callable[[str], T]) -> list[T]:
         """What a function makes of each file; what it reads of them through h5py is kept as their index.
@@ -311,11 +311,20 @@ class FarHDF5:
     def _recorded(self, url: str, function: Callable[[str], T]) -> tuple[T, _Known]:
         known = self._known[url]
         known.is_recording = True
-        self._read_now.add(url)
         try:
-            return patiently(functools.partial(function, url)), known
+            return patiently(functools.partial(self._in_one_file, url, function)), known
         finally:
-            self._read_now.discard(url)
+            del self._read_now[url]
+
+    def _in_one_file(self, url: str, function: Callable[[str], T]) -> T:
+        """What a function gives; it opens the file once, however often it asks for it."""
+        self._read_now[url] = None
+        try:
+            return function(url)
+        finally:
+            file, self._read_now[url] = self._read_now[url], None
+            if file is not None:
+                file.close()
 
     def arrays_of(self, url: str, function: Callable[[str], object]) -> Arrays:
         """The index of a file: what a function reads of it through h5py."""
@@ -348,6 +357,18 @@ class FarHDF5:
             del self._known[url]
         return file
 
+    @contextlib.contextmanager
+    def reading(self, url: str) -> Iterator[h5py.File]:
+        """The same for as long as the context lasts; see `open`."""
+        if url not in self._read_now:
+            with self.open(url) as file:
+                yield file
+            return
+        file = self._read_now[url]
+        if file is None:
+            file = self._read_now[url] = self.open(url)
+        yield file
+
     def is_found(self, url: str) -> bool:
         """Did all that h5py has read of a file so far stand in its index?"""
         return url not in self._known or not self._known[url].is_new
@@ -364,7 +385,7 @@ class FarHDF5:
         return known.doubts[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_read_now": set()}
+        return {**self.__dict__, "_known": {}, "_read_now": {}}
 
 
 @contextlib.contextmanager

@@ -94,9 +94,10 @@ def reading_hdf5(path: str, far: FarHDF5 | None = None) -> Iterator[h5py.File]:
         DataNotFoundError, AccessError, FormatError: as `open_hdf5`.
         FormatError, BudgetError: something inside is damaged.
     """
-    file = open_hdf5(path, far)
-    with asking("h5py", redact(path)), file:
-        yield file
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open_hdf5(path) if far is None else far.reading(path))
+        with asking("h5py", redact(path)):
+            yield file
 
 
 def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:

@@ -6,6 +6,7 @@ already needs no telling, and that takes a third of a microsecond a stretch: so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -26,9 +27,10 @@ class Hints:
         return self._left > 0
 
     def give(self, fd: int, stretches: Iterable[tuple[int, int]]) -> None:
-        """Tells the system which bytes of an open file are read next: where they begin, and how many."""
-        for start, nbytes in stretches:
-            os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+        """Tells the system which bytes of an open file are read next: where they begin, and how many; 0: all that follow."""
+        with contextlib.suppress(OSError):  # a file that can't be read ahead is read all the same
+            for start, nbytes in stretches:
+                os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def note(self, began: float, stretches: int, nbytes: int) -> None:
         """So many stretches of so many bytes in all have been read, since `time.perf_counter()` said `began`."""
