@@ -33,8 +33,8 @@ class MadeUp(fsspec.AbstractFileSystem):
     cachable = False
     listed = 0
 
-    def isfile(self, path: str) -> bool:
-        return False
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return {"name": path, "type": "directory", "size": 0}
 
     def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, detail: bool = False, **kwargs: Any) -> list[str]:
         type(self).listed += 1
