@@ -264,3 +264,4 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             pytest.fail("left behind: " + "; ".join(left), pytrace=False)
         multiprocessing.active_children()  # reaps those that have exited
         time.sleep(_POLL)
+        gc.collect()  # a thread on its way out lets go of an error only now, and that of its traceback's frames in a circle
