@@ -106,7 +106,7 @@ class TextFilling(BaseDataset):
             return None
         start = time.perf_counter()
         try:
-            joined, sizes = source.read_joined(whole.tolist())
+            joined, sizes = source.read_joined(whole)
             read = time.perf_counter()
             ids, lengths = tokenizer.encode_bytes(joined, sizes, *source.codec, self.max_length)
         except Exception:

@@ -187,7 +187,7 @@ class FarLinesSource(LinesSource):
 
     def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
         """The bytes of lines, those that follow one another as one span; none of what is read through a plain copy."""
-        files, starts, ends = self._places(np.unique(indices))  # type: ignore[arg-type]
+        files, starts, ends = self._places(np.unique(indices))
         there = self._is_far[files]
         files, starts, ends = files[there], starts[there], ends[there]
         begins = np.ones(len(files), bool)

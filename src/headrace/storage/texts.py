@@ -25,7 +25,7 @@ from headrace.storage.gather import Gatherer
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hints import HINTS
 from headrace.storage.kept import UntrustedError
-from headrace.storage.lines import LF, IntArray, Newline, strip_end
+from headrace.storage.lines import IntArray, Newline, strip_end
 from headrace.storage.mapped import HEAD, MappedArrays, MappedFile
 from headrace.storage.paths import redact, without_query
 from headrace.storage.places import PlacesEncoder, PlacesTable
@@ -168,7 +168,7 @@ class LinesSource(Source):
     def __len__(self) -> int:
         return int(self._first_row[-1])
 
-    def _places(self, indices: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
+    def _places(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """For each index the number of its file, and where it begins and ends there."""
         rows = np.asarray(indices, np.int64)
         if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
@@ -207,21 +207,20 @@ class LinesSource(Source):
             return _without_ends(lines, self._newline)
         return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
 
-    def read_joined(self, indices: Sequence[int]) -> tuple[bytes, IntArray]:
+    def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n] int64)."""
         if self._formats or self._newline not in (None, "\n"):
-            return _joined(self.read(indices))
+            return _joined(self.read(indices.tolist()))
         files, starts, ends = self._places(indices)
         sizes = ends - starts
         joined = self._gathered(starts, sizes) if len(self._texts) == 1 else None
         if joined is None:
             joined = b"".join(self._read_all(files, starts, sizes))
         if b"\r" in joined:
-            return _joined(self.read(indices))
-        ends = np.cumsum(sizes)  # an LF ends a line, and there is none inside
-        codes = np.frombuffer(joined, np.uint8)
-        if len(joined) and sizes.min() > 0 and (codes.take(ends - 1) == LF).all():
+            return _joined(self.read(indices.tolist()))
+        if joined.count(b"\n") == len(sizes):  # of each line it is the end: inside there is none
             return joined.replace(b"\n", b""), sizes - 1
+        ends = np.cumsum(sizes)
         lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
         return _joined(_without_ends(lines, self._newline))
 
