@@ -598,6 +598,15 @@ class TestInProcess:
         assert arena.lightened(point) is point and arena.lightened(labels) is labels
         assert arena.lightened([labels[:5]])[0]._base is labels
 
+    @pytest.mark.parametrize("layout", ["coo", "csr"])
+    def test_tensors_without_a_size_in_bytes(self, layout: str) -> None:
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            dense = empty((4, 4), torch.float32).fill_(1)
+            sparse = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+        made = arena.lightened({"dense": dense, "sparse": sparse})
+        assert made["sparse"] is sparse and torch.equal(made["sparse"].to_dense(), made["dense"])
+
     def test_a_batch_that_lies_elsewhere_frees_it_at_once(self) -> None:
         ring = Ring(1)
         with ring_module.Arena(ring, ring.take(), leased=True):

@@ -253,7 +253,8 @@ class Arena:
 
     def _lifts(self, tensor: torch.Tensor) -> bool:
         """Is it light, and in the slot as it was made there, no view of another one?"""
-        return _is_light(tensor.nbytes, self._end) and any(tensor is made for *_, made in self._areas)
+        is_light = tensor.layout is torch.strided and _is_light(tensor.nbytes, self._end)  # others may have no nbytes
+        return is_light and any(tensor is made for *_, made in self._areas)
 
     def abandon(self) -> None:
         """No batch comes of it: the slot is free again, or as soon as nothing that was made in it is left."""
