@@ -131,6 +131,30 @@ def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(tmp_path: Path, to
         assert told[:4] == wanted
 
 
+def test_of_the_bytes_of_packed_samples_in_all_files(tiny_photos: Path, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [pack(ImageDataset(tiny_photos), tmp_path / f"{name}.h5", progress=False) for name in "ab"]
+    with ImageDataset(paths, image_size=8) as dataset:
+        dataset.__getitems__([0, 7])  # opened
+        read, preadv = list[tuple[str, int, int]](), os.preadv
+
+        def reading(fd: int, buffers: Any, offset: int) -> int:
+            read.append((os.readlink(f"/proc/self/fd/{fd}"), offset, sum(map(len, buffers))))
+            return preadv(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", reading)
+        told.clear()
+        dataset.__getitems__([6, 1, 2])
+        assert len(read) == 3 and sorted(told[:3]) == sorted(read)
+
+
+def test_of_nothing(tmp_path: Path, told: Any) -> None:
+    """0 bytes would mean: all that follow."""
+    (tmp_path / "a").write_bytes(b"abcdef")
+    with open(tmp_path / "a", "rb") as file:
+        HINTS.give(file.fileno(), [(1, 0), (2, 3)])
+    assert told == [(str(tmp_path / "a"), 2, 3)]
+
+
 def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
     with _lines(tmp_path, tmp_path) as dataset:
         numbers = [150_000, 7, 90_000]

@@ -15,7 +15,6 @@ Chunks that only another library can read (`LibraryChunks`) go the same way from
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter
@@ -26,13 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import HeadraceError
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.chunks import Chunks, DirectChunks, Grid, IntArray
-from headrace.storage.handles import WorkerFiles
 from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows
-from headrace.storage.stretches import Places, announce, bytes_of, read_parts, read_places
+from headrace.storage.stretches import Places, bytes_of, read_parts, read_places
 
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
@@ -174,12 +171,6 @@ class ArrayReader:
             return self._rows.raw_places(rows).spans()  # type: ignore[attr-defined,no-any-return]
         bands = np.unique(rows // grid.chunks[0])
         return chunks.spans((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
-
-    def announce(self, rows: Sequence[int]) -> None:
-        """See `Source.announce`."""
-        if isinstance(self.chunks, DirectChunks) and isinstance(self.chunks.files, WorkerFiles):
-            with contextlib.suppress(OSError, HeadraceError):  # who reads it says so
-                announce(self.stored(np.asarray(rows, np.int64)), self.chunks.files)
 
     def spans_of(self, rows: Sequence[int]) -> list[Span] | None:
         """Where each row lies, if all were written and lie there as they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -18,8 +19,10 @@ from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.array_reader import ArrayReader, ChunkCache
 from headrace.storage.chunks import DirectChunks
+from headrace.storage.handles import WorkerFiles
 from headrace.storage.remote_files import Span
 from headrace.storage.source import Rows, Source
+from headrace.storage.stretches import announce
 
 BLOCK_BYTES = 2 << 20
 """Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
@@ -29,6 +32,12 @@ stay below 2 GiB."""
 _COUNTABLE = (1 << 63) - 1
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
+
+
+def _near_files(field: ArrayReader) -> WorkerFiles[int] | None:
+    """Those by which it is read directly, where they are of this machine."""
+    files = field.chunks.files if isinstance(field.chunks, DirectChunks) else None
+    return files if isinstance(files, WorkerFiles) else None
 
 
 class LibraryRows(ABC):
@@ -172,8 +181,9 @@ class ArraysSource(Source):
             return []
 
     def announce(self, indices: Sequence[int]) -> None:
-        for field in self._readers:
-            field.announce(indices)
+        for files in {id(files): files for field in self._readers if (files := _near_files(field)) is not None}.values():
+            with contextlib.suppress(OSError):  # who reads it says so
+                announce(self.stored(np.asarray(indices, np.int64)), files)
 
     def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
         return None if self.far is None or self.rows_like() is None else self._first.spans_of(indices)  # type: ignore[union-attr]

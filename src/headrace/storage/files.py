@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.storage.hints import HINTS
+from headrace.storage.hints import HINTS, TO_THE_END
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote import Remote
 from headrace.storage.remote_files import RemoteOptions
@@ -135,9 +135,11 @@ def _folder(cache_dir: object) -> str:
 def _shown(ends: tuple[str, str], path: str) -> str:
     """A path as messages name it: the URL that it belongs to, without secrets."""
     (before, after), path = ends, redact(path)
+    if "://" in path:  # it is one
+        return path
     if before == "memory://":
         path = path.lstrip("/")
-    return path if path.startswith(before) else f"{before}{path}{after}"
+    return f"{before}{path}{after}"
 
 
 def _read_each(paths: list[bytes]) -> list[bytes]:
@@ -156,7 +158,7 @@ def _read_told(paths: list[bytes]) -> list[bytes]:
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(path, "rb", buffering=0)) for path in paths[start : start + _OPEN]]
             for file in files:
-                HINTS.give(file.fileno(), [(0, 0)])
+                HINTS.give(file.fileno(), [(0, TO_THE_END)])
             found += [file.read() for file in files]
     return found
 
@@ -172,7 +174,7 @@ def _remote_sizes(remote: Remote, files: FileList) -> npt.NDArray[np.int64]:
         paths = [os.fsdecode(files.path(i)) for i in range(start, min(start + _PIECE, len(sizes)))]
         unknown = [path for path in paths if known.get(path) is None]
         if unknown:
-            known.update((path, version.size) for path, version in zip(unknown, remote.versions(unknown), strict=True))
+            known.update(zip(unknown, remote.sizes(unknown), strict=True))
         sizes[start : start + len(paths)] = [known[path] or 0 for path in paths]
     return sizes
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterable
 
 _CALM, _RATE = 10e-6, 1e9  # no slower than this, seconds a stretch and bytes a second, is what comes out of memory
+TO_THE_END = sys.maxsize
+"""Bytes that no file has."""
 _LONG = 32  # batches that are told of after a slow one
 
 
@@ -27,10 +30,11 @@ class Hints:
         return self._left > 0
 
     def give(self, fd: int, stretches: Iterable[tuple[int, int]]) -> None:
-        """Tells the system which bytes of an open file are read next: where they begin, and how many; 0: all that follow."""
+        """Tells the system which bytes of an open file are read next: where they begin, and how many."""
         with contextlib.suppress(OSError):  # a file that can't be read ahead is read all the same
             for start, nbytes in stretches:
-                os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+                if nbytes:  # 0 would mean: to the end
+                    os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def note(self, began: float, stretches: int, nbytes: int) -> None:
         """So many stretches of so many bytes in all have been read, since `time.perf_counter()` said `began`."""
