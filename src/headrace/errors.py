@@ -49,6 +49,8 @@ class RemoteError(HeadraceError, ConnectionError):
 
     is_of_server = False
     """Did the server give nothing of what it was asked for lately, so that it is no fault of a sample?"""
+    is_final = False
+    """Is it the server's answer, which asking again would not change?"""
 
 
 class ReplacedError(HeadraceError, OSError):

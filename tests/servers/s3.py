@@ -50,11 +50,11 @@ class S3Server:
         self._post("reset")
         self._post("reset-auth", b"inf")
 
-    def user(self) -> dict[str, str]:
-        """The key and the secret of a new user who may do everything in S3."""
+    def user(self, *may: dict[str, Any]) -> dict[str, str]:
+        """The key and the secret of a new user who may do what these statements of a policy say; or everything in S3."""
         iam = self.client("iam")
         iam.create_user(UserName="reader")
-        policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+        policy = {"Version": "2012-10-17", "Statement": list(may) or [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
         iam.put_user_policy(UserName="reader", PolicyName="all", PolicyDocument=json.dumps(policy))
         made = iam.create_access_key(UserName="reader")["AccessKey"]
         return {"key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}

@@ -156,6 +156,33 @@ def test_credentials_that_expire_in_the_middle(server: S3Server, remote_of: Any)
     assert remote.take_counts()["retries"] == 0  # asking again would not help
 
 
+def test_a_folder_of_a_bucket_that_is_not_ours(server: S3Server, tmp_path: Path) -> None:
+    """Its policy is the usual one: the bucket may be listed, and what lies below a folder read; what has the folder's name may not."""
+    client = server.client()
+    for name in ("1.txt", "deep/2.txt"):
+        client.put_object(Bucket="one", Key=f"texts/{name}", Body=b"a line\nand one more\n")
+    read = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::one/texts/*"}
+    user = server.user({"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::one"}, read)
+    server.guard()
+    options: dict[str, Any] = {"storage_options": {**user, "endpoint_url": server.url}, "cache_dir": tmp_path, "retries": 0}
+    for end in ("", "/", "/*.txt", "/1.txt"):
+        with TextDataset(f"s3://one/texts{end}", unit="line", **options) as lines:
+            assert len(lines) == (2 if "." in end else 4) and lines.text_of(1) == "and one more"
+    with StreamingDataset("s3://one/texts", **options) as lines:
+        assert len(lines) == 4
+    for place in ("one/elsewhere", "other"):
+        with pytest.raises(AccessError, match=f"s3://{place}.*access is denied"):
+            TextDataset(f"s3://{place}", unit="line", **options)
+
+
+def test_no_credentials_at_all(server: S3Server, remote_of: Any) -> None:
+    server.guard()
+    remote = remote_of({"endpoint_url": server.url, "anon": False}, retries=5)
+    with pytest.raises(AccessError, match=r"s3://one/a\.bin.*access is denied.*storage_options"):
+        remote.versions(["s3://one/a.bin"])
+    assert remote.take_counts()["retries"] == 0
+
+
 # -- the disk cache
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote import Remote
@@ -379,11 +379,24 @@ class TestRemote:
         assert path_in("memory://a/b", memory) == "/a/b"
         cached = fsspec.filesystem("simplecache", target_protocol="memory")
         assert path_in("simplecache::memory://a/b", cached) == "/a/b"
+        cached = fsspec.filesystem("simplecache", target_protocol="file")
+        assert path_in("simplecache::file:///a/b", cached) == path_in("simplecache:///a/b", cached) == "/a/b"
 
     @pytest.mark.parametrize("url", ["memory://nowhere", "memory://nowhere/x.jpg", "zip::memory://no.zip"])
     def test_what_is_missing(self, memory: Any, url: str) -> None:
         with pytest.raises(DataNotFoundError, match=r"(nowhere|no\.zip).*does not exist"):
             self.scan(url)
+
+    @pytest.mark.parametrize("kind", ["zip", "tar"])
+    def test_an_archive_that_is_none(self, memory: Any, kind: str) -> None:
+        memory.pipe("/archive", b"nothing of the kind" * 100)
+        with pytest.raises(FormatError, match=f"{kind}::memory://archive: the archive is damaged"):
+            self.scan(f"{kind}::memory://archive")
+
+    def test_a_folder_that_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "x.jpg").write_bytes(b"x")
+        with pytest.raises(DataNotFoundError, match=r"x\.jpg/y does not exist"):
+            self.scan(f"file://{tmp_path}/x.jpg/y")
 
     @pytest.mark.parametrize("url", ["memory://there/*.gif", "memory://there", "memory://nowhere*"])
     def test_nothing_that_fits(self, memory: Any, url: str) -> None:

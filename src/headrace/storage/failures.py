@@ -1,4 +1,4 @@
-"""What does the error of a request say: which status, is it of the way to the server, how long is the server to be left alone?"""
+"""What does the error of a request say: may it pass, how long is the server to be left alone, or what is the user to be told?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,60 @@ import asyncio
 import email.utils
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.storage.http_ranges import WrongLengthError
+from headrace.storage.paths import redact
+
+_PASSING = frozenset({408, 425, 429, *range(500, 600)})
+_OVERLOADED = frozenset({429, 503})
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # botocore's
+_OF_PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+class Passing(NamedTuple):
+    """A failure that may pass."""
+
+    cause: str
+    wait: float | None
+    """Seconds that the server wants to be left alone, if it says so."""
+    is_bad: bool
+    """Does it ask for fewer requests at once?"""
+
+
+def judged(error: BaseException, where: str) -> Passing:
+    """What is to be made of the failure of a request.
+
+    Args:
+        error: of fsspec, or of what it uses.
+        where: what was asked for, as messages name it.
+
+    Raises:
+        DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
+    """
+    status, headers = status_of(error)
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None and status is None and is_of_network(error):
+        error = error.__cause__  # fsspec takes whatever goes wrong with a question for a size for a missing file
+    kind, said = type(error).__name__, redact(str(error))
+    text, named = said or kind, f"{kind}: {said}" if said else kind
+    if status == 412:
+        raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
+    if status == 404 or (status is None and isinstance(error, FileNotFoundError | NotADirectoryError) and not is_of_network(error)):
+        raise DataNotFoundError(f"{where}: there is no such file") from None
+    if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):
+        raise AccessError(
+            f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
+        ) from None
+    if isinstance(error, WrongLengthError):
+        return Passing(text, None, False)
+    if isinstance(error, asyncio.TimeoutError | TimeoutError):
+        return Passing("nothing came in time", None, True)
+    if status in _PASSING or (status is None and is_of_network(error)):
+        return Passing(f"the server says {status}" if status else named, retry_after(headers), status in _OVERLOADED)
+    failure = RemoteError(f"{where}: {named}")
+    failure.is_final = True
+    raise failure from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -34,7 +87,7 @@ def status_of(error: BaseException) -> tuple[int | None, Any]:
 def is_of_network(error: BaseException) -> bool:
     """Is it of the way to the server, and may it pass?"""
     for one in _chain(error):
-        if isinstance(one, ConnectionError | asyncio.IncompleteReadError | EOFError):
+        if isinstance(one, ConnectionError | TimeoutError | asyncio.IncompleteReadError | EOFError):
             return True
         module = type(one).__module__.partition(".")[0]
         if module in (
@@ -48,9 +101,9 @@ def is_of_network(error: BaseException) -> bool:
             "azure",
             "http",
             "ssl",
-        ) and not isinstance(one, TypeError):
+        ) and not (isinstance(one, TypeError) or type(one).__name__ == "ParamValidationError"):
             return True
-        if isinstance(one, OSError) and one.errno is not None and not isinstance(one, FileNotFoundError | PermissionError):
+        if isinstance(one, OSError) and one.errno is not None and not isinstance(one, _OF_PATHS):
             return True
     return False
 

@@ -27,11 +27,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError, ReplacedError
-from headrace.storage.failures import is_of_network, retry_after, status_of
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
+from headrace.storage.failures import judged
 from headrace.storage.flow import MOST, Flow, together
 from headrace.storage.handles import WorkerHandle
-from headrace.storage.http_ranges import HTTPRanges, NotPlainError, WrongLengthError, plain_headers
+from headrace.storage.http_ranges import HTTPRanges, NotPlainError, plain_headers
 from headrace.storage.paths import redact
 from headrace.storage.ranges import Range as Range
 from headrace.storage.ranges import Version as Version
@@ -44,8 +44,7 @@ WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
-_PASSING = frozenset({408, 425, 429, *range(500, 600)})
-_OVERLOADED = frozenset({429, 503})
+_LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
 _GONE = 4  # pieces given up one after the other, after which it is the server's fault and not theirs
 
@@ -113,6 +112,21 @@ class Remote:
 
         found: list[Version] = self._run(each)
         return found
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """Bytes of each file, by its path on the file system; None where the server does not say.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
+        """
+
+        async def each() -> list[dict[str, Any]]:
+            return await together(
+                [functools.partial(self._info, path, path, lambda _: True) for path in paths], self._flow, [0] * len(paths)
+            )
+
+        found: list[dict[str, Any]] = self._run(each)
+        return [None if info.get("size") is None else int(info["size"]) for info in found]
 
     def seek(self, urls: Sequence[str]) -> list[Version | None]:
         """Size and tag of files that may be missing: None then.
@@ -191,8 +205,8 @@ class Remote:
         return found
 
     def ask(self, question: str, url: str, **options: Any) -> Any:
-        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt ends when the file
-        system gives it up, and none begins after the deadline.
+        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt at one ends when the
+        file system gives it up, and none begins after the deadline.
 
         Args:
             question: the name of the method.
@@ -206,7 +220,7 @@ class Remote:
             return call(self._fs, question, self._path(url), **options)
 
         async def one() -> list[Any]:
-            persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=False)
+            persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=question not in _LISTS)
             return await together([persist], self._flow, [0])
 
         return self._run(one)[0]
@@ -241,11 +255,12 @@ class Remote:
         """fsspec's, of this process."""
         return self._fs
 
-    async def _version(self, url: str) -> Version:
-        def ask(_: float) -> Awaitable[Any]:
-            return info_of(self._fs, self._path(url))
+    async def _info(self, path: str, url: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
+        info: dict[str, Any] = await self._persist(lambda _: info_of(self._fs, path), self._shown(url), is_right)
+        return info
 
-        info = await self._persist(ask, self._shown(url), lambda info: info.get("size") is not None)
+    async def _version(self, url: str) -> Version:
+        info = await self._info(self._path(url), url, lambda info: info.get("size") is not None)
         tag = next(
             (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
             None,
@@ -309,7 +324,9 @@ class Remote:
                     return answer
                 cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
             except Exception as error:
-                cause, wait = self._judged(error, where)
+                cause, wait, is_bad = judged(error, where)
+                if is_bad:
+                    self._flow.went_badly()
             attempt += 1
             left = begin + deadline - time.monotonic()
             if wait is None:
@@ -325,35 +342,6 @@ class Remote:
                 raise failure
             self._count(retries=1)
             await asyncio.sleep(wait)
-
-    def _judged(self, error: BaseException, where: str) -> tuple[str, float | None]:
-        """The cause of a failure that may pass, in words, and how long the server wants to be left alone.
-
-        Raises:
-            DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
-        """
-        status, headers = status_of(error)
-        kind, said = type(error).__name__, redact(str(error))
-        text, named = said or kind, f"{kind}: {said}" if said else kind
-        if status == 412:
-            raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
-        # fsspec takes whatever goes wrong with a question for a size for a missing file
-        if status == 404 or (isinstance(error, FileNotFoundError) and status is None and not is_of_network(error)):
-            raise DataNotFoundError(f"{where}: there is no such file") from None
-        if status in (401, 403) or (isinstance(error, PermissionError) and status is None):
-            raise AccessError(
-                f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
-            ) from None
-        if isinstance(error, WrongLengthError):
-            return text, None
-        if isinstance(error, asyncio.TimeoutError | TimeoutError):
-            self._flow.went_badly()
-            return "nothing came in time", None
-        if status in _OVERLOADED:
-            self._flow.went_badly()
-        if status in _PASSING or (status is None and is_of_network(error)):
-            return (f"the server says {status}" if status else named), retry_after(headers)
-        raise RemoteError(f"{where}: {named}") from None
 
     # -- the loop
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import glob
 import os
 import re
+import tarfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.errors import ConfigError, DataNotFoundError, SampleError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError, SampleError
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.folders import Listing, list_folder
 from headrace.storage.listings import kept_listing
@@ -212,21 +214,32 @@ class _RemoteWalk:
         """Root, full paths, which endings count, and whether all below the root was searched through."""
         path = path_in(url, self._server.filesystem)
         kind = "file" if not self._asks and names_file(path, self._endings) else self._kind(url, path)
-        if kind is None and glob.has_magic(path):
-            return _before_magic(path, "/"), self._server.ask("glob", url), self._endings, False
         if kind == "file":
             return path.partition("?")[0].rpartition("/")[0], [path], (b"",), False
-        found = self._server.ask("find", url)
-        if not found and kind is None:
-            raise FileNotFoundError(path)
+        if kind != "directory" and glob.has_magic(path):
+            return _before_magic(path, "/"), self._server.ask("glob", url), self._endings, False
+        refusal = kind if isinstance(kind, HeadraceError) else None
+        try:
+            found = self._server.ask("find", url)
+        except (FileNotFoundError, AccessError):
+            if refusal is None:
+                raise
+            raise refusal from None
+        if not found and kind != "directory":
+            raise refusal or FileNotFoundError(path)
         return path, found, self._endings, True
 
-    def _kind(self, url: str, path: str) -> str | None:
-        """ "file", or "directory", as is what all lies in; None: there is no such thing."""
+    def _kind(self, url: str, path: str) -> str | HeadraceError | None:
+        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an error: the server does not tell, and may
+        all the same list what lies below, as those do where a user may see some folders of a bucket alone."""
         try:
             return str(self._server.ask("info", url)["type"]) if path else "directory"
         except FileNotFoundError:
             return None
+        except (AccessError, RemoteError) as error:
+            if isinstance(error, RemoteError) and not error.is_final:
+                raise
+            return error
 
 
 def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes]) -> Iterator[bytes]:
@@ -250,9 +263,11 @@ def names_file(url: str, endings: tuple[bytes, ...]) -> bool:
 def path_in(url: str, filesystem: Any) -> str:
     """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``."""
     first, chained, rest = url.partition("::")
-    path: str = filesystem._strip_protocol(first if "://" in first or not chained else f"{first}://")
     inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
-    return path_in(rest, inner) if chained and not path and inner is not None else path
+    if chained and inner is not None and not first.partition("://")[2]:
+        return path_in(rest, inner)
+    path: str = filesystem._strip_protocol(first if "://" in first or not chained else f"{first}://")
+    return path
 
 
 def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
@@ -282,7 +297,7 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
 
     Raises:
         ConfigError: the protocol is unknown, or its package is missing.
-        DataNotFoundError: the archive that it lies in is missing.
+        DataNotFoundError, FormatError: the archive that it lies in is missing, or damaged.
     """
     import fsspec
 
@@ -292,5 +307,7 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
         raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}") from None
     except FileNotFoundError:
         raise DataNotFoundError(f"{redact(url)} does not exist") from None
+    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        raise FormatError(f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})") from None
     except Exception as error:
         raise without_secrets(error) from None
