@@ -158,10 +158,10 @@ class TestErrors:
         assert len(copy.__getitems__([0, 1, 2])) == 2
 
     def test_a_file_that_may_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refused(path: bytes) -> bytes:
+        def refused(_: FilesSource, path: bytes) -> bytes:
             raise PermissionError(13, "Permission denied", os.fsdecode(path))
 
-        monkeypatch.setattr("headrace.storage.files._read_file", refused)
+        monkeypatch.setattr(FilesSource, "_read_file", refused)
         dataset = BaseDataset(FilesSource(fill(tmp_path), ENDINGS))
         with pytest.raises(SampleError, match="Permission denied") as caught:
             dataset[0]

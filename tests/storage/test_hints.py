@@ -103,7 +103,13 @@ def _lines(photos: Path, tmp_path: Path) -> Any:
     return TextDataset(tmp_path / "a.txt", unit="line", max_length=None, cache_dir=tmp_path)
 
 
-KINDS = [_images, _packed, _rows, _chunks, _zarr, _lines]
+def _texts(photos: Path, tmp_path: Path) -> Any:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    return TextDataset(tmp_path)
+
+
+KINDS = [_images, _packed, _rows, _chunks, _zarr, _lines, _texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import time
 from collections import Counter
@@ -85,10 +86,29 @@ class FilesSource(Source):
         if self._far is not None:
             return self._far.read(indices)
         began, waits = time.perf_counter(), HINTS.are_wanted and len(indices) > 1
-        read = _read_told if waits else _read_each
-        found = read([self.files.path(i) for i in indices])
+        paths = [self.files.path(i) for i in indices]
+        found = self._read_told(paths) if waits else list(map(self._read_file, paths))
         HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a stretch
         return found
+
+    def _read_file(self, path: bytes) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            return self._content(file)
+
+    def _read_told(self, paths: list[bytes]) -> list[bytes]:
+        """The same of several, from a disk that is told of some files before the first of them is read."""
+        found: list[bytes] = []
+        for start in range(0, len(paths), _OPEN):
+            with contextlib.ExitStack() as opened:
+                files = [opened.enter_context(open(path, "rb", buffering=0)) for path in paths[start : start + _OPEN]]
+                for file in files:
+                    HINTS.give(file.fileno(), [(0, TO_THE_END)])
+                found += map(self._content, files)
+        return found
+
+    def _content(self, file: io.FileIO) -> bytes:
+        """What an open file of this machine holds."""
+        return file.read()
 
     def _url(self, index: int) -> str:
         return os.fsdecode(self.files.path(index))
@@ -140,27 +160,6 @@ def _shown(ends: tuple[str, str], path: str) -> str:
     if before == "memory://":
         path = path.lstrip("/")
     return f"{before}{path}{after}"
-
-
-def _read_each(paths: list[bytes]) -> list[bytes]:
-    return list(map(_read_file, paths))
-
-
-def _read_file(path: bytes) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
-
-
-def _read_told(paths: list[bytes]) -> list[bytes]:
-    """The same, from a disk that is told of some files before the first of them is read."""
-    found: list[bytes] = []
-    for start in range(0, len(paths), _OPEN):
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(open(path, "rb", buffering=0)) for path in paths[start : start + _OPEN]]
-            for file in files:
-                HINTS.give(file.fileno(), [(0, TO_THE_END)])
-            found += [file.read() for file in files]
-    return found
 
 
 def _remote_sizes(remote: Remote, files: FileList) -> npt.NDArray[np.int64]:

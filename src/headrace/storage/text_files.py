@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class TextFilesSource(FilesSource):
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
         if not self.files.url:
-            return [self._read(self.files.path(index)) for index in indices]
+            return super().read(indices)
         if self._still is not None and self._far is not None:
             versions = [self._still[index] for index in indices]
             self._room.check(max((version.size for version in versions), default=0))
@@ -58,10 +59,9 @@ class TextFilesSource(FilesSource):
             self._room.check(len(data))
         return found
 
-    def _read(self, path: bytes) -> bytes:
-        with open(path, "rb", buffering=0) as file:
-            self._room.check(os.fstat(file.fileno()).st_size)
-            return file.read()
+    def _content(self, file: io.FileIO) -> bytes:
+        self._room.check(os.fstat(file.fileno()).st_size)
+        return file.read()
 
     def content(self, index: int, record: bytes) -> bytes:
         """What a file holds, decompressed if it is compressed.
