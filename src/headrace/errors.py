@@ -25,6 +25,9 @@ class DataNotFoundError(HeadraceError, FileNotFoundError):
 class AccessError(HeadraceError, PermissionError):
     """A file or folder is there, and this user may not read or write it."""
 
+    is_of_server = False
+    """Does a server deny more than one sample, so that it is no fault of a sample?"""
+
 
 class MissingNameError(HeadraceError, KeyError):
     """A dataset, array or group of that name is not in the file; the message lists the names that are."""

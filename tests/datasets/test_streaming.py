@@ -476,6 +476,9 @@ def test_shards_that_are_none_or_of_several_kinds(tmp_path: Path) -> None:
 
 BRACES = [
     ("a-{000..003}.tar", [f"a-{n:03d}.tar" for n in range(4)]),
+    ("a-{0..10}.tar", [f"a-{n}.tar" for n in range(11)]),
+    ("a-{08..010}.tar", ["a-008.tar", "a-009.tar", "a-010.tar"]),
+    ("{1..9..4}-{5..0..2}", ["1-5", "1-3", "1-1", "5-5", "5-3", "5-1", "9-5", "9-3", "9-1"]),
     ("a-{9..11}.tar", ["a-9.tar", "a-10.tar", "a-11.tar"]),
     ("{b,a}/{1..0}", ["b/1", "b/0", "a/1", "a/0"]),
     ("{x{1,2},y}", ["x1", "y", "x2"]),

@@ -295,6 +295,8 @@ class TestBadInput:
             ({"end_token": 1}, "end_token has a meaning with stride or packing only"),
             ({"end_token": -1, "packing": True}, "end_token"),
             ({"target_field": "x"}, "target_field"),
+            ({"text_field": "x"}, "text_field='x' is a field of records: say unit='record'"),
+            ({"text_field": "x", "unit": "line"}, "text_field='x' is a field of records: say unit='record'"),
             ({"labels": "names"}, "labels"),
             ({"newline": "\n\n"}, "newline"),
             ({"encoding": "utf-9"}, "encoding='utf-9'"),
@@ -337,6 +339,11 @@ class TestLeftOut:
         with pytest.warns(HeadraceWarning, match="left out"):
             blocks = TextDataset(folder, max_length=5, packing=True, on_error="skip", cache_dir=tmp_path / "cache")
         assert texts(blocks) == ["sound", " text"]
+
+    def test_nothing_is_left(self, folder: Path, tmp_path: Path) -> None:
+        for how in ({"packing": True}, {"stride": 6}):
+            with pytest.raises(SampleError, match=r"none of 3 documents can be read, or tokenised.*the first: .*a.txt.*on_error=.raise."):
+                TextDataset(folder, lambda _: [0.5], 6, on_error="skip", cache_dir=tmp_path / "cache", **how)
 
     def test_they_are_no_excuse_where_errors_are_raised(self, folder: Path, tmp_path: Path) -> None:
         with pytest.warns(HeadraceWarning, match="left out"):

@@ -20,7 +20,7 @@ import pytest
 
 from headrace import CharTokenizer, HDF5Dataset, StreamingDataset, TextDataset, open_dataset, pack
 from headrace.datasets.indexing import write_index
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, RemoteError, ReplacedError, SampleError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError, ReplacedError
 from headrace.storage.tokens import BlocksSource
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -381,7 +381,7 @@ def test_wrong_bytes_on_the_way_to_opening_are_fetched_again(server: RangeServer
 def test_nothing_secret_is_shown(server: RangeServer, far_of: Any, make_loader: Any) -> None:
     far = far_of("tokens.h5?key=hunter2", storage_options={"headers": {"x": "hunter2"}}, retries=0)
     server.set(faults={"403": 1})
-    with pytest.raises(SampleError, match=r"tokens\.h5, document .*look at the credentials") as caught:
+    with pytest.raises(AccessError, match=r"tokens\.h5, bytes .*look at the credentials") as caught:
         batches(make_loader, far)
     assert "hunter2" not in f"{far!r} {far.explain()} {far.source_of(3)} {caught.value}"
 

@@ -8,6 +8,7 @@ of what is to be from now on:
 * latency: seconds before each answer; bandwidth: bytes a second over all answers; 0: no limit.
 * faults: {kind: probability}, of "500", "503", "429", "403", "reset", "short" (the body ends early), "less" and "more" (a whole body of
   another length), "hang" (never answers), "wrong" (a flipped byte), "whole" (the range is ignored).
+* denied: names of files that nobody may have (403).
 * seed: of the faults; most: how many there are at most; null: no limit.
 
 GET /_counts gives what was asked for since the last call: {"requests", "bytes", "faults", "ranges": [[name, start, stop], ...]}.
@@ -72,6 +73,7 @@ class _Answers:
         self._folder = folder
         self._latency, self._bandwidth = 0.0, 0.0
         self._faults: dict[str, float] = {}
+        self._denied: list[str] = []
         self._random = random.Random(0)
         self._left: int | None = None  # faults
         self._free_at = 0.0  # when the line is free again
@@ -87,6 +89,7 @@ class _Answers:
         self._latency = said.get("latency", self._latency)
         self._bandwidth = said.get("bandwidth", self._bandwidth)
         self._faults = said.get("faults", self._faults)
+        self._denied = said.get("denied", self._denied)
         self._left = said.get("most")
         if "seed" in said:
             self._random.seed(said["seed"])
@@ -106,6 +109,8 @@ class _Answers:
         self._counts["requests"] += 1
         await asyncio.sleep(self._latency)
         fault = self._fault()
+        if name in self._denied:
+            return web.Response(status=403)
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "reset":

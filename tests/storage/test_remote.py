@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.storage import attempts, http_ranges
 from headrace.storage import ranges as ranges_module
 from headrace.storage import remote as module
 from headrace.storage.blocks import BLOCK, CachedRemote
@@ -123,7 +124,7 @@ def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> No
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("500", "the server says 500"), ("reset", "Disconnected|Reset"), ("less", "the answer has"), ("whole", "the answer has")],
+    [("500", "the server says 500"), ("reset", "Disconnected|Reset"), ("less", "the answer has"), ("whole", "whole files")],
 )
 def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any, fault: str, said: str) -> None:
     server.set(faults={fault: 1})
@@ -145,6 +146,23 @@ def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> Non
     server.set(faults={"hang": 1})
     with pytest.raises(RemoteError, match="nothing came in time"):
         remote_of(retries=2, deadline=0.4).read(some(server, 1, 3))
+
+
+def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes takes longer than an attempt is given, and than all of them are; nothing of it is thrown away."""
+    monkeypatch.setattr(http_ranges, "_AT_ONCE", 4 << 10)
+    server.set(bandwidth=400_000)
+    remote, wanted = remote_of(retries=3, deadline=0.6), [Range(f"{server.url}/a.bin", 0, 600_000)]
+    assert remote.read(wanted) == right(wanted)
+    assert remote.take_counts() == {"requests": 1, "bytes_fetched": 600_000}
+
+
+def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_ranges, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)
+    server.set(bandwidth=200_000)
+    with pytest.raises(RemoteError, match=r"only [\d,]+ bytes came in time"):
+        remote_of(retries=0, deadline=3).read([Range(f"{server.url}/a.bin", 0, SIZE)])
 
 
 def test_a_server_that_is_gone(folder: Path) -> None:
@@ -228,6 +246,25 @@ def test_a_worker_has_connections_of_its_own(server: RangeServer, remote_of: Any
     here.close()
     wanted = some(server, 2, 5)
     assert remote.read(wanted) == right(wanted)
+
+
+def _count_in_child(remote: Remote, out: Any) -> None:
+    out.send(remote.take_counts())
+
+
+def test_a_worker_counts_what_it_asked_for_itself(server: RangeServer, remote_of: Any) -> None:
+    remote = remote_of()
+    remote.read(some(server, 1, 5))
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_count_in_child, args=(remote, there))
+    process.start()
+    there.close()
+    assert here.poll(60) and here.recv() == {}
+    process.join(30)
+    process.close()
+    here.close()
+    assert remote.take_counts()["requests"] > 0
 
 
 def test_a_copy_is_the_same_server(server: RangeServer, remote_of: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +75,7 @@ def _wanted(url: str, text: str, local: bool, files: RemoteFiles) -> Iterator[tu
         for one in found:
             yield one, SHARDS
         return
-    for one in [url] if _kind_of(url) else _below(text, url, local, files):
+    for one in [url] if _kind_of(url) and not glob.has_magic(text.partition("?")[0]) else _below(text, url, local, files):
         kind = _kind_of(one)
         assert kind is not None
         yield one, kind

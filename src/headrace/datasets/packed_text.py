@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.datasets.tokenizing import way_fingerprint
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.storage.far_list import far_files
 from headrace.storage.far_tokens import FarTokens
 from headrace.storage.hdf5_far import FarHDF5
@@ -54,9 +54,14 @@ def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | 
     entries = data_path if isinstance(data_path, (list, tuple)) else [data_path]
     if entries and all(map(is_far_hdf5, entries)):
         return _opened_far(entries, reach)
-    if not isinstance(data_path, (str, os.PathLike)) or not is_hdf5(os.path.expanduser(os.fspath(data_path))):
+    if not isinstance(data_path, (str, os.PathLike)):
         return None
-    return PackedTokens(data_path)
+    path = os.path.expanduser(os.fspath(data_path))
+    if is_hdf5(path):
+        return PackedTokens(data_path)
+    if str(path).lower().endswith(ENDINGS) and os.path.isfile(path):
+        raise FormatError(f"{redact(path)} is no HDF5 file, or its beginning is damaged")
+    return None
 
 
 def _opened_far(urls: Sequence[str], reach: RemoteOptions) -> FarTokens:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.threads import WorkerThreads
-from headrace.errors import FormatError, RemoteError, ReplacedError, SampleError
+from headrace.errors import AccessError, FormatError, RemoteError, ReplacedError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.modes.streaming import size_of
@@ -195,7 +195,7 @@ class SampleReading(ABC):
                 try:
                     found.append(self._record(index, first))
                 except SampleError as error:
-                    if not isinstance(error.__cause__, RemoteError):
+                    if not isinstance(error.__cause__, RemoteError | AccessError):
                         raise
                     blamed = blamed or error
                 else:
@@ -216,6 +216,8 @@ class SampleReading(ABC):
                 if error.is_of_server:
                     raise first from None
                 error = first  # which had more patience
+            if isinstance(error, AccessError) and error.is_of_server:
+                raise
             raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
 
@@ -243,7 +245,8 @@ class SampleReading(ABC):
         cause = " ".join(text.split()) or type(error).__name__
         where = self._source.location(index)
         message = cause if where in cause else f"{where}: {cause}"
-        remedy = "" if self.on_error != "raise" else '; mend or remove it, or pass on_error="skip"'
+        is_remedied = self.on_error == "raise" and not isinstance(error, RemoteError | AccessError)
+        remedy = '; mend or remove it, or pass on_error="skip"' if is_remedied else ""
         of_what = "" if self._chosen is None else " of the whole dataset"
         failure = SampleError(f"sample {index}{of_what} {what}: {message}{remedy}")
         failure.__cause__ = error

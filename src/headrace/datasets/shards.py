@@ -241,15 +241,16 @@ def expand_braces(entry: Any) -> list[Any]:
         found = made
 
 
-_BRACES = re.compile(r"\{(\d+\.\.\d+|[^{}]*,[^{}]*)\}")
+_BRACES = re.compile(r"\{(\d+\.\.\d+(?:\.\.\d+)?|[^{}]*,[^{}]*)\}")
 
 
 def _parts(inside: str) -> Sequence[str]:
     if ".." not in inside or "," in inside:
         return inside.split(",")
-    first, last = inside.split("..")
-    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
-    step = 1 if int(first) <= int(last) else -1
-    if abs(int(last) - int(first)) > _MOST:
+    first, last, *by = inside.split("..")
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width, step = max(len(first), len(last)) if is_padded else 0, max(1, int(by[0])) if by else 1
+    if abs(int(last) - int(first)) // step > _MOST:
         raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
-    return [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
+    way = 1 if int(first) <= int(last) else -1
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + way, way * step)]

@@ -125,7 +125,7 @@ class TextDataset(TextFilling):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
+        _check(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline)
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
@@ -367,6 +367,11 @@ def tokens_of(documents: TextDataset, end_token: int | None) -> tuple[Tokens, st
     left_out = tokens.short[1]
     if len(left_out):
         first = texts.location(int(left_out[0]))
+        if len(left_out) == len(documents):
+            raise SampleError(
+                f"none of {len(documents):,} documents can be read, or tokenised, so there is nothing to train on; the first: {first}: "
+                'with on_error="raise" it says why'
+            )
         warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
     return tokens, f"{texts.fingerprint()}:{making.fingerprint}"
 
@@ -407,6 +412,7 @@ def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int])
 def _check(
     max_length: int | None,
     unit: str,
+    text_field: str,
     target_field: str | None,
     labels: str | None,
     stride: int | None,
@@ -431,5 +437,7 @@ def _check(
         raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
     if end_token is not None and not in_parts:
         raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
+    if text_field != "text" and unit != "record":
+        raise ConfigError(f"text_field={text_field!r} is a field of records: say unit='record'")
     if target_field is not None and (unit != "record" or in_parts or labels is not None):
         raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")

@@ -57,7 +57,9 @@ def judged(error: BaseException, where: str) -> Passing:
         return Passing("nothing came in time", None, True)
     if status in _PASSING or (status is None and is_of_network(error)):
         return Passing(f"the server says {status}" if status else named, retry_after(headers), status in _OVERLOADED)
-    failure = RemoteError(f"{where}: {named}")
+    is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
+    remedy = ": look at storage_options" if is_option else ""
+    failure = RemoteError(f"{where}: {named}{remedy}")
     failure.is_final = True
     raise failure from None
 

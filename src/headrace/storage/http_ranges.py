@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.storage.attempts import Attempt
 
 _IDLE_S = 20.0  # a connection that was not used for so long is not used again: servers close them, some without a word
-_AT_ONCE = 1 << 20  # bytes of a body that are read before the time is looked at again
+_AT_ONCE = 256 << 10  # bytes of a body that are read before the time is looked at again
 
 
 class NotPlainError(HeadraceError):
@@ -60,14 +61,14 @@ class HTTPRanges:
         self.pool = ThreadPoolExecutor(most, "headrace-http")
         weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
-    def read(self, url: str, start: int, stop: int, tag: str | None, until: float) -> bytearray:
+    def read(self, url: str, start: int, stop: int, tag: str | None, attempt: Attempt) -> bytearray:
         """The bytes of a range.
 
         Args:
             url: of the file.
             start, stop: first byte and end.
             tag: ETag of the version that is wanted, or None.
-            until: when to give up, by the monotonic clock.
+            attempt: its time.
 
         Raises:
             StatusError: the server refuses.
@@ -86,12 +87,12 @@ class HTTPRanges:
         connection = self._kept(place)
         if connection is not None:
             try:
-                return self._asked(connection, place, target, headers, stop - start, until)
+                return self._asked(connection, place, target, headers, stop - start, attempt)
             except _Unanswered:  # closed by the server while nobody used it
                 pass
-        connection = _connection(*place, until)
+        connection = _connection(*place, attempt)
         try:
-            return self._asked(connection, place, target, headers, stop - start, until)
+            return self._asked(connection, place, target, headers, stop - start, attempt)
         except _Unanswered as error:
             raise error.__cause__ or error from None
 
@@ -102,12 +103,12 @@ class HTTPRanges:
         target: str,
         headers: dict[str, str],
         length: int,
-        until: float,
+        attempt: Attempt,
     ) -> bytearray:
         with self._in_use(connection, place):
             try:
                 if connection.sock is not None:
-                    connection.sock.settimeout(_left(until))
+                    connection.sock.settimeout(attempt.left())
                 connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
             except ConnectionError as error:
@@ -120,8 +121,9 @@ class HTTPRanges:
                 if answer.length is None:
                     raise NotPlainError("a body without a length")
                 if answer.length != length:
-                    raise WrongLengthError(f"the answer has {answer.length:,} bytes")
-                return _body(answer, connection, length, until)
+                    of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
+                    raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
+                return _body(answer, connection, length, attempt)
 
     @contextlib.contextmanager
     def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
@@ -179,31 +181,25 @@ class _Unanswered(Exception):
     """The connection broke before there was an answer."""
 
 
-def _connection(scheme: str, netloc: str, until: float) -> http.client.HTTPConnection:
+def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(netloc, timeout=_left(until), context=ssl.create_default_context())
-    return http.client.HTTPConnection(netloc, timeout=_left(until))
+        return http.client.HTTPSConnection(netloc, timeout=attempt.left(), context=ssl.create_default_context())
+    return http.client.HTTPConnection(netloc, timeout=attempt.left())
 
 
-def _body(answer: http.client.HTTPResponse, connection: http.client.HTTPConnection, length: int, until: float) -> bytearray:
+def _body(answer: http.client.HTTPResponse, connection: http.client.HTTPConnection, length: int, attempt: Attempt) -> bytearray:
     body = bytearray(length)
     with memoryview(body) as whole:
         done = 0
         while done < length:
             if connection.sock is not None:  # else the answer has it, which is the connection's last
-                connection.sock.settimeout(_left(until))
+                connection.sock.settimeout(attempt.left())
             got = answer.readinto(whole[done : min(length, done + _AT_ONCE)])
             if not got:
                 raise http.client.IncompleteRead(b"", length - done)
             done += got
+            attempt.came(got)
     return body
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("nothing came in time")
-    return left
 
 
 def plain_headers(filesystem: Any) -> dict[str, str] | None:

@@ -111,10 +111,12 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
     try:
         kept_index(files, url, kind).write(made)
     except OSError as error:
-        warn(
-            f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)} is not kept "
-            f"({error.strerror or error}), so every start makes it anew"
-        )
+        if not files.has_warned:  # of many shards once
+            files.has_warned = True
+            warn(
+                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)}, and of others here, is not kept "
+                f"({error.strerror or error}), so every start makes it anew"
+            )
 
 
 def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:

@@ -6,7 +6,7 @@ NOTE [ a fetch ]
   by itself.
 * A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
   that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
-  its attempts end at the deadline. Time is that of the monotonic clock.
+  its attempts end at the deadline, which is later by what one takes longer since bytes still come. Time is that of the monotonic clock.
 * How many pieces are on their way at once follows from how it goes: see `headrace.storage.flow`.
 * Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
   compared. A file that was replaced is an error, never a mix.
@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
+from headrace.storage.attempts import Attempt, in_time
 from headrace.storage.failures import judged
 from headrace.storage.flow import MOST, Flow, together
 from headrace.storage.handles import WorkerHandle
@@ -39,14 +40,14 @@ from headrace.storage.ranges import assembled, plan
 from headrace.storage.remote_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of
 from headrace.storage.scan import open_filesystem, path_in
 
-RETRIES, DEADLINE = 5, 60.0
+RETRIES, DEADLINE = 8, 60.0
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
-_GONE = 4  # pieces given up one after the other, after which it is the server's fault and not theirs
+_GONE = 4  # pieces given up, or denied, one after the other, after which it is the server's fault and not theirs
 
 
 class Remote:
@@ -93,6 +94,7 @@ class Remote:
         self._flow = Flow(self._window)
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
+        self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
         self._lock = threading.Lock()
@@ -216,7 +218,7 @@ class Remote:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
         """
 
-        def answer(_: float) -> Awaitable[Any]:
+        def answer(_: Attempt) -> Awaitable[Any]:
             return call(self._fs, question, self._path(url), **options)
 
         async def one() -> list[Any]:
@@ -235,6 +237,7 @@ class Remote:
 
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
+        self._look_after_fork()
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return counts
@@ -268,7 +271,7 @@ class Remote:
         return Version(int(info["size"]), None if tag is None else str(tag))
 
     async def _whole(self, path: str, shown: str) -> bytes:
-        def ask(_: float) -> Awaitable[Any]:
+        def ask(_: Attempt) -> Awaitable[Any]:
             return call(self._fs, "cat_file", path)
 
         data: bytes = await self._persist(ask, shown, lambda _: True)
@@ -279,19 +282,23 @@ class Remote:
         fs, path = self._fs, self._path(piece.path)
         where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
 
-        async def ask(patience: float) -> Any:
+        async def ask(attempt: Attempt) -> Any:
             plain = self._plain_http()
             if plain is not None:
                 tag = None if piece.version is None else piece.version.tag
                 is_etag = tag is not None and tag.startswith('"')
                 read = functools.partial(plain.read, str(fs.encode_url(path)), piece.start, piece.stop, tag if is_etag else None)
                 try:
-                    return await asyncio.get_running_loop().run_in_executor(plain.pool, read, time.monotonic() + patience)
+                    return await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
                 except NotPlainError:
                     self._is_plain = False
-            return await fetch(fs, path, piece)
+            return await fetch(fs, path, piece, attempt)
 
-        data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
+        try:
+            data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
+        except AccessError as error:
+            error.is_of_server = True  # of many samples
+            raise
         self._count(bytes_fetched=len(data))
         return data
 
@@ -305,10 +312,11 @@ class Remote:
             return self._plain if self._is_plain else None
 
     async def _persist(
-        self, ask: Callable[[float], Awaitable[Any]], where: str, is_right: Callable[[Any], bool], hurries: bool = True
+        self, ask: Callable[[Attempt], Awaitable[Any]], where: str, is_right: Callable[[Any], bool], hurries: bool = True
     ) -> Any:
-        """Asks until the answer is right, or retries or deadline are through; of the deadline an attempt knows only if it `hurries`."""
-        begin, attempt, cause = time.monotonic(), 0, ""
+        """Asks until the answer is right, or retries or deadline are through; of the deadline an attempt knows only if it `hurries`, and it
+        may go on while bytes come."""
+        begin, attempts, cause = time.monotonic(), 0, ""
         retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
         patience = deadline / 2 if retries else deadline
         while True:
@@ -316,26 +324,35 @@ class Remote:
             wait: float | None = None
             self._count(requests=1)
             try:
-                patience = min(left, patience)
-                answer = await asyncio.wait_for(ask(patience), patience if hurries else None)
+                attempt = Attempt(min(left, patience))
+                answer = await (in_time(ask(attempt), attempt) if hurries else ask(attempt))
                 if is_right(answer):
-                    self._given_up = 0
+                    self._given_up = self._denied = 0
                     self._flow.went_well()
                     return answer
                 cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
             except Exception as error:
-                cause, wait, is_bad = judged(error, where)
+                try:
+                    cause, wait, is_bad = judged(error, where)
+                except AccessError as refusal:
+                    self._denied += 1
+                    refusal.is_of_server = self._denied >= _GONE
+                    raise
+                if hurries:
+                    begin += attempt.overtime
+                if isinstance(error, TimeoutError):
+                    cause = attempt.shortfall
                 if is_bad:
                     self._flow.went_badly()
-            attempt += 1
+            attempts += 1
             left = begin + deadline - time.monotonic()
             if wait is None:
-                wait = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2**attempt))
-            if attempt > retries or wait >= left:
+                wait = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2**attempts))
+            if attempts > retries or wait >= left:
                 seconds = time.monotonic() - begin
                 self._given_up += 1
                 failure = RemoteError(
-                    f"{where}: {attempt} attempt{'s' * (attempt > 1)} in {seconds:.1f} s failed, the last one because {cause}: is the "
+                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s failed, the last one because {cause}: is the "
                     f"server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
                 )
                 failure.is_of_server = self._given_up >= _GONE
@@ -344,6 +361,10 @@ class Remote:
             await asyncio.sleep(wait)
 
     # -- the loop
+
+    def _look_after_fork(self) -> None:
+        if self._pid != os.getpid():  # what is on its way, and was counted, is the parent's
+            self._reset()
 
     @property
     def _fs(self) -> Any:
@@ -358,8 +379,7 @@ class Remote:
 
     def _run(self, function: Callable[[], Awaitable[Any]]) -> Any:
         """Runs a coroutine in the loop of this process's file system, and waits for it."""
-        if self._pid != os.getpid():  # what is on its way there is the parent's
-            self._reset()
+        self._look_after_fork()
         future = asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
         try:
             return future.result()

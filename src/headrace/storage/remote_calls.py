@@ -9,7 +9,10 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from headrace.storage.attempts import Attempt
 from headrace.storage.ranges import Range
+
+_AT_ONCE = 256 << 10  # bytes of a body of S3 that are read before they are counted
 
 
 async def coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
@@ -56,7 +59,7 @@ async def info_of(fs: Any, path: str) -> Any:
     return await call(fs, "info", path)
 
 
-async def fetch(fs: Any, path: str, piece: Range) -> bytes:
+async def fetch(fs: Any, path: str, piece: Range, attempt: Attempt) -> bytes:
     """The bytes of a range, of its version where the protocol can ask for that."""
     tag = None if piece.version is None else piece.version.tag
     protocols = _protocols(fs)
@@ -67,9 +70,14 @@ async def fetch(fs: Any, path: str, piece: Range) -> bytes:
         answer = await fs._call_s3(
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={piece.start}-{piece.stop - 1}", IfMatch=tag, **options, **fs.req_kw
         )
-        body: bytes = await answer["Body"].read()
-        answer["Body"].close()
-        return body
+        parts = []
+        try:
+            while part := await answer["Body"].read(_AT_ONCE):
+                parts.append(part)
+                attempt.came(len(part))
+        finally:
+            answer["Body"].close()
+        return b"".join(parts)
     if is_etag and "http" in protocols:
         headers = {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": tag}
         data: bytes = await call(fs, "cat_file", path, start=piece.start, end=piece.stop, headers=headers)

@@ -85,6 +85,8 @@ class RemoteFiles:
         self._expected: dict[str, int] = {}  # sizes that an index says
         self._ahead = Ahead(self._fetch)
         self._afresh = _Afresh()
+        self.has_warned = False
+        """Was it said already that an index can't be kept?"""
 
     # -- which files
 

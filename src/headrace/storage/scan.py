@@ -230,16 +230,26 @@ class _RemoteWalk:
         return path, found, self._endings, True
 
     def _kind(self, url: str, path: str) -> str | HeadraceError | None:
-        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an error: the server does not tell, and may
-        all the same list what lies below, as those do where a user may see some folders of a bucket alone."""
+        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an error, if nothing is found below: the server
+        does not tell, as where a user may see some folders of a bucket alone; or what it has is a page."""
         try:
-            return str(self._server.ask("info", url)["type"]) if path else "directory"
+            info = self._server.ask("info", url) if path else {"type": "directory"}
+            if _is_page(path, info):
+                return FormatError(f"{redact(url)} is a web page in which no files are listed: name the files, or look at the URL")
+            return str(info["type"])
         except FileNotFoundError:
             return None
         except (AccessError, RemoteError) as error:
             if isinstance(error, RemoteError) and not error.is_final:
                 raise
             return error
+
+
+def _is_page(path: str, info: Any) -> bool:
+    """Is a "file" what a server of the web shows of a folder? fsspec calls everything a file there."""
+    place = path.partition("?")[0]
+    is_named = "." in place.rpartition("/")[2]
+    return info["type"] == "file" and (place.endswith("/") or (not is_named and "html" in str(info.get("mimetype"))))
 
 
 def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes]) -> Iterator[bytes]:
@@ -292,6 +302,10 @@ def without_secrets(error: Exception) -> Exception:
     return error if redact(text) == text else SampleError(f"{type(error).__name__}: {redact(text)}")
 
 
+_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+"""What is to be installed, by protocol."""
+
+
 def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> Any:
     """A fresh fsspec file system for a URL (never one that was inherited by fork).
 
@@ -304,7 +318,9 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     try:
         return fsspec.core.url_to_fs(url, skip_instance_cache=True, **(storage_options or {}))[0]
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}") from None
+        extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0]) if isinstance(error, ImportError) else None
+        remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
+        raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
     except FileNotFoundError:
         raise DataNotFoundError(f"{redact(url)} does not exist") from None
     except (zipfile.BadZipFile, tarfile.TarError) as error:

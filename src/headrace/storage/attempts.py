@@ -1,0 +1,69 @@
+"""How long may an attempt to fetch something take?
+
+As long as it is given, and longer while bytes come: of a slow line many pieces have a share each, and what has come of them is not to be
+thrown away. Whoever gives less than `SLOWEST` all the time is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+SLOWEST = 16 << 10
+"""Bytes a second of one piece, below which its time runs out."""
+
+
+class Attempt:
+    """The time of one attempt, by the monotonic clock. One thread counts its bytes, any may look.
+
+    Args:
+        seconds: that it is given.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+        self._nbytes = 0
+
+    def came(self, nbytes: int) -> None:
+        """So many bytes more."""
+        self._nbytes += nbytes
+
+    def left(self) -> float:
+        """Seconds.
+
+        Raises:
+            TimeoutError: none are.
+        """
+        left = self._began + self._seconds + self._nbytes / SLOWEST - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(self.shortfall)
+        return left
+
+    @property
+    def shortfall(self) -> str:
+        """What has come, when its time is over, in words."""
+        return f"only {self._nbytes:,} bytes came in time" if self._nbytes else "nothing came in time"
+
+    @property
+    def overtime(self) -> float:
+        """Seconds that it has taken beyond those that it was given, since bytes came."""
+        return max(0.0, time.monotonic() - self._began - self._seconds)
+
+
+async def in_time(answer: Awaitable[Any], attempt: Attempt) -> Any:
+    """What an awaitable gives, if it does so in the attempt's time; else it is cancelled.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    task = asyncio.ensure_future(answer)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=attempt.left())
+        return task.result()
+    except BaseException:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
