@@ -125,7 +125,7 @@ class TextDataset(TextFilling):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        _check(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline)
+        _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
@@ -138,6 +138,8 @@ class TextDataset(TextFilling):
         of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
         usual = {"unit": "file", "text_field": "text", "encoding": "utf-8", "errors": "strict"}
         packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)}, reach)
+        if packed is None and text_field != "text" and unit != "record":
+            raise ConfigError(f"text_field={text_field!r} is a field of records: say unit='record'")
         if packed is not None:
             self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
             source: Any = packed_source(packed, max_length, stride, packing)
@@ -412,7 +414,6 @@ def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int])
 def _check(
     max_length: int | None,
     unit: str,
-    text_field: str,
     target_field: str | None,
     labels: str | None,
     stride: int | None,
@@ -437,7 +438,5 @@ def _check(
         raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
     if end_token is not None and not in_parts:
         raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
-    if text_field != "text" and unit != "record":
-        raise ConfigError(f"text_field={text_field!r} is a field of records: say unit='record'")
     if target_field is not None and (unit != "record" or in_parts or labels is not None):
         raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")
