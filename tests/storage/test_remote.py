@@ -150,7 +150,7 @@ def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> Non
 
 def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes takes longer than an attempt is given, and than all of them are; nothing of it is thrown away."""
-    monkeypatch.setattr(http_ranges, "_AT_ONCE", 4 << 10)
+    monkeypatch.setattr(http_ranges, "PART", 4 << 10)
     server.set(bandwidth=400_000)
     remote, wanted = remote_of(retries=3, deadline=0.6), [Range(f"{server.url}/a.bin", 0, 600_000)]
     assert remote.read(wanted) == right(wanted)
@@ -158,7 +158,7 @@ def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatc
 
 
 def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_ranges, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(http_ranges, "PART", 1 << 10)
     monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)
     server.set(bandwidth=200_000)
     with pytest.raises(RemoteError, match=r"only [\d,]+ bytes came in time"):

@@ -216,8 +216,6 @@ class SampleReading(ABC):
                 if error.is_of_server:
                     raise first from None
                 error = first  # which had more patience
-            if isinstance(error, AccessError) and error.is_of_server:
-                raise
             raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be read", error)
 
@@ -269,8 +267,9 @@ class SampleReading(ABC):
 
 
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
-    """Memory or file descriptors that ran out, or data that were replaced, are no fault of a sample, and no reason to leave it out."""
-    if isinstance(error, ReplacedError):
+    """Memory or file descriptors that ran out, or data that were replaced or are denied as a whole, are no fault of a sample, and no reason
+    to leave it out."""
+    if isinstance(error, ReplacedError) or (isinstance(error, AccessError) and error.is_of_server):
         raise error
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")

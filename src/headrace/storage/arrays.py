@@ -181,9 +181,10 @@ class ArraysSource(Source):
             return []
 
     def announce(self, indices: Sequence[int]) -> None:
-        for files in {id(files): files for field in self._readers if (files := _near_files(field)) is not None}.values():
+        near = [files for field in self._readers if (files := _near_files(field)) is not None]
+        if near:  # any of them opens what all name
             with contextlib.suppress(OSError):  # who reads it says so
-                announce(self.stored(np.asarray(indices, np.int64)), files)
+                announce(self.stored(np.asarray(indices, np.int64)), near[0])
 
     def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
         return None if self.far is None or self.rows_like() is None else self._first.spans_of(indices)  # type: ignore[union-attr]

@@ -13,6 +13,8 @@ from typing import Any
 
 SLOWEST = 16 << 10
 """Bytes a second of one piece, below which its time runs out."""
+PART = 256 << 10
+"""Bytes of a body that are read before they are counted, and the time is looked at again."""
 
 
 class Attempt:

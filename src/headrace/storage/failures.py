@@ -39,13 +39,14 @@ def judged(error: BaseException, where: str) -> Passing:
         DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
     """
     status, headers = status_of(error)
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None and status is None and is_of_network(error):
+    is_of_way = status is None and is_of_network(error)
+    if is_of_way and isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # fsspec takes whatever goes wrong with a question for a size for a missing file
     kind, said = type(error).__name__, redact(str(error))
     text, named = said or kind, f"{kind}: {said}" if said else kind
     if status == 412:
         raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
-    if status == 404 or (status is None and isinstance(error, FileNotFoundError | NotADirectoryError) and not is_of_network(error)):
+    if status == 404 or (status is None and not is_of_way and isinstance(error, FileNotFoundError | NotADirectoryError)):
         raise DataNotFoundError(f"{where}: there is no such file") from None
     if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):
         raise AccessError(
@@ -53,9 +54,9 @@ def judged(error: BaseException, where: str) -> Passing:
         ) from None
     if isinstance(error, WrongLengthError):
         return Passing(text, None, False)
-    if isinstance(error, asyncio.TimeoutError | TimeoutError):
+    if isinstance(error, TimeoutError):
         return Passing("nothing came in time", None, True)
-    if status in _PASSING or (status is None and is_of_network(error)):
+    if status in _PASSING or is_of_way:
         return Passing(f"the server says {status}" if status else named, retry_after(headers), status in _OVERLOADED)
     is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
     remedy = ": look at storage_options" if is_option else ""

@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.storage.attempts import Attempt
+from headrace.storage.attempts import PART, Attempt
 
 _IDLE_S = 20.0  # a connection that was not used for so long is not used again: servers close them, some without a word
-_AT_ONCE = 256 << 10  # bytes of a body that are read before the time is looked at again
 
 
 class NotPlainError(HeadraceError):
@@ -194,7 +193,7 @@ def _body(answer: http.client.HTTPResponse, connection: http.client.HTTPConnecti
         while done < length:
             if connection.sock is not None:  # else the answer has it, which is the connection's last
                 connection.sock.settimeout(attempt.left())
-            got = answer.readinto(whole[done : min(length, done + _AT_ONCE)])
+            got = answer.readinto(whole[done : min(length, done + PART)])
             if not got:
                 raise http.client.IncompleteRead(b"", length - done)
             done += got

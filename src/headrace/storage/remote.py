@@ -339,7 +339,7 @@ class Remote:
                     refusal.is_of_server = self._denied >= _GONE
                     raise
                 if hurries:
-                    begin += attempt.overtime
+                    deadline += attempt.overtime
                 if isinstance(error, TimeoutError):
                     cause = attempt.shortfall
                 if is_bad:

@@ -9,10 +9,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.storage.attempts import Attempt
+from headrace.storage.attempts import PART, Attempt
 from headrace.storage.ranges import Range
-
-_AT_ONCE = 256 << 10  # bytes of a body of S3 that are read before they are counted
 
 
 async def coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
@@ -72,7 +70,7 @@ async def fetch(fs: Any, path: str, piece: Range, attempt: Attempt) -> bytes:
         )
         parts = []
         try:
-            while part := await answer["Body"].read(_AT_ONCE):
+            while part := await answer["Body"].read(PART):
                 parts.append(part)
                 attempt.came(len(part))
         finally:
