@@ -38,7 +38,7 @@ class HDF5Dataset(ArrayDataset):
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
         storage_options: for URLs: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a range of a file is given up.
+        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a range of a file is given up.
         disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
         **options: see `BaseDataset`.
 

@@ -63,7 +63,7 @@ class ImageDataset(BaseDataset):
         normalize: False gives uint8 [C, H, W] where there is no transform.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         storage_options: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a file is given up.
+        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a file is given up.
         disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
             on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`.

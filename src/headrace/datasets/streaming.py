@@ -46,7 +46,7 @@ class StreamingDataset(DelegatingDataset):
             bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
         dataset_name, target_name: of .h5 and .zarr, see there.
         storage_options: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a range is given up.
+        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a range is given up.
         disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
             on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`; what concerns holding (cache_size, cache_policy, hold, shared) has no meaning here.

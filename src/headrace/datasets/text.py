@@ -78,7 +78,7 @@ class TextDataset(TextFilling):
         newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
         encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
         storage_options: of URLs: passed to fsspec.
-        retries, deadline: of URLs: attempts after the first (5), and seconds for all of them (60), until a request is given up.
+        retries, deadline: of URLs: attempts after the first (8), and seconds for all of them (60), until a request is given up.
         disk_cache_size: of URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
             on this machine, and found again by the next job; None: none.
         **options: see `BaseDataset`.

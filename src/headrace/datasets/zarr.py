@@ -50,7 +50,7 @@ class ZarrDataset(ArrayDataset):
         direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
             same; `explain()` names the path that each array takes, and why.
         storage_options: to fsspec, for URLs.
-        retries, deadline: for URLs: attempts after the first (5), and seconds for all of them (60), until a request is given up.
+        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a request is given up.
         disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
         **options: see `BaseDataset`.
 

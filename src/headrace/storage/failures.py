@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import errno
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
-from headrace.storage.http_ranges import WrongLengthError
+from headrace.storage.http_ranges import NoRangesError, WrongLengthError
 from headrace.storage.paths import redact
 
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
@@ -26,6 +29,8 @@ class Passing(NamedTuple):
     """Seconds that the server wants to be left alone, if it says so."""
     is_bad: bool
     """Does it ask for fewer requests at once?"""
+    is_absent: bool = False
+    """True if nobody answers under that address: an unknown host, or a refused connection."""
 
 
 def judged(error: BaseException, where: str) -> Passing:
@@ -52,17 +57,28 @@ def judged(error: BaseException, where: str) -> Passing:
         raise AccessError(
             f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
         ) from None
+    if isinstance(error, NoRangesError):
+        raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges") from None
     if isinstance(error, WrongLengthError):
         return Passing(text, None, False)
+    untrusted = next((one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None)
+    if untrusted is not None:
+        reason = f"{where}: the server's certificate is not trusted ({untrusted.verify_message})"
+        raise _final(f"{reason}. Use the name that the certificate is for, or install the CA certificate") from None
     if isinstance(error, TimeoutError):
         return Passing("nothing came in time", None, True)
     if status in _PASSING or is_of_way:
-        return Passing(f"the server says {status}" if status else named, retry_after(headers), status in _OVERLOADED)
+        said = f"the server says {status}" if status else named
+        return Passing(said, retry_after(headers), status in _OVERLOADED, status is None and is_absent(error))
     is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
     remedy = ": look at storage_options" if is_option else ""
-    failure = RemoteError(f"{where}: {named}{remedy}")
+    raise _final(f"{where}: {named}{remedy}") from None
+
+
+def _final(message: str) -> RemoteError:
+    failure = RemoteError(message)
     failure.is_final = True
-    raise failure from None
+    return failure
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -109,6 +125,11 @@ def is_of_network(error: BaseException) -> bool:
         if isinstance(one, OSError) and one.errno is not None and not isinstance(one, _OF_PATHS):
             return True
     return False
+
+
+def is_absent(error: BaseException) -> bool:
+    """True if nobody answers under that address: an unknown host, or a refused connection."""
+    return any(isinstance(one, OSError) and (isinstance(one, socket.gaierror) or one.errno == errno.ECONNREFUSED) for one in _chain(error))
 
 
 def retry_after(headers: Any) -> float | None:

@@ -72,6 +72,7 @@ class HTTPRanges:
         Raises:
             StatusError: the server refuses.
             NotPlainError: the answer is a redirection.
+            NoRangesError: the server knows no ranges.
             WrongLengthError: it has another length.
             TimeoutError, OSError, HTTPException: it does not come, or not whole.
         """
@@ -120,6 +121,8 @@ class HTTPRanges:
                 if answer.length is None:
                     raise NotPlainError("a body without a length")
                 if answer.length != length:
+                    if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
+                        raise NoRangesError("the server sends whole files where a range is asked for")
                     of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
                     raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
                 return _body(answer, connection, length, attempt)
@@ -174,6 +177,10 @@ def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection
 
 class WrongLengthError(http.client.HTTPException):
     """A body of another length than was asked for, which is not read."""
+
+
+class NoRangesError(WrongLengthError):
+    """A whole file instead of a range, from a server that does not say that it knows ranges."""
 
 
 class _Unanswered(Exception):

@@ -11,6 +11,8 @@ NOTE [ a fetch ]
 * Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
   compared. A file that was replaced is an error, never a mix.
 * Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
+* While the server has never answered, an unknown host or a refused connection is given up within a second: a wrong URL is likelier than a
+  server that restarts. Each retry is logged, from the second on at WARNING.
 * After a piece was given up, and until something comes again, each piece is asked for once only: who waits for many of a server that is
   gone does not wait a deadline for each.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import random
 import threading
@@ -29,7 +32,7 @@ from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
 from headrace.storage.attempts import Attempt, in_time
-from headrace.storage.failures import judged
+from headrace.storage.failures import judged, status_of
 from headrace.storage.flow import MOST, Flow, together
 from headrace.storage.handles import WorkerHandle
 from headrace.storage.http_ranges import HTTPRanges, NotPlainError, plain_headers
@@ -47,7 +50,10 @@ _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
+_OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
 _GONE = 4  # pieces given up, or denied, one after the other, after which it is the server's fault and not theirs
+
+_log = logging.getLogger(__name__)
 
 
 class Remote:
@@ -87,6 +93,7 @@ class Remote:
         )
         """What tells two servers apart whose URLs look alike."""
         self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
+        self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
     def _reset(self) -> None:
@@ -319,6 +326,7 @@ class Remote:
         begin, attempts, cause = time.monotonic(), 0, ""
         retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
         patience = deadline / 2 if retries else deadline
+        remedy = f"is the server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
         while True:
             left = begin + deadline - time.monotonic()
             wait: float | None = None
@@ -326,14 +334,16 @@ class Remote:
             try:
                 attempt = Attempt(min(left, patience))
                 answer = await (in_time(ask(attempt), attempt) if hurries else ask(attempt))
+                self._has_answered = True
                 if is_right(answer):
                     self._given_up = self._denied = 0
                     self._flow.went_well()
                     return answer
                 cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
             except Exception as error:
+                self._has_answered |= status_of(error)[0] is not None
                 try:
-                    cause, wait, is_bad = judged(error, where)
+                    cause, wait, is_bad, is_absent = judged(error, where)
                 except AccessError as refusal:
                     self._denied += 1
                     refusal.is_of_server = self._denied >= _GONE
@@ -344,6 +354,8 @@ class Remote:
                     cause = attempt.shortfall
                 if is_bad:
                     self._flow.went_badly()
+                if is_absent and not self._has_answered:
+                    retries, remedy = min(retries, _OPENING_RETRIES), "is the URL right, and does the server run?"
             attempts += 1
             left = begin + deadline - time.monotonic()
             if wait is None:
@@ -352,12 +364,19 @@ class Remote:
                 seconds = time.monotonic() - begin
                 self._given_up += 1
                 failure = RemoteError(
-                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s failed, the last one because {cause}: is the "
-                    f"server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
+                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s failed, the last one because {cause}: {remedy}"
                 )
                 failure.is_of_server = self._given_up >= _GONE
                 raise failure
             self._count(retries=1)
+            _log.log(
+                logging.WARNING if attempts > 1 else logging.INFO,
+                "%s: attempt %d failed (%s); the next in %.1f s",
+                where,
+                attempts,
+                cause,
+                wait,
+            )
             await asyncio.sleep(wait)
 
     # -- the loop

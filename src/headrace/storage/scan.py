@@ -315,8 +315,11 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     """
     import fsspec
 
+    options = dict(storage_options or {})
+    if url.startswith(("s3://", "s3a://")):  # botocore's own retries would multiply with `Remote`'s, unseen
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **options.get("config_kwargs", {})}
     try:
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **(storage_options or {}))[0]
+        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)[0]
     except (ValueError, ImportError) as error:
         extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0]) if isinstance(error, ImportError) else None
         remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
