@@ -31,6 +31,12 @@ who is asked for a state                           the dataset and its iterator,
                                                    every n steps; else batches are replayed         none is not asked
 in which order states are given back               dataset, iter(dataset), iterator; a dataset      the same; it keeps its state through
                                                    that is its own iterator after its iter()        iter(), or gets it again after it
+at the end of an epoch, or before the first batch  the dataset's state of then, before the next     the same; where it held the position,
+of the next: a dataset that counts epochs          epoch's iter()                                   so that nothing would come, the next
+                                                                                                    iter() counts
+iter() of a dataset, when a state is loaded        once                                             once; twice where its position is made
+                                                                                                    in iter(), and its epoch is through
+batch_size=None with a collate_fn                  it gets each sample                              the same
 a worker's state                                   back to the worker of the same number, and the   the same
                                                    worker whose turn it was goes on
 a state_dict of the user's that raises             instead of the batch                             when the loader's state is asked for
@@ -197,6 +203,52 @@ class Counted(Steps):
         sample = super().__next__()
         self.dataset.given += 1
         return (*sample, self.dataset.given)
+
+
+class Share(IterableDataset[Any]):
+    """It is its own iterator, makes its position in ``iter``, and can't load one before."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def __iter__(self) -> Any:
+        self.epochs += 1
+        self.position = {"at": me()[0]}
+        return self
+
+    def __next__(self) -> Any:
+        number = self.position["at"]
+        if number >= N:
+            raise StopIteration
+        self.position["at"] += me()[1]
+        return number, self.epochs, random.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": dict(self.position), "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position.update(state["position"])
+        self.epochs = state["epochs"]
+
+
+class Epochs(IterableDataset[Any]):
+    """Its iterator is a generator, which counts epochs at its end; the dataset holds both counts."""
+
+    def __init__(self) -> None:
+        self.at = self.epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(me()[0] + self.at * me()[1], N, me()[1]):
+            self.at += 1
+            yield number, self.epochs, random.random()
+        self.at = 0
+        self.epochs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epochs = state["at"], state["epochs"]
 
 
 STREAMS = (StatefulIterator, StatefulStream, Forgetting, Keeping)
@@ -381,9 +433,57 @@ def test_a_stream_goes_on_from_every_batch(life: Any, make: Any, how: Any) -> No
     for batches in range(len(own.epochs[0]) + 1):
         own.after(batches)
         state = own.one.state_dict()
-        assert ("dataset" in state) == (make is not Stream and batches > 0)
+        assert ("dataset" in state) == (make is not Stream and (batches > 0 or make is not StatefulIterator))  # it has run before
         assert own.resumed(state) == own.epochs[0][batches:]
         assert list(own.other) == own.epochs[1]
+
+
+@pytest.mark.parametrize("how", ["alone", "lasting"])
+@pytest.mark.parametrize("make", [Share, Epochs])
+def test_stream_that_counts_epochs_goes_on(loader_of: Any, make: Any, how: str) -> None:
+    whole = loader_of(make(), **HOW[how])
+    epochs = [list(whole) for _ in range(4)]
+    counted = [{sample[1] for batch in epoch for sample in batch} for epoch in epochs]
+    assert all(len(numbers) == 1 for numbers in counted) and len(set.union(*counted)) == 4
+    for before, epoch in enumerate(epochs[:2]):
+        for batches in range(len(epoch) + 2):  # with the last one the user has been told of the end
+            loader, other = (loader_of(make(), **HOW[how]) for _ in range(2))
+            assert [list(loader) for _ in range(before)] == epochs[:before]
+            iterator = iter(loader)
+            assert list(itertools.islice(iterator, batches)) == epoch[:batches]
+            saved = json.loads(json.dumps(loader.state_dict()))
+            other.load_state_dict(saved)
+            assert other.state_dict() == saved
+            if batches <= len(epoch):
+                assert list(other) == epoch[batches:], f"epoch {before}, batch {batches}"
+            assert [list(other), list(other)] == epochs[before + 1 : before + 3], f"after epoch {before}, batch {batches}"
+            loader.close()
+            other.close()
+
+
+@pytest.mark.parametrize("how", ["alone", "lasting"])
+@pytest.mark.parametrize("make", [Share, Epochs, StatefulStream, Keeping])
+def test_worker_that_ended_first_resumes_ended(loader_of: Any, make: Any, how: str) -> None:
+    """20 samples in batches of 3: the workers end at different steps, and their last batches are short."""
+    options = {**HOW[how], "batch_size": 3}
+    whole = loader_of(make(), **options)
+    epochs = [list(whole) for _ in range(3)]
+    for batches in range(len(epochs[0]) + 1):
+        loader, other = (loader_of(make(), **options) for _ in range(2))
+        received = list(itertools.islice(loader, batches))
+        other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert received + list(other) == epochs[0]
+        assert [list(other), list(other)] == epochs[1:]
+        loader.close()
+        other.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [Plain, Stream])
+def test_collate_fn_gets_each_sample_without_a_batch_size(loader_of: Any, make: Any, workers: int) -> None:
+    loader = loader_of(make(), batch_size=None, collate_fn=torch.tensor, num_workers=workers)
+    assert all(isinstance(sample, torch.Tensor) for sample in loader)
+    assert len([sample for sample in loader_of(make(), batch_size=None, collate_fn=torch.tensor, num_workers=workers)]) == N
 
 
 @pytest.mark.parametrize("how", ["alone", "lasting"])
@@ -515,6 +615,27 @@ def test_a_state_dict_that_raises_does_so_when_it_is_asked_for(loader_of: Any, m
     with pytest.raises(StateError, match=rf"the state of {make.__name__}.*{said}.*worker 0") as raised:
         loader.state_dict()
     assert "after its last batch" in str(raised.value)
+
+
+class OddError(Exception):
+    """It is made of two arguments, and pickle passes one."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+class OddlyUnloadable(Counting):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise OddError(7, "a state of long ago")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_while_a_state_is_loaded_keeps_its_type(loader_of: Any, workers: int) -> None:
+    loader, other = loader_of(OddlyUnloadable(), num_workers=workers), loader_of(OddlyUnloadable(), num_workers=workers)
+    next(iter(loader))
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(OddError, match="7: a state of long ago"):
+        list(other)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -136,12 +136,10 @@ def _context(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
 
 
 def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """The collate function; None where the dataset yields batches."""
-    if config.batch_size is None and config.batch_sampler is None:
-        if config.collate_fn is not None:
-            raise ConfigError("collate_fn has no meaning with batch_size=None: the dataset yields batches")
-        return None
+    """The collate function. Where the dataset yields batches, one that was given gets one batch, as torch's does; else there is none."""
     chosen = config.collate_fn
+    if config.yields_batches:
+        return collators.get(chosen) if isinstance(chosen, str) else chosen
     if chosen is None:
         chosen = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
     if chosen is None:

@@ -158,6 +158,11 @@ class DataLoaderConfig:
         return self.bucket_by_length is not False and self.bucket_by_length is not None
 
     @property
+    def yields_batches(self) -> bool:
+        """True if each sample of the dataset is a batch already."""
+        return self.batch_size is None and self.batch_sampler is None
+
+    @property
     def order_of_its_own(self) -> list[str]:
         """The names of the options given that are an order, in place of `shuffle`."""
         given = {

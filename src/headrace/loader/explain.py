@@ -141,8 +141,8 @@ def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, pla
     """Reasons for what is chosen outside of the config."""
     reasons: Reasons = {}
     asked, ours = config.collate_fn, isinstance(dataset, BaseDataset)
-    if config.batch_size is None and config.batch_sampler is None:
-        reasons["collate_fn"] = "the dataset yields batches"
+    if config.yields_batches:
+        reasons["collate_fn"] = "the dataset yields batches" + ("" if asked is None else ", and it gets each of them")
     elif isinstance(asked, str):
         reasons["collate_fn"] = f"registered as {asked!r}"
     elif asked is None:

@@ -210,10 +210,11 @@ class Collate:
 
     Args:
         function: the collate function; None: the one sample is the batch.
+        of_one: the dataset yields batches, and the function gets one of them.
     """
 
-    def __init__(self, function: Callable[[list[Any]], Any] | None) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
+        self.function, self._of_one = function, of_one
         self._is_random = function not in (None, stack_collate, list_collate)
         self._seeder: SampleSeeder | None = None
 
@@ -250,6 +251,8 @@ class Collate:
             return None
         if self.function is None:
             return items[0]
+        if self._of_one:
+            items = items[0]
         if not self._is_random:
             return self.function(items)
         if self._seeder is None:
@@ -290,12 +293,33 @@ def describe(error: BaseException) -> tuple[bytes, str, int]:
     """An exception as it travels: pickled, its traceback as text, and the worker's number."""
     worker = worker_number()
     text = "".join(traceback.format_exception(error))
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception as trouble:  # an exception class that can't be built again: its text at least
-        data = pickle.dumps(WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled: {trouble})"))
+    for travelling in (error, _Rebuilt(error)):
+        try:
+            data = pickle.dumps(travelling)
+            pickle.loads(data)
+            return data, text, worker
+        except Exception as caught:
+            trouble = caught
+    # An exception class that is not found by its name: its text at least.
+    data = pickle.dumps(WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled: {trouble})"))
     return data, text, worker
+
+
+class _Rebuilt:
+    """An exception whose class pickle can't call with its `args`: it is made without its ``__init__``."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class RemoteTraceback(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ class FetchIterable(Fetch):
         self._run = -1
         self._items: Iterator[Any] = iter(())
         self._draws: Draws | None = None
+        self._given: dict[str, Any] | None = None  # this epoch is through; what belongs to the next one's iterator
+        self._may_be_at_end = False
 
     def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> list[Any]:
         if self.init_error is not None:
@@ -36,7 +39,12 @@ class FetchIterable(Fetch):
             return []
         with self._draws() if not self._is_stateful else self._drawing_of(ticket):
             items = self._next_items()
-        if len(items) < self._size and self._drop_last:
+            if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
+                self._items = iter(self.dataset)
+                items = self._next_items()
+            self._may_be_at_end = False
+        report["is_through"] = len(items) < self._size
+        if report["is_through"] and self._drop_last:
             items = []
         report["exhausted"] = not items
         return items
@@ -55,8 +63,14 @@ class FetchIterable(Fetch):
         """A new iterator, or one that goes on where the ticket says. Where that fails, there is none: nothing begins anew instead."""
         self._run, self._items, self._seeder = ticket[0], iter(()), SampleSeeder(self.dataset)
         self._draws = Draws(self._seeder, ticket.seed, ticket.epoch, OF_STREAM, worker_number())
-        with self._draws():
-            self._items = iterator_of(self.dataset, ticket.given)
+        parts = pickle.loads(ticket.given) if ticket.given is not None else self._given or {}
+        self._given, self._may_be_at_end = None, False
+        if parts.pop("ended", False):
+            self._given = parts
+        else:
+            with self._draws():
+                self._items = iterator_of(self.dataset, parts)
+            self._may_be_at_end = "at_end" in parts
         self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
 
     @contextlib.contextmanager
@@ -69,5 +83,5 @@ class FetchIterable(Fetch):
 
     def _report_state(self, report: dict[str, Any]) -> None:
         report["worker"] = worker_number()
-        if self._is_stateful and not report.get("idle") and not report.get("exhausted"):
-            report["state"] = asked(self.dataset, self._items)
+        if self._is_stateful and not report.get("idle") and self._given is None:
+            report["state"] = asked(self.dataset, self._items, at_end=report.get("is_through", False))

@@ -70,7 +70,7 @@ class Job:
         workers = config.num_workers or 0
         self.ring = fetch.ring
         self.dispatch = _Dispatch(plan, self.ring)
-        into_slots: Any = Collate(collate)
+        into_slots: Any = Collate(collate, config.yields_batches)
         self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
         self._loader: DataLoader[Any] | None = None
         self._init = WorkerInit(config.worker_init_fn)

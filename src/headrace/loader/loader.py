@@ -233,8 +233,9 @@ class Loader(DataLoader[Any]):
         else:
             ahead = self._plan if streaming and isinstance(self._plan, OrderPlan) else None
             is_ours, collate = isinstance(self.dataset, BaseDataset), self._collate
-            join = collate.join if type(collate) is TextCollator and is_ours else None
-            stacks = collate is stack_collate and is_ours
+            fills = is_ours and not config.yields_batches
+            join = collate.join if type(collate) is TextCollator and fills else None
+            stacks = collate is stack_collate and fills
             fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, self._plan.origin, join)
         self._pids.clear()
         return Job(fetch, self._plan, config, self._collate)

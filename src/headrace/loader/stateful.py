@@ -9,8 +9,10 @@ NOTE [ states of datasets ]
 * To go on, each worker gets its own state back, with its first ticket: first the dataset, then its iterator is made, then the iterator
   gets its own. The first batch is made by the worker whose turn it was; those before it get an idle ticket, which makes no batch.
 * A new epoch has a new iterator, which begins at its beginning: the state of an iterator, and of an iterable dataset whose iterator has
-  none (where it must hold the position), is not taken there. What else a dataset has as its state is, but where workers live for an
-  epoch only: then each epoch begins with the dataset as it is in the main process.
+  none (where it must hold the position), is not taken there, if the epoch before was broken off. What else a dataset has as its state is,
+  but where workers live for an epoch only: then each epoch begins with the dataset as it is in the main process.
+* When an iterator is through, the dataset is asked once more ("at_end"): it may count epochs. This state goes to the dataset before
+  the next epoch's iterator is made. If that one is at its end at once, the state held the position, and the next one is taken.
 * The random numbers that such an iterator draws follow from (seed, epoch, step), not from what was drawn before.
 """
 
@@ -24,7 +26,6 @@ from typing import Any
 from headrace.errors import StateError, warn
 from headrace.order import Ticket
 
-_ENDED = pickle.dumps({"ended": True})
 _LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
 
 
@@ -33,18 +34,23 @@ def is_stateful(part: Any) -> bool:
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
 
 
-def asked(dataset: Any, iterator: Any = None) -> bytes | str | None:
+def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:
     """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where neither has one.
 
     An error is not raised: who never asks the loader for its state has nothing to do with it.
+
+    Args:
+        dataset: the user's.
+        iterator: of an iterable one.
+        at_end: the iterator is through: its own state is of no use any more.
     """
     try:
-        parts = {}
+        parts: dict[str, Any] = {}
         if iterator is not dataset and is_stateful(dataset):
             parts["dataset"] = dataset.state_dict()
-        if is_stateful(iterator):
+        if is_stateful(iterator) and (iterator is dataset or not at_end):
             parts["iterator"] = iterator.state_dict()
-        return pickle.dumps(parts) if parts else None
+        return pickle.dumps({**parts, "at_end": True} if at_end else parts) if parts else None
     except Exception as error:
         return f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
 
@@ -56,17 +62,30 @@ def give_back(given: bytes, dataset: Any) -> None:
         _check(dataset, dataset).load_state_dict(parts["dataset"])
 
 
-def iterator_of(dataset: Any, given: bytes | None) -> Iterator[Any]:
-    """A new iterator, where it stood when its state was saved."""
-    parts = {} if given is None else pickle.loads(given)
-    if parts.get("ended"):
-        return iter(())
+def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
+    """A new iterator, where it stood when its state was saved; of the next epoch, if that was at its end.
+
+    Args:
+        dataset: the user's, an iterable one.
+        parts: as `asked` pickled them; empty: nothing was saved.
+    """
     # One that is its own iterator may keep its state when its iterator is made, until the next one is, or begin anew there.
-    is_own = "dataset" not in parts and "iterator" in parts and is_stateful(dataset)
-    if "dataset" in parts or is_own:
-        _check(dataset, dataset).load_state_dict(parts["iterator" if is_own else "dataset"])
+    is_own = "dataset" not in parts and "iterator" in parts and ("at_end" in parts or is_stateful(dataset))
+    if is_own:
+        _check(dataset, dataset)
+        try:
+            dataset.load_state_dict(parts["iterator"])
+        except Exception:  # it may make in `iter` what it loads its state into, as torchdata allows
+            iter(dataset)
+            dataset.load_state_dict(parts["iterator"])
+            if "at_end" not in parts:
+                return dataset  # type: ignore[no-any-return]
+    elif "dataset" in parts:
+        _check(dataset, dataset).load_state_dict(parts["dataset"])
     iterator: Any = iter(dataset)
-    if "iterator" in parts and not (is_own and pickle.dumps(dataset.state_dict()) == pickle.dumps(parts["iterator"])):
+    if "iterator" not in parts or "at_end" in parts:
+        return iterator  # type: ignore[no-any-return]
+    if not (is_own and pickle.dumps(dataset.state_dict()) == pickle.dumps(parts["iterator"])):
         _check(iterator, dataset).load_state_dict(parts["iterator"])
     return iterator  # type: ignore[no-any-return]
 
@@ -108,7 +127,7 @@ class States:
         if worker is None:
             return
         self._turn = (worker + 1) % self._workers
-        self._ended[worker] = bool(report.get("exhausted"))
+        self._ended[worker] = bool(report.get("is_through"))
         if self._is_stream:
             self.step = report["step"] + 1
         said = report.get("state")
@@ -139,6 +158,8 @@ class States:
         if not isinstance(said, bytes) or not self._is_stream:
             return said
         parts = pickle.loads(said)
+        if "at_end" in parts:
+            return said
         return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
 
     def onto(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
@@ -156,8 +177,11 @@ class States:
                 return
             if worker in self._pending:
                 self._pending.discard(worker)
-                said = _ENDED if self._ended[worker] else self._said[worker]
+                said = self._said[worker]
                 ticket.given = said if isinstance(said, bytes) else None
+                if self._ended[worker]:
+                    parts = {} if ticket.given is None else pickle.loads(ticket.given)
+                    ticket.given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
             yield ticket
         yield from rest
 
