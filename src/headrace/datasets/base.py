@@ -46,21 +46,26 @@ CHUNK_BYTES = 64 << 20
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 
 
-class CommonOptions(TypedDict, total=False):
-    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+class SharedOptions(TypedDict, total=False):
+    """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
     transforms: Callable[[Any, Any], tuple[Any, Any]] | None
     cache_size: int | str | None
-    max_memory_usage: float | int | str
     cache_policy: Literal["auto", "keep", "lru"]
     hold: Literal["decoded", "encoded"] | None
     shared: Literal["rank", "machine"]
     cache_dir: str | os.PathLike[str] | None
     on_error: OnError
-    seed: int
     return_index: bool
     progress: bool | None
+
+
+class CommonOptions(SharedOptions, total=False):
+    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+
+    max_memory_usage: float | int | str
+    seed: int
 
 
 class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta):
