@@ -10,7 +10,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Self, SupportsIndex, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from headrace.errors import BudgetError, ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.machine import cache_folder
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
 from headrace.modes.held import Place
@@ -46,21 +46,26 @@ CHUNK_BYTES = 64 << 20
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 
 
-class CommonOptions(TypedDict, total=False):
-    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+class SharedOptions(TypedDict, total=False):
+    """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
     transforms: Callable[[Any, Any], tuple[Any, Any]] | None
     cache_size: int | str | None
-    max_memory_usage: float | int | str
-    cache_policy: str
-    hold: str | None
-    shared: str
+    cache_policy: Literal["auto", "keep", "lru"]
+    hold: Literal["decoded", "encoded"] | None
+    shared: Literal["rank", "machine"]
     cache_dir: str | os.PathLike[str] | None
     on_error: OnError
-    seed: int
     return_index: bool
     progress: bool | None
+
+
+class CommonOptions(SharedOptions, total=False):
+    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
+
+    max_memory_usage: float | int | str
+    seed: int
 
 
 class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta):
@@ -110,12 +115,12 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
-        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         cache_size: int | str | None = None,
         max_memory_usage: float | int | str = 0.8,
-        cache_policy: str = "auto",
-        hold: str | None = None,
-        shared: str = "rank",
+        cache_policy: Literal["auto", "keep", "lru"] = "auto",
+        hold: Literal["decoded", "encoded"] | None = None,
+        shared: Literal["rank", "machine"] = "rank",
         cache_dir: str | os.PathLike[str] | None = None,
         on_error: OnError = "raise",
         seed: int = 42,
@@ -191,6 +196,10 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
     def __len__(self) -> int:
         return len(self._source) if self._chosen is None else len(self._chosen)
 
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
         """One sample; for a slice, a view of the dataset.
 
@@ -261,7 +270,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """Names the epoch; workers that run already see it too. Under a `Loader` its own `set_epoch` counts instead."""
         self._epoch.value = int(epoch)
 
-    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Any:
+    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
         """A view of some samples, which shares what is held with this dataset.
 
         Raises:
@@ -287,7 +296,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         view._reset_report()
         return view
 
-    def split(self, fraction: float, seed: int = 42) -> tuple[Any, Any]:
+    def split(self, fraction: float, seed: int = 42) -> tuple[Self, Self]:
         """Two views that share no sample: a random `fraction` of the samples (rounded), and the rest, each in index order.
 
         Raises:
@@ -333,7 +342,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if self._chosen is None:
             self._source.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

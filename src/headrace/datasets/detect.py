@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
+from headrace.datasets.options import OpenOptions
 from headrace.datasets.pixels import EXTENSIONS
 from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
@@ -26,7 +27,7 @@ _OF_KIND: dict[str, Callable[..., BaseDataset]] = {"image": ImageDataset, "text"
 _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 
-def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
+def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
     """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images or texts), or by
     the ending of a URL (.h5, .hdf5, .he5; those of texts; else images).
 
@@ -40,6 +41,10 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         DataNotFoundError: nothing there, or no file of a known format.
         FormatError: a file of another format.
     """
+    return _opened(data_path, **options)
+
+
+def _opened(data_path: DataPath, **options: Any) -> BaseDataset:
     entries = entries_of(data_path)
     if all(map(is_far_hdf5, entries)):
         reach = RemoteOptions(**{name: options[name] for name in _OF_REACH if name in options})

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
 from headrace.datasets.base import CommonOptions
 from headrace.errors import ConfigError, FormatError
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.storage.far_list import far_files
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_files import ENDINGS, is_hdf5, open_hdf5
@@ -56,7 +56,7 @@ class HDF5Dataset(ArrayDataset):
         dataset_name: str | Sequence[str] = DATA,
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: npt.DTypeLike | None = None,
         direct: bool = True,
         *,

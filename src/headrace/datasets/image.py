@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from headrace.datasets.pixels import (
 )
 from headrace.datasets.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, warn
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.storage.concat import ConcatSource
 from headrace.storage.far_list import far_files
 from headrace.storage.files import FilesSource
@@ -86,12 +86,12 @@ class ImageDataset(BaseDataset):
         data_path: DataPath,
         image_size: int | tuple[int, int] | None = _UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         *,
         targets: TargetsArgument = FOLDERS,
-        color: str = "RGB",
+        color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,
-        transform_input: str = "pil",
+        transform_input: Literal["pil", "tensor", "numpy"] = "pil",
         storage_options: dict[str, Any] | None = None,
         retries: int | None = None,
         deadline: float | None = None,

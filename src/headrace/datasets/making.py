@@ -11,7 +11,7 @@ import inspect
 import os
 from abc import ABCMeta
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -32,11 +32,14 @@ class DatasetMeta(ABCMeta):
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def _create(cls, *args: Any, **kwargs: Any) -> Any:
         dataset = super().__call__(*args, **kwargs)
         dataset._arguments = _passed_arguments(cls, args, kwargs)
         dataset._settle()
         return dataset
+
+    if not TYPE_CHECKING:
+        __call__ = _create  # a type checker that sees it takes every dataset for Any
 
 
 def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

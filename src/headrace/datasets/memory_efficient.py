@@ -15,7 +15,7 @@ from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.finished import ALONE, Finished
 from headrace.errors import ConfigError
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
 from headrace.storage.scan import DataPath
 from headrace.storage.source import Source
@@ -57,7 +57,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         self,
         data_path: DataPath | Any,
         max_memory_usage: float | int | str = 0.8,
-        loading_mode: LoadingMode | str = LoadingMode.CACHED,
+        loading_mode: LoadingMode | ModeName = LoadingMode.CACHED,
         *,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from headrace.modes.streaming import size_of
 from headrace.storage.foreign import OF_THE_MACHINE
 from headrace.storage.source import Source
 
-OnError = str | Callable[[int, str, Exception], Any]
+OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
 
 
 class SampleReading(ABC):

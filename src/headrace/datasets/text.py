@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from headrace.datasets.tokenizing import Tokenising
 from headrace.errors import ConfigError, FormatError, SampleError, warn
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.machine import cache_folder
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.order import detect_world
 from headrace.order.ticket import Ticket
 from headrace.storage import records
@@ -106,13 +106,13 @@ class TextDataset(TextFilling):
         data_path: DataPath,
         tokenizer: Any = None,
         max_length: int | None = 512,
-        unit: str = "file",
+        unit: Literal["file", "line", "record"] = "file",
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         *,
         text_field: str = "text",
         target_field: str | None = None,
-        labels: str | None = None,
+        labels: Literal["folders"] | None = None,
         stride: int | None = None,
         packing: bool = False,
         end_token: int | None = None,

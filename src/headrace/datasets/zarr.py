@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy.typing as npt
 
@@ -11,7 +11,7 @@ from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_
 from headrace.datasets.base import CommonOptions
 from headrace.datasets.filling import Like
 from headrace.errors import ConfigError
-from headrace.modes import LoadingMode
+from headrace.modes import LoadingMode, ModeName
 from headrace.storage.far_list import far_stores
 from headrace.storage.ome import Scale
 from headrace.storage.paths import is_url
@@ -70,15 +70,15 @@ class ZarrDataset(ArrayDataset):
         dataset_name: str | Sequence[str] | None = None,
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-        loading_mode: LoadingMode | str = LoadingMode.LAZY,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         patch_shape: Extents | None = None,
         stride: Extents | int | None = None,
         scale: Scale | None = None,
-        edges: str = "drop",
-        pad: str = "reflect",
+        edges: Literal["drop", "pad", "shift"] = "drop",
+        pad: Literal["reflect", "edge", "constant"] = "reflect",
         boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
         dtype: npt.DTypeLike | None = None,
-        missing: str = "fill",
+        missing: Literal["fill", "error"] = "fill",
         direct: bool = True,
         storage_options: dict[str, Any] | None = None,
         retries: int | None = None,

@@ -210,7 +210,7 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, besid
             f"{fitting[0]} x {fitting[1]}; take a smaller batch_size, or raise max_memory_usage"
         )
         reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
-        parallel = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+        parallel: dict[str, Any] = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
         config = config.with_(num_workers=fitting[0], prefetch_factor=fitting[1] if fitting[0] else None, **parallel)
     return config, nbytes(*fitting)
 

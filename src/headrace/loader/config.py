@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
 from headrace.errors import ConfigError
+from headrace.loader.options import LoaderOptions
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
@@ -197,7 +198,7 @@ class DataLoaderConfig:
             at_least = "" if least is None else f" of at least {least}"
             raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {value!r}")
 
-    def with_(self, **changes: Any) -> DataLoaderConfig:
+    def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """The same with other values.
 
         Raises:
@@ -207,15 +208,18 @@ class DataLoaderConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def train(cls, **options: Any) -> DataLoaderConfig:
+    def train(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """For training: shuffled, the incomplete last batch dropped; as far as an order of one's own leaves that to the loader."""
-        own = cls().with_(**{**options, "shuffle": None}).order_of_its_own
-        return cls().with_(**{"shuffle": None if own else True, "drop_last": "batch_sampler" not in own, **options})
+        given: dict[str, Any] = {**options, "shuffle": None}
+        own = cls().with_(**given).order_of_its_own
+        given = {"shuffle": None if own else True, "drop_last": "batch_sampler" not in own, **options}
+        return cls().with_(**given)
 
     @classmethod
-    def eval(cls, **options: Any) -> DataLoaderConfig:
+    def eval(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """For evaluation: in order, nothing dropped, nothing padded."""
-        return cls().with_(**{"shuffle": False, "drop_last": False, "pad": False, **options})
+        given: dict[str, Any] = {"shuffle": False, "drop_last": False, "pad": False, **options}
+        return cls().with_(**given)
 
 
 FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))

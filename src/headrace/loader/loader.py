@@ -19,8 +19,8 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
@@ -47,6 +47,7 @@ from headrace.loader.explain import explain_loader
 from headrace.loader.fetch import Fetch, inner_datasets
 from headrace.loader.fetch_stream import FetchIterable
 from headrace.loader.job import Job, is_of_workers
+from headrace.loader.options import Data, Indexable, LoaderOptions, PathOptions
 from headrace.loader.plan import make_plan
 from headrace.loader.shown import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import check_data, check_order, check_samples, make_state
@@ -59,25 +60,56 @@ from headrace.order import detect_world
 logger = logging.getLogger("headrace.loader")
 
 
-def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> Loader:
+def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **overrides: Unpack[PathOptions]) -> Loader:
     """A `Loader` over a dataset, or over a path, which `open_dataset` opens.
 
     Args:
         dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`,
             as do `seed` and `max_memory_usage`.
         config: the options; the defaults without.
-        **overrides: fields of `DataLoaderConfig` that replace those of `config`.
+        **overrides: fields of `DataLoaderConfig`, which says more of each, that replace those of `config`. None: chosen at start-up.
+
+            * ``batch_size=32``: samples of a batch of each rank; None: the dataset yields batches.
+            * ``shuffle=None``: True, False, or "block": blocks of the storage are permuted and interleaved. None: True for most datasets.
+            * ``num_workers=None``: worker processes; 0: load in this process.
+            * ``pin_memory=None``: batches arrive in page-locked memory.
+            * ``prefetch_factor=None``: batches on their way for each worker.
+            * ``persistent_workers=None``: workers live on between epochs.
+            * ``drop_last=False``: leave the last, incomplete global batch out.
+            * ``pad=True``: fill the epoch up with its own first samples to a multiple of the number of ranks.
+            * ``collate_fn=None``: makes a batch of samples: a callable, or the name of a registered one.
+            * ``sampler=None``: an iterable of indices.
+            * ``batch_sampler=None``: an iterable of lists of indices.
+            * ``weights=None``: one number a sample: how likely it is to be drawn.
+            * ``replacement=True``: with weights or balanced, a sample may come again.
+            * ``balanced=False``: all classes come equally often.
+            * ``bucket_by_length=False``: batches hold samples of like length: True, or one integer a sample.
+            * ``num_samples=None``: samples of an epoch, over all ranks.
+            * ``seed=42``: of order and random transforms.
+            * ``interleave=None``: with shuffle="block", lanes that a global batch draws from.
+            * ``turns=None``: with shuffle="block", sets of lanes that are used in turn.
+            * ``rank=None``, ``world_size=None``: of this process in the job; None: found out.
+            * ``device=None``: where batches go; None: they stay.
+            * ``max_memory_usage=None``: the memory budget, a fraction or bytes ("500MB"); None: the dataset's.
+            * ``multiprocessing_context=None``: "fork", "forkserver" or "spawn".
+            * ``worker_init_fn=None``: called in each worker with its number.
+            * ``generator=None``: a `torch.Generator` whose seed is used instead of `seed`.
+            * ``timeout=0``: seconds to wait for a batch before an error; 0: for ever, as long as the workers live.
+            * ``enable_monitoring=True``: sample memory and CPU for `get_stats()`.
+            * ``log_loading_stats=False``: log a line an epoch (logger "headrace.loader", INFO).
 
     Raises:
         ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
+    options: dict[str, Any] = {**overrides}
+    opened: Any = dataset
     if is_path(dataset):
-        dataset, overrides = open_path(dataset, config, overrides)
-    return Loader(dataset, config, **overrides)
+        opened, options = open_path(dataset, config, options)
+    return Loader(opened, config, **options)
 
 
-def open_path(path: Any, config: DataLoaderConfig | None, options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+def open_path(path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
     """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's."""
     own = {name: value for name, value in options.items() if name not in FIELDS}
     check_old_words(own)
@@ -102,7 +134,10 @@ class Loader(DataLoader[Any]):
         padding: samples that come twice in an epoch, so that all ranks have as many.
     """
 
-    def __init__(self, dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> None:
+    config: DataLoaderConfig
+    dataset: Any
+
+    def __init__(self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Unpack[LoaderOptions]) -> None:
         check_names(overrides)
         self._given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)
@@ -132,7 +167,7 @@ class Loader(DataLoader[Any]):
         self._too_large = 0  # bytes of a batch of which too many are on their way
         self._job: Job | None = None
         self._running: weakref.ref[EpochIterator] | None = None
-        super().__init__(dataset, **self._torch_arguments(dataset))
+        super().__init__(dataset, **self._torch_arguments(dataset))  # type: ignore[arg-type]  # torch takes sequences too
         self._agreement = Agreement(self, world, is_given=self._given.rank is not None)
         self._agreement.look()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
@@ -13,6 +13,7 @@ from headrace.loader.batches import length_of
 from headrace.loader.build import is_path
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.loader import Loader, open_path
+from headrace.loader.options import Data, PathOptions
 from headrace.order import detect_world
 from headrace.order.permutation import split_indices
 
@@ -56,7 +57,13 @@ class DataModule:
     """
 
     def __init__(
-        self, train: Any, val: Any = None, *, val_split: float = 0.0, config: DataLoaderConfig | None = None, **overrides: Any
+        self,
+        train: Data,
+        val: Data | None = None,
+        *,
+        val_split: float = 0.0,
+        config: DataLoaderConfig | None = None,
+        **overrides: Unpack[PathOptions],
     ) -> None:
         if isinstance(val_split, bool) or not isinstance(val_split, (int, float)) or not 0 <= val_split < 1:
             raise ConfigError(f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}")
@@ -65,16 +72,17 @@ class DataModule:
         for name, data in (("train", train), ("val", val)):
             _check_data(name, data, is_optional=name == "val")
         self._opened: list[BaseDataset] = []
-        rest = overrides
-        found = []
+        rest: dict[str, Any] = {**overrides}
+        found: list[Any] = []
         for data in (train, val):
-            opened = data
+            opened: Any = data
             if is_path(data):
                 opened, rest = open_path(data, config, overrides)
                 self._opened.append(opened)
             found.append(_as_tensors(opened))
         self.config = (config or DataLoaderConfig()).with_(**rest)
-        self.train, self.val = found
+        self.train: Any = found[0]
+        self.val: Any = found[1]
         if val_split:
             self.train, self.val = _split(self.train, val_split, self.seed)
         self._loaders: dict[str, Loader] = {}
@@ -104,8 +112,8 @@ class DataModule:
         pad = n is not None and n < ranks
         if pad:
             warn(f"{n} validation samples are fewer than {ranks} ranks: some come several times, so that each rank has one")
-        in_order = {"sampler": None, "batch_sampler": None, "weights": None, "balanced": False, "replacement": True, "num_samples": None}
-        in_order["bucket_by_length"] = False
+        in_order: dict[str, Any] = dict.fromkeys(("sampler", "batch_sampler", "weights", "num_samples"))
+        in_order.update(balanced=False, replacement=True, bucket_by_length=False)
         return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
 
     def state_dict(self) -> dict[str, Any]:

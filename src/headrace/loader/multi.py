@@ -33,7 +33,7 @@ from headrace.order.epoch import pass_epoch
 Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
 
 _VERSION = 1
-_OF_WORKERS = {"prefetch_factor": None, "persistent_workers": None, "timeout": 0, "multiprocessing_context": None}
+_OF_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": None, "timeout": 0, "multiprocessing_context": None}
 
 
 class MultiDataLoader:

@@ -6,8 +6,11 @@ One short file for each answer, one protocol (`modes.mode.Mode`) for all.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from headrace.errors import ConfigError
+
+ModeName = Literal["lazy", "eager", "cached", "streaming"]
 
 
 class LoadingMode(StrEnum):

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -19,6 +19,7 @@ from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader
 from headrace.loader.build import is_path
 from headrace.loader.loader import open_path
+from headrace.loader.options import PathOptions
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
 from headrace.order import detect_world
@@ -74,7 +75,7 @@ def suggest_num_workers(
     step: Callable[[Any], Any] | float | None = None,
     seconds: float = 2.0,
     most: int | None = None,
-    **overrides: Any,
+    **overrides: Unpack[PathOptions],
 ) -> SuggestedWorkers:
     """The least number of workers with which loading is as fast as it gets, measured.
 
@@ -111,14 +112,15 @@ def suggest_num_workers(
         BudgetError: batches don't even fit the memory budget without workers.
         Exception: whatever loading, or `step`, raises.
     """
-    _check(data, config, step, seconds, most, overrides)
+    options: dict[str, Any] = {**overrides}
+    _check(data, config, step, seconds, most, options)
     dataset, opened = data, None
     if is_path(data):
-        dataset, overrides = open_path(data, config, overrides)
+        dataset, options = open_path(data, config, options)
         opened = dataset
     if most is None:
         most = max(1, len(usable_cpus()) // detect_world().local_world_size)
-    jobs = _Jobs(dataset, config, overrides)
+    jobs = _Jobs(dataset, config, options)
     target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
     try:
         with preserved_rng():

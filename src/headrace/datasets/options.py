@@ -1,0 +1,64 @@
+"""The keywords of `open_dataset`, for type checkers and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from headrace.datasets.base import SharedOptions
+from headrace.datasets.labels import TargetsArgument
+from headrace.modes import LoadingMode, ModeName
+from headrace.storage.lines import Newline
+from headrace.storage.ome import Scale
+from headrace.storage.scan import DataPath as DataPath
+from headrace.storage.zarr_volumes import Extents
+
+
+class FormatOptions(SharedOptions, total=False):
+    """What `ImageDataset`, `TextDataset`, `HDF5Dataset` and `ZarrDataset` take, as far as no loader has the same word."""
+
+    transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
+    loading_mode: LoadingMode | ModeName
+    storage_options: dict[str, Any] | None
+    retries: int | None
+    deadline: float | None
+    disk_cache_size: int | str | None
+    # images
+    image_size: int | tuple[int, int] | None
+    targets: TargetsArgument
+    color: Literal["RGB", "L"]
+    normalize: bool
+    transform_input: Literal["pil", "tensor", "numpy"]
+    # texts
+    tokenizer: Any
+    max_length: int | None
+    unit: Literal["file", "line", "record"]
+    text_field: str
+    target_field: str | None
+    labels: Literal["folders"] | None
+    packing: bool
+    end_token: int | None
+    newline: Newline
+    encoding: str
+    errors: str
+    # arrays
+    dataset_name: str | Sequence[str] | None
+    target_name: str | None
+    dtype: npt.DTypeLike | None
+    direct: bool
+    patch_shape: Extents | None
+    stride: Extents | int | None  # of texts: an int
+    scale: Scale | None
+    edges: Literal["drop", "pad", "shift"]
+    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None
+    missing: Literal["fill", "error"]
+
+
+class OpenOptions(FormatOptions, total=False):
+    """What one of the four takes."""
+
+    pad: Literal["reflect", "edge", "constant"]
+    max_memory_usage: float | int | str
+    seed: int

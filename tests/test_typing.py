@@ -1,0 +1,147 @@
+"""What type checkers and editors see of a user's script."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+import headrace
+from headrace import BaseDataset, DataLoaderConfig, HDF5Dataset, ImageDataset, LoadingMode, TextDataset, ZarrDataset
+from headrace.datasets.base import CommonOptions
+from headrace.datasets.options import OpenOptions
+from headrace.loader.config import FIELDS
+from headrace.loader.options import LoaderOptions
+from headrace.modes import ModeName
+
+VALID = """\
+from typing import Any, assert_type
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headrace import DataLoaderConfig, DataModule, HDF5Dataset, ImageDataset, Loader, LoadingMode, MultiDataLoader, StreamingDataset
+from headrace import TextDataset, VisionCollator, ZarrDataset, create_dataloader, open_dataset, suggest_num_workers
+
+dataset = ImageDataset("photos", 64, loading_mode="cached", hold="encoded", on_error="skip", color="L")
+assert_type(dataset, ImageDataset)
+assert_type(dataset[0:3], ImageDataset)
+assert_type(dataset.subset([1]), ImageDataset)
+train, val = dataset.split(0.8)
+assert_type(train, ImageDataset)
+with TextDataset("books", unit="line", loading_mode=LoadingMode.EAGER) as texts:
+    assert_type(texts, TextDataset)
+volume = ZarrDataset("volume.zarr", patch_shape=(64, 64), edges="pad", pad="edge", missing="error", cache_policy="lru", shared="machine")
+shards = StreamingDataset("shards/part-{000..003}.tar", on_error=lambda index, path, error: None)
+
+loader = create_dataloader(train, batch_size=64, shuffle="block", num_workers=2, weights=None, device=torch.device("cpu"), pad=False)
+assert_type(loader, Loader)
+plain: DataLoader[Any] = loader
+for images, targets in loader:
+    print(images.shape, targets, len(loader), loader.dataset.targets, loader.epoch)
+loader.load_state_dict(loader.state_dict())
+options: dict[str, Any] = {"batch_size": 8}
+create_dataloader("photos", DataLoaderConfig.train(batch_size=4), image_size=64, loading_mode="lazy", pad=True, seed=3)
+create_dataloader(["a.h5", "b.h5"], dataset_name="images", **options)
+create_dataloader(TensorDataset(torch.zeros(3)), collate_fn=VisionCollator("cifar10"), batch_sampler=[[0, 1], [2]])
+create_dataloader([torch.zeros(3)], shuffle=None)
+MultiDataLoader({"a": "photos", "b": val}, "weighted", weights={"a": 1, "b": 2}, epoch_length="max", batch_size=4, image_size=32)
+module = DataModule(open_dataset("photos", image_size=8), val_split=0.1, drop_last=True)
+workers: int = suggest_num_workers(HDF5Dataset("rows.h5", dtype="float32"), batch_size=4)
+"""
+WRONG = """\
+import headrace
+from headrace import DataLoaderConfig, ImageDataset, TextDataset, ZarrDataset, create_dataloader
+
+dataset = ImageDataset("photos")
+create_dataloader(dataset, batchsize=4)  # wrong
+dataset = ImageDataset("photos", loading_mode="eagre")  # wrong
+dataset.fold(3)  # wrong
+create_dataloader(dataset, batch_size=4)
+create_dataloader(dataset, 64)  # wrong
+create_dataloader(ImageDataset, batch_size=64)  # wrong
+create_dataloader(dataset, shuffle="blocks")  # wrong
+create_dataloader("photos", batch_size="64")  # wrong
+create_dataloader("photos", imagesize=64)  # wrong
+TextDataset("books", unit="lines")  # wrong
+ZarrDataset("volume.zarr", patch_shape=(8, 8), edges="padded")  # wrong
+ImageDataset("photos", on_error="ignore")  # wrong
+DataLoaderConfig(batch_size=4).with_(workers=3)  # wrong
+for image, target in dataset.subset([1])[0:1].targts:  # wrong
+    print(image)
+"""
+MARKED = {number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")}
+SOURCE = Path(headrace.__file__).parents[1]
+
+
+def checked(tool: str, script: str, folder: Path) -> set[int]:
+    """The lines of a script that a checker finds errors in, as in a user's own project: with the checker's own defaults."""
+    if importlib.util.find_spec(tool) is None:
+        pytest.skip(f"{tool} is not installed (extra `dev`)")
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    if SOURCE.name != "site-packages":
+        environment["MYPYPATH"] = str(SOURCE)
+    of_pyright = ["--outputjson", "--pythonpath", sys.executable]
+    of_mypy = ["--output=json", "--cache-dir=cache", "--follow-imports=silent"]
+    command = [sys.executable, "-m", tool, *(of_pyright if tool == "pyright" else of_mypy), path.name]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    if tool == "pyright":
+        found = [(one["range"]["start"]["line"] + 1, one["message"]) for one in json.loads(done.stdout)["generalDiagnostics"]]
+    else:
+        reported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        found = [(one["line"], one["message"]) for one in reported]
+    print(tool, *(f"line {line}: {message}" for line, message in found), sep="\n")
+    return {line for line, _ in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["pyright", "mypy"])
+class TestCheckers:
+    def test_a_sound_script_has_no_errors(self, tool: str, tmp_path: Path) -> None:
+        assert checked(tool, VALID, tmp_path) == set()
+
+    def test_planted_mistakes_are_found_and_none_else(self, tool: str, tmp_path: Path) -> None:
+        assert checked(tool, WRONG, tmp_path) == MARKED
+
+
+def test_loader_options_are_the_fields_of_the_config() -> None:
+    hints = get_type_hints(DataLoaderConfig)
+    assert get_type_hints(LoaderOptions) == {name: hints[name] for name in FIELDS}
+
+
+def test_create_dataloader_lists_all_options_and_defaults() -> None:
+    text = inspect.getdoc(headrace.create_dataloader) or ""
+    options = [f"``{field.name}={field.default!r}``" for field in dataclasses.fields(DataLoaderConfig)]
+    assert [option for option in options if option not in text] == []
+
+
+def test_common_options_are_those_of_base_dataset() -> None:
+    hints, parameters = get_type_hints(BaseDataset.__init__), inspect.signature(BaseDataset.__init__).parameters
+    shared = {name: hints[name] for name in parameters if name not in ("self", "source", "targets", "transform", "loading_mode")}
+    assert get_type_hints(CommonOptions) == shared
+
+
+def test_open_options_are_those_of_the_formats() -> None:
+    of_formats = {name for one in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset) for name in inspect.signature(one).parameters}
+    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(CommonOptions))
+
+
+def test_mode_names_are_those_of_the_enum() -> None:
+    assert set(get_args(ModeName)) == {mode.value for mode in LoadingMode}
+
+
+def test_views_and_splits_keep_their_class() -> None:
+    names = ("subset", "split", "__enter__")
+    hints: dict[str, Any] = {name: inspect.get_annotations(getattr(BaseDataset, name))["return"] for name in names}
+    assert hints == {"subset": "Self", "split": "tuple[Self, Self]", "__enter__": "Self"}
