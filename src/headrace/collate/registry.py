@@ -110,7 +110,6 @@ class Collators:
         return [*self._entries.values()]
 
 
-
 def _signature_of(function: Collate) -> inspect.Signature | None:
     try:
         return inspect.signature(function)

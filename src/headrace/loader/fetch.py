@@ -261,8 +261,8 @@ class Collate:
         if callable(batch):
             name = getattr(self.function, "__name__", type(self.function).__name__)
             raise ConfigError(
-                f"collate_fn: {name} returned a {type(batch).__name__}, which can be called, where a batch should be, so it makes a collate "
-                f"function and is none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
+                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, so it makes a collate function and is "
+                f"none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
             )
         return batch
 
