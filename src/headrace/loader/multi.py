@@ -27,6 +27,7 @@ from headrace.loader.foreign import ReplayedLoader
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.passes import MultiIterator, Place
 from headrace.loader.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
 
@@ -226,8 +227,8 @@ class MultiDataLoader:
             held.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
-        """What each loader counted, by name; {} for one that has given nothing yet, and for a torch `DataLoader`."""
-        return {name: loader.get_stats() for name, loader in self.loaders.items()}
+        """What each loader counted, by name; of a torch `DataLoader` what it is. A dict, and as text a table for each."""
+        return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
     # -- state
 
