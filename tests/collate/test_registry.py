@@ -83,6 +83,53 @@ def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collato
         registry.get("times", faktor=3)
 
 
+def test_a_factory_is_called_with_the_options(registry: Collators) -> None:
+    @registry.register("scaled", modality="numbers")
+    def make(task_spec: Any = None, **options: Any) -> Any:
+        return lambda samples: (task_spec, options, sum(samples))
+
+    assert [entry.is_factory for entry in registry.list()] == [True]
+    assert registry.get("scaled")([1, 2]) == (None, {}, 3)
+    assert registry.get("numbers", task_spec="t", scale=3)([1, 2]) == ("t", {"scale": 3}, 3)
+
+
+def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) -> None:
+    def make(tokenizer: Any) -> Any:
+        return lambda samples: [tokenizer(sample) for sample in samples]
+
+    registry.register("texts", factory=True)(make)
+    assert registry.get("texts", tokenizer=len)(["a", "bc"]) == [1, 2]
+    with pytest.raises(ConfigError, match=r"collator 'texts': missing a required argument: 'tokenizer'; it is make\(tokenizer"):
+        registry.get("texts")
+    registry.register("optional", factory=False)(lambda samples=(): list(samples))
+    assert registry.get("optional")([1, 2]) == [1, 2]
+
+
+def test_a_wrapper_of_a_collate_function_is_no_factory(registry: Collators) -> None:
+    registry.register("wrapped")(lambda *args, **kwargs: sum(*args, **kwargs))
+    assert registry.get("wrapped")([1, 2]) == 3
+
+
+def test_a_factory_must_return_a_collate_function(registry: Collators) -> None:
+    registry.register("sum")(lambda samples=(): sum(samples))
+    with pytest.raises(ConfigError, match=r"'sum' is registered as a factory, and .* returned a int .* register it with factory=False"):
+        registry.get("sum")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any, workers: int) -> None:
+    global_registry.register("made")(make_collate)
+    for collate_fn in ("made", make_collate):
+        loader = make_loader(SquareDataset(), batch_size=40, num_workers=workers, collate_fn=collate_fn)
+        with pytest.raises(ConfigError, match=r"make_collate returned a function.*collate_fn=make_collate\(\.\.\.\).*factory=True"):
+            next(iter(loader))
+        loader.close()
+
+
+def make_collate(task_spec: Any) -> Any:
+    return lambda samples: samples
+
+
 def test_an_unknown_name_gets_the_list(registry: Collators) -> None:
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)

@@ -79,6 +79,40 @@ def test_targets() -> None:
     assert TextCollator()([{"input_ids": [1], "labels": "good"}])["labels"] == ["good"]
 
 
+def test_a_class_label_becomes_labels() -> None:
+    samples = [{"text": "the mill", "label": 1, "n": 7}, {"text": "river", "label": 0, "n": 8}]
+    for labels in ({}, {"labels": None}):
+        batch = TextCollator(encode, **labels)(samples)
+        assert batch["labels"].tolist() == [1, 0] and "label" not in batch and batch["n"].tolist() == [7, 8]
+    assert TextCollator(encode)([{"text": "the mill", "label": torch.tensor([0.0, 1.0])}])["labels"].tolist() == [
+        [0.0, 1.0]
+    ]  # several classes
+    assert samples[0]["label"] == 1, "the samples stay as they were"
+    assert collators.get("text")([{"input_ids": [1, 2], "label": 1}, {"input_ids": [3], "label": 0}])["labels"].tolist() == [1, 0]
+
+
+def test_a_language_model_keeps_the_class_under_label() -> None:
+    samples = [{"text": "the mill", "label": 1}, {"text": "river", "label": 0}]
+    batch = TextCollator(encode, labels="causal")(samples)
+    assert batch["label"].tolist() == [1, 0] and batch["labels"][:, 0].tolist() == batch["input_ids"][:, 0].tolist()
+    batch = masked(tokenizer=encode)(samples)
+    assert batch["label"].tolist() == [1, 0] and batch["labels"].shape == batch["input_ids"].shape
+
+
+@pytest.mark.parametrize(
+    ("options", "sample", "said"),
+    [
+        ({}, {"text": "river", "label": 1, "labels": 2}, "has 'label' and 'labels'.* leave one of them out .*labels='causal'"),
+        ({"labels": None}, ({"text": "river", "label": 1}, 2), "has 'label' and 'labels'"),
+        ({"labels": "causal"}, {"text": "river", "labels": 2}, "a class at 'labels'.* leave labels= out .*'label'"),
+        ({"labels": "causal"}, ("river", 2), "a class at 'labels', and labels='causal' makes"),
+    ],
+)
+def test_labels_of_two_meanings_are_refused(options: dict[str, Any], sample: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TextCollator(encode, **options)([sample])
+
+
 def test_no_labels() -> None:
     assert list(TextCollator(encode, labels=None)(["river"])) == ["input_ids", "attention_mask"]
     assert TextCollator(labels=None)([([1], 3)])["labels"].tolist() == [3]

@@ -551,7 +551,7 @@ def test_every_batch_may_fail_and_nothing_leaks(loader_of: Any, workers: int) ->
         del errors
         gc.collect()
         assert loader._job.ring.in_use == 0 and loader._job.ring.grown == 0
-    assert loader.get_stats() == {}
+    assert loader.get_stats()["batches"] == 0 and loader.get_stats()["errors"] >= 33
 
 
 def test_an_exception_that_cannot_be_pickled(loader_of: Any) -> None:
@@ -833,7 +833,7 @@ def test_an_empty_dataset_has_no_batches(loader_of: Any, workers: int, options: 
         for world in ({}, {"rank": 1, "world_size": 2}):
             loader = loader_of(empty, num_workers=workers, **options, **world)
             assert len(loader) == 0 and list(loader) == [] and list(loader) == []
-            assert position(loader) == (1, 0) and loader.get_stats() == {}
+            assert position(loader) == (1, 0) and loader.get_stats()["batches"] == loader.get_stats()["dataset_size"] == 0
 
 
 @WORKERS

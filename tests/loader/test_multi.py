@@ -561,6 +561,35 @@ def test_loaders_are_taken_as_they_are(multi_of: Any) -> None:
         MultiDataLoader({"a": loader, "b": loader})
 
 
+def test_a_tuple_gives_a_dataset_its_batch_size(multi_of: Any, photos: Path) -> None:
+    multi = multi_of({"a": (Numbers(10), 4), "b": Numbers(4, 100), "c": ([7, 8, 9], 3), "d": ([torch.zeros(2)] * 3, None)}, shuffle=False)
+    assert [loader.config.batch_size for loader in multi.loaders.values()] == [4, 2, 3, None]
+    assert [(name, batch.tolist()) for name, batch in multi if name in "abc"][:3] == [
+        ("a", [0, 1, 2, 3]),
+        ("b", [100, 101]),
+        ("c", [7, 8, 9]),
+    ]
+    of_paths = multi_of({"a": (photos, 3), "b": (str(photos), 2)}, image_size=8)
+    assert [loader.config.batch_size for loader in of_paths.loaders.values()] == [3, 2]
+    split = multi_of({"a": (Numbers(16), 4), "b": (Numbers(16), 1)}, "sequential", num_workers=5)
+    assert [loader.config.num_workers for loader in split.loaders.values()] == [1, 4], "in proportion to batches, not to samples"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((Loader(range(4), num_workers=0), 2), "'a' is a loader and a batch_size, and a loader has its own"),
+        ((Numbers(4), 0), "batch_size must be"),
+        ((Numbers(4), True), r"'a' is a tuple: pass one dataset, or a tuple \(dataset, batch_size\)"),
+        ((Numbers(4), 2, 3), "'a' is a tuple"),
+        ([Numbers(4), Numbers(4)], "'a' is a list"),
+    ],
+)
+def test_what_is_no_dataset_and_batch_size(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        MultiDataLoader({"a": given, "b": Numbers(4)}, num_workers=0)
+
+
 def test_workers_of_datasets_are_split(multi_of: Any) -> None:
     def split(**options: Any) -> list[int]:
         return [loader.config.num_workers for loader in multi_of(**options).loaders.values()]

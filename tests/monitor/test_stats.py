@@ -1,10 +1,13 @@
 """Are the numbers true?"""
 
+import copy
 import itertools
+import json
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
-from headrace import ImageDataset
+from headrace import HeadraceWarning, ImageDataset, MultiDataLoader
+from headrace.memory.limits import memory_limits, tightest
 from headrace.monitor import stats as stats_module
-from headrace.monitor.stats import LoadingStats, pss_of
+from headrace.monitor.stats import LoadingStats, Stats, pss_of
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
@@ -26,7 +30,7 @@ ALWAYS = {
     "total_time", "avg_batch_time", "batches_per_second", "samples_per_second", "wait_time", "wait_fraction", "p50_wait", "p90_wait",
     "p99_wait", "transfer_time", "cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "errors", "skipped",
     "read_seconds", "decode_seconds",
-    "work_seconds", "avg_memory_usage", "peak_memory_usage", "avg_cpu_usage",
+    "work_seconds", "avg_memory_bytes", "avg_memory_percent", "peak_memory_usage", "avg_cpu_usage",
 }  # fmt: skip
 
 
@@ -39,13 +43,18 @@ def loader_of(make_loader: Any) -> Any:
 
 
 @WORKERS
-def test_nothing_before_the_first_batch(loader_of: Any, workers: int) -> None:
+def test_zeros_before_the_first_batch(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers)
-    assert loader.get_stats() == {}
-    iterator = iter(loader)
-    assert loader.get_stats() == {}
+    iterator = None
+    for _ in range(2):
+        stats = loader.get_stats()
+        assert set(stats) >= ALWAYS and stats["avg_memory_bytes"] > 1 << 20
+        assert (stats["dataset_size"], stats["num_batches"], stats["batch_size"], stats["num_workers"]) == (42, 11, 4, workers)
+        assert stats["batches"] == stats["samples"] == stats["total_time"] == stats["samples_per_second"] == stats["p99_wait"] == 0
+        iterator = iterator or iter(loader)
     next(iterator)
     assert loader.get_stats()["batches"] == 1
+    assert "avg_memory_bytes" not in loader_of(SquareDataset(), enable_monitoring=False).get_stats()
 
 
 @WORKERS
@@ -57,6 +66,63 @@ def test_all_is_a_number(loader_of: Any, workers: int) -> None:
     assert all(type(value) in (int, float) for value in stats.values())
     assert all(value >= 0 for value in stats.values())
     assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
+    loader = loader_of(SquareDataset())
+    list(loader)
+    stats = loader.get_stats()
+    limit = tightest(memory_limits()).total
+    assert stats["avg_memory_percent"] == pytest.approx(100 * stats["avg_memory_bytes"] / limit) and 0 < stats["avg_memory_percent"] < 100
+    for read in (lambda: stats["avg_memory_usage"], lambda: stats.get("avg_memory_usage", 0)):
+        with pytest.warns(HeadraceWarning, match="'avg_memory_usage' is called 'avg_memory_bytes' now"):
+            assert read() == stats["avg_memory_bytes"]
+    with pytest.raises(KeyError, match="avg_memory"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Stats()["avg_memory_usage"]
+
+
+# -- as a table
+
+
+def test_statistics_are_a_table_with_units(loader_of: Any) -> None:
+    loader = loader_of(SquareDataset())
+    list(loader)
+    stats = loader.get_stats()
+    lines = str(stats).splitlines()
+    assert len(lines) == len(stats) and repr(stats) == str(stats) == f"{stats}"
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert shown["batches"] == "11" and shown["bytes_read"] == "672 B" and shown["avg_memory_bytes"].endswith(" MB")
+    assert shown["wait_fraction"].endswith(" %") and shown["samples_per_second"].endswith(" /s") and shown["total_time"].endswith("s")
+
+
+def test_units_by_name() -> None:
+    stats = Stats(total_time=61.5, p50_wait=0.00123, retries=12345, held_bytes=2_500_000, avg_cpu_usage=87.654, skipped_samples=[{}, {}])
+    assert str(stats).splitlines() == [
+        "total_time       61.50 s",
+        "p50_wait         1.23 ms",
+        "retries          12,345",
+        "held_bytes       2.5 MB",
+        "avg_cpu_usage    87.7 %",
+        "skipped_samples  2 listed",
+    ]
+    assert str(Stats()) == "{}"
+
+
+def test_a_table_is_a_dict_all_the_same() -> None:
+    stats = Stats(batches=3, wait_time=0.5)
+    assert stats == {"batches": 3, "wait_time": 0.5} and isinstance(stats, dict) and json.loads(json.dumps(stats)) == stats
+    for copied in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats), copy.copy(stats)):
+        assert copied == stats and str(copied) == str(stats)
+    assert stats.get("nothing") is None and stats.get("nothing", 7) == 7 and stats.get("batches") == 3
+
+
+def test_several_loaders_have_a_table_each() -> None:
+    multi = MultiDataLoader({"a": (list(range(5)), 2), "b": DataLoader(range(4), batch_size=3)}, num_workers=0)  # type: ignore[arg-type]
+    stats = multi.get_stats()
+    assert stats["b"] == {"dataset_size": 4, "num_batches": 2, "batch_size": 3, "num_workers": 0}
+    lines = str(stats).splitlines()
+    assert lines[0] == "a:" and lines[1].split() == ["dataset_size", "5"] and "b:" in lines and lines[-1].split() == ["num_workers", "0"]
 
 
 @WORKERS
@@ -168,7 +234,7 @@ def test_queued_batches(loader_of: Any, workers: int) -> None:
 def test_monitoring_can_be_left_out(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers, enable_monitoring=False)
     list(loader)
-    assert "avg_memory_usage" not in loader.get_stats() and loader.get_stats()["batches"] == 11
+    assert "avg_memory_bytes" not in loader.get_stats() and loader.get_stats()["batches"] == 11
 
 
 @WORKERS
@@ -176,7 +242,7 @@ def test_memory_counts_this_process_and_its_workers(loader_of: Any, workers: int
     loader = loader_of(SquareDataset(), num_workers=workers)
     list(loader)
     stats = loader.get_stats()
-    assert stats["peak_memory_usage"] >= stats["avg_memory_usage"] > 1 << 20
+    assert stats["peak_memory_usage"] >= stats["avg_memory_bytes"] > 1 << 20
 
 
 def test_foreign_datasets_and_streams(loader_of: Any) -> None:
@@ -209,14 +275,14 @@ def test_a_pause_between_epochs_is_no_waiting(loader_of: Any, monkeypatch: pytes
 
 def test_waits_and_batches() -> None:
     stats = LoadingStats()
-    assert stats.as_dict() == {} and stats.skipped_count == 0
+    assert not any(stats.as_dict().values()) and stats.skipped_count == 0
     for wait in range(1, 101):
         stats.add_batch(3, wait / 100, wait / 50)
     found = stats.as_dict()
     assert (found["batches"], found["samples"]) == (100, 300)
     assert found["wait_fraction"] == pytest.approx(0.5) and found["total_time"] == pytest.approx(101)
     assert [found[f"p{q}_wait"] for q in (50, 90, 99)] == pytest.approx([0.505, 0.901, 0.9901])
-    assert "avg_memory_usage" not in found and "skipped_samples" not in found
+    assert "avg_memory_bytes" not in found and "skipped_samples" not in found
 
 
 def test_a_batch_without_any_time() -> None:
@@ -264,7 +330,7 @@ def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> N
         stats.look([])
     assert len(looked) == 3 and set(looked) == {os.getpid()}
     stats.add_batch(1, 0.0, 1.0)
-    assert stats.as_dict()["avg_memory_usage"] == 10 == stats.as_dict()["peak_memory_usage"]
+    assert stats.as_dict()["avg_memory_bytes"] == 10 == stats.as_dict()["peak_memory_usage"]
 
 
 def test_a_look_that_takes_long_is_taken_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

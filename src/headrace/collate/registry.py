@@ -1,4 +1,4 @@
-"""Which collate functions are there, and what are they called?"""
+"""The registry of collate functions, by name and by modality."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from headrace.collate.pad import PadCollator
 from headrace.collate.stack import list_collate, stack_collate
@@ -23,15 +23,17 @@ class Collator:
 
     Attributes:
         name: what `get` finds it by.
-        function: the collate function, or a class of such functions.
+        function: the collate function, or what makes one: a factory or a class.
         modality: what kind of samples it is for, or None.
         description: one line.
+        is_factory: True if `function` is called with the options and returns the collate function.
     """
 
     name: str
     function: Collate
     modality: str | None
     description: str
+    is_factory: bool = False
 
 
 class Collators:
@@ -40,8 +42,19 @@ class Collators:
     def __init__(self) -> None:
         self._entries: dict[str, Collator] = {}
 
-    def register(self, name: str, modality: str | None = None, description: str = "") -> Callable[[Collate], Collate]:
-        """A decorator that registers a collate function ``(samples, **options) -> batch``, or a class ``(**options)`` of such functions.
+    def register(
+        self, name: str, modality: str | None = None, description: str = "", *, factory: bool | None = None
+    ) -> Callable[[Collate], Collate]:
+        """A decorator that registers a collate function ``(samples, **options) -> batch``, or what makes one: a factory
+        ``(**options) -> collate function``, or a class whose instances can be called.
+
+        Args:
+            name: what `get` and ``collate_fn=`` find it by.
+            modality: another name, which the last registration of the modality has.
+            description: one line, for `list`.
+            factory: True: it is called with the options and returns the collate function; False: it is the collate function. None: a
+                class whose instances can be called is a factory, and so is a function that can be called without an argument, such as
+                ``make(task=None, **options)``. A factory with a required argument, ``make(tokenizer)``, needs ``factory=True``.
 
         Raises:
             ConfigError: the name is no text, or what is registered is no callable.
@@ -53,18 +66,20 @@ class Collators:
             if not callable(function):
                 raise ConfigError(f"the collator {name!r} must be a callable, not {function!r}")
             self._entries.pop(name, None)
-            self._entries[name] = Collator(name, function, modality, description)
+            is_factory = _looks_like_factory(function) if factory is None else factory
+            self._entries[name] = Collator(name, function, modality, description, is_factory)
             return function
 
         return add
 
     def get(self, name_or_modality: str, **options: Any) -> Collate:
-        """The function of that name, else the one registered last for that modality, with `options` bound to it.
+        """The collate function of that name, or the one registered last for that modality.
 
-        Of a class whose instances can be called, an instance made with the options.
+        A factory or a class is called with `options`; to a collate function they are bound.
 
         Raises:
-            ConfigError: there is none; the message lists the names. Or the class has no such options.
+            ConfigError: there is none, and the message lists the names; a factory or a class has no such options, or returns nothing
+                that can be called.
         """
         entry = self._entries.get(name_or_modality)
         if entry is None:
@@ -74,18 +89,46 @@ class Collators:
                 raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; there are: {names}")
             entry = fitting[-1]
         function = entry.function
-        if isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__):  # which `list` is not
+        if not entry.is_factory:
+            return functools.partial(function, **options) if options else function
+        signature = _signature_of(function)
+        if signature is not None:
             try:
-                inspect.signature(function).bind(**options)
+                signature.bind(**options)
             except TypeError as error:
-                raise ConfigError(f"collator {entry.name!r}: {error}; it is {function.__name__}{inspect.signature(function)}") from None
-            made: Collate = function(**options)
-            return made
-        return functools.partial(function, **options) if options else function
+                raise ConfigError(f"collator {entry.name!r}: {error}; it is {_name_of(function)}{signature}") from None
+        made = function(**options)
+        if not callable(made):
+            raise ConfigError(
+                f"collator {entry.name!r} is registered as a factory, and {_name_of(function)} returned a {type(made).__name__} where a "
+                "collate function should be: if it takes samples and returns their batch, register it with factory=False"
+            )
+        return cast(Collate, made)
 
     def list(self) -> list[Collator]:
         """All entries, in the order of registration."""
         return [*self._entries.values()]
+
+
+def _signature_of(function: Collate) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # of some builtins
+        return None
+
+
+def _name_of(function: Collate) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _looks_like_factory(function: Collate) -> bool:
+    """True for a class whose instances can be called, which `list` is not, and for a function that can be called without an argument."""
+    if isinstance(function, type):
+        return any("__call__" in vars(base) for base in function.__mro__)
+    signature = _signature_of(function)
+    if signature is None or any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):  # a wrapper: (*args, **kwargs)
+        return False
+    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 collators = Collators()

@@ -1,4 +1,4 @@
-"""How do texts, or their tokens, become a batch for a language model?"""
+"""Collates texts, or their tokens, for a language model or a classifier of texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
 
 
 class TextCollator:
-    """Makes a dict of padded tensors for a language model, of texts or of tokens.
+    """Makes a dict of padded tensors of texts or of tokens, for a language model or a classifier.
 
     A sample is a text, a sequence of ids (1-D tensor or array of integers, list of ints), a dict with "input_ids" or with a text, or a
     pair of one of these and a target, which becomes "labels". Texts are tokenised here, all of a batch at once. The batch holds
@@ -58,11 +58,13 @@ class TextCollator:
     * ``labels``, int64 [batch, length]: see below;
     * everything else stacked as `stack_collate` does it; a text that was tokenised here, and ``special_tokens_mask``, are left out.
 
-    ``labels="causal"``: the ids, -100 at padding (models shift them themselves). ``labels="masked"``: 15 % of the tokens are chosen,
-    special ones and padding never; of these 80 % become the mask token, 10 % a random one, 10 % stay, and the labels are -100
-    everywhere else (Devlin et al., BERT, 2019). They are drawn from torch's global generator, which headrace's loader seeds by
-    (seed, epoch, step). Labels that the samples bring along are kept: integers in a sequence (one a token) are padded with -100, everything
-    else is stacked.
+    Labels that the samples bring along are kept, at "labels", at "label" (a class; it becomes "labels"), or as a pair's target: integers
+    in a sequence (one a token) are padded with -100, everything else is stacked. Samples without any get those of a causal model.
+
+    ``labels="causal"`` and ``labels="masked"`` ask for a language model's; a class then stays under "label". Causal: the ids, -100 at
+    padding (models shift them themselves), or the samples' own, one a token. Masked: 15 % of the tokens are chosen, special ones and
+    padding never; of these 80 % become the mask token, 10 % a random one, 10 % stay, and the labels are -100 everywhere else (Devlin et
+    al., BERT, 2019). They are drawn from torch's global generator, which headrace's loader seeds by (seed, epoch, step).
 
     Like HuggingFace's, it cuts nothing unless it is told to: a sample longer than `max_length` is an error without ``truncation=True``.
     Texts keep the special tokens at their end when they are cut, ids lose their end.
@@ -70,7 +72,7 @@ class TextCollator:
     Args:
         tokenizer: a callable from a text to a list of ids (tiktoken's ``encode``), a HuggingFace tokenizer, slow or fast, a
             `tokenizers.Tokenizer`, or what has ``encode_batch`` or ``encode``. None: samples are ids already.
-        labels: "causal", "masked", or None: none but the samples' own.
+        labels: "auto": the samples' own, or else those of a causal model; "causal", "masked"; or None: none but the samples' own.
         mlm_probability: the share of tokens that "masked" chooses.
         padding, max_length, pad_to_multiple_of, truncation: as those of `pad_collate`.
         padding_side: "right" or "left"; None: the tokenizer's, else "right".
@@ -88,7 +90,7 @@ class TextCollator:
         self,
         tokenizer: Any = None,
         *,
-        labels: str | None = "causal",
+        labels: str | None = "auto",
         mlm_probability: float = 0.15,
         padding: str = "longest",
         max_length: int | None = None,
@@ -102,8 +104,8 @@ class TextCollator:
         vocab_size: int | None = None,
         special_token_ids: Iterable[int] | None = None,
     ) -> None:
-        if labels not in ("causal", "masked", None):
-            raise ConfigError(f"labels must be 'causal', 'masked' or None, not {labels!r}")
+        if labels not in ("auto", "causal", "masked", None):
+            raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
         if isinstance(mlm_probability, bool) or not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
             raise ConfigError(f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}")
         known = vocabulary_of(tokenizer)
@@ -133,7 +135,7 @@ class TextCollator:
         for number, record in enumerate(records):
             self._check(record, number)
         batch: dict[str, Any] = stack_tree(records, self._special_case)
-        if self.labels == "causal" and "labels" not in batch:
+        if self.labels in ("auto", "causal") and "labels" not in batch:
             batch["labels"] = _labels(batch["input_ids"], batch["attention_mask"] != 0)
         elif self.labels == "masked":
             may_be_chosen = (batch["attention_mask"] != 0) & (batch.pop("special_tokens_mask") == 0)
@@ -160,7 +162,7 @@ class TextCollator:
         mask = empty(tuple(rows.shape), torch.int64)
         np.copyto(mask.numpy(), inside)
         batch = {"input_ids": rows, "attention_mask": mask}
-        if self.labels == "causal":
+        if self.labels in ("auto", "causal"):
             labels = batch["labels"] = empty(tuple(rows.shape), torch.int64)
             marked = labels.numpy()
             marked.fill(IGNORED)
@@ -186,9 +188,21 @@ class TextCollator:
             )
         if target is not None:
             record["labels"] = target
-        if self.labels == "masked" and "labels" in record:
+        if self.labels in ("auto", None) and "label" in record:
+            if "labels" in record:
+                raise ConfigError(
+                    f"sample {number} has 'label' and 'labels', and either may be its labels: leave one of them out for a classifier, or "
+                    "pass labels='causal' for a language model, which keeps both as they are"
+                )
+            record["labels"] = record.pop("label")
+        elif self.labels == "masked" and "labels" in record:
             raise ConfigError(
                 f"sample {number} has labels, and labels='masked' makes its own: leave them out of the samples, or pass labels=None"
+            )
+        elif self.labels == "causal" and "labels" in record and not is_sequence(record["labels"]):
+            raise ConfigError(
+                f"sample {number} has a class at 'labels', and labels='causal' makes labels of the tokens: leave labels= out for a "
+                "classifier; for a language model leave the class out of the samples, or have it at another key, such as 'label'"
             )
         return record
 

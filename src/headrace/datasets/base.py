@@ -22,6 +22,7 @@ from headrace.datasets.filling import BatchFilling
 from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
 from headrace.datasets.reading import OnError
 from headrace.datasets.threads import WorkerThreads
+from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, SampleError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
@@ -332,7 +333,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         lines += [f"{name}: {way}" for name, way in self._source.how().items()]
         if self._mode is not None and self._mode.stats():
             lines.append("now: " + ", ".join(f"{k} {v:,}" for k, v in self._mode.stats().items()))
-        return "\n".join([*lines, self.budget.explain()])
+        return Lines("\n".join([*lines, self.budget.explain()]))
 
     def close(self) -> None:
         """Gives back what is held, and closes what is open in this process. The dataset can be used again after it."""

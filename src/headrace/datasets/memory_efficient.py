@@ -14,6 +14,7 @@ from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.finished import ALONE, Finished
+from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
@@ -131,7 +132,7 @@ class MemoryEfficientDataset(DelegatingDataset):
             view = "" if self._inner._chosen is None else "a view of "
             how = ", opened from its path" if self._opened_here else ""
             what = f"{view}{type(self._inner).__name__}{how}: what it would hold is held"
-        return "\n".join([first, f"it wraps {what}", *rest])
+        return Lines("\n".join([first, f"it wraps {what}", *rest]))
 
     def close(self) -> None:
         """Gives back what is held, and closes what was opened here from a path. The dataset can be used again after it."""

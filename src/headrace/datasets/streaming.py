@@ -11,6 +11,7 @@ from headrace.datasets.base import CommonOptions
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.members import Decoders, describe_decoders
 from headrace.datasets.shards import open_shards
+from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode
 from headrace.order.lanes import interleave_for, lanes_for
@@ -113,4 +114,4 @@ class StreamingDataset(DelegatingDataset):
                 f"buffer_size {self.buffer_size:,}: of {len(blocks):,} blocks of {len(self) / len(blocks):,.1f} samples (mean) a global "
                 f"batch draws from {interleave} (interleave), and the next one from others, in {turns} turns"
             )
-        return "\n".join([*lines, *rest])
+        return Lines("\n".join([*lines, *rest]))

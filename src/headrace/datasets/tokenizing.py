@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from headrace.display import progress_bar
 from headrace.errors import BudgetError, HeadraceError, SampleError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
@@ -143,11 +143,10 @@ class Tokenising:
 
     def _all(self) -> Iterator[npt.NDArray[np.int32]]:
         """The tokens, a piece at a time; notes where documents begin, and the largest id."""
-        hidden = None if self._progress is None else not self._progress
-        disable = True if hidden is None and self._count < _TOGETHER else hidden
         end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
         self._most, self._left_out = 0, []
-        with tqdm(total=self._count, desc="tokenising", unit="document", disable=disable, leave=False) as bar:
+        is_short = self._count < _TOGETHER
+        with progress_bar(self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document") as bar:
             for start in range(0, self._count, _TOGETHER):
                 found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
                 pieces: list[npt.NDArray[np.int32]] = []

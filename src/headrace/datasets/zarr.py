@@ -10,6 +10,7 @@ import numpy.typing as npt
 from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_paths, joined_targets
 from headrace.datasets.base import CommonOptions
 from headrace.datasets.filling import Like
+from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.far_list import far_stores
@@ -176,7 +177,7 @@ class ZarrDataset(ArrayDataset):
             sizes = zip(self._found.image.axes, self.voxel_size or (), strict=True)
             size = ", ".join(f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes)
             lines.insert(2, f"level {self._found.name!r} of {len(self._found.image.levels)}: voxels of {size}")
-        return "\n".join(lines)
+        return Lines("\n".join(lines))
 
     def held_nbytes(self) -> int | None:
         source: Any = self._source

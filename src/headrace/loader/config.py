@@ -69,7 +69,8 @@ class DataLoaderConfig:
         generator: a `torch.Generator` whose seed is used instead of `seed`.
         timeout: seconds to wait for a batch before an error; 0: for ever, as long as the workers live.
         enable_monitoring: sample memory and CPU for `get_stats()`.
-        log_loading_stats: log a line an epoch (logger "headrace.loader", INFO).
+        log_loading_stats: log a line at the end of each epoch, at INFO to the logger "headrace.loader";
+            ``logging.basicConfig(level=logging.INFO)`` shows it.
 
     Raises:
         ConfigError: a value that makes no sense; the message names the field.

@@ -15,6 +15,7 @@ import torch
 
 from headrace.collate import stack_collate
 from headrace.datasets.base import BaseDataset
+from headrace.display import Lines
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import Reasons
 from headrace.loader.config import DataLoaderConfig
@@ -84,7 +85,7 @@ def explain_loader(
         lines.append(dataset.explain())
     if not isinstance(dataset, BaseDataset) or config.max_memory_usage is not None:
         lines.append(budget.explain())
-    return "\n".join(lines)
+    return Lines("\n".join(lines))
 
 
 def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, found: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled, Join
 from headrace.datasets.wrapped import answers_batches, parts_of
-from headrace.errors import SampleError, WorkerError
+from headrace.errors import ConfigError, SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
@@ -260,7 +260,14 @@ class Collate:
         ticket = samples.ticket
         with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
             self._seeder(ticket.seed, ticket.epoch, OF_COLLATE, ticket.step)
-            return self.function(items)
+            batch = self.function(items)
+        if callable(batch):
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise ConfigError(
+                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, so it makes a collate function and is "
+                f"none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
+            )
+        return batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators

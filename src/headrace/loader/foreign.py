@@ -10,8 +10,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from headrace.errors import StateError
-from headrace.loader.batches import OF_SAMPLER
+from headrace.loader.batches import OF_SAMPLER, length_of
 from headrace.loader.draws import Draws
+from headrace.monitor.stats import Stats
 from headrace.order.seeding import SampleSeeder
 
 _END = object()
@@ -68,8 +69,14 @@ class ReplayedLoader:
         self._epoch, self._received = epoch, batches
 
     def get_stats(self) -> dict[str, Any]:
-        """Nothing: a plain DataLoader counts nothing."""
-        return {}
+        """What a plain DataLoader is; it counts nothing."""
+        loader = self.loader
+        return Stats(
+            dataset_size=length_of(loader.dataset) or 0,
+            num_batches=length_of(loader) or 0,
+            batch_size=loader.batch_size or 0,
+            num_workers=loader.num_workers,
+        )
 
     def close(self) -> None:
         """Nothing: the workers of a plain DataLoader are its own."""

@@ -54,7 +54,7 @@ from headrace.loader.state import check_data, check_order, check_samples, make_s
 from headrace.loader.stateful import States
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
-from headrace.monitor.stats import LoadingStats
+from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
 
 logger = logging.getLogger("headrace.loader")
@@ -475,37 +475,39 @@ class Loader(DataLoader[Any]):
     # -- what it says
 
     def get_stats(self) -> dict[str, Any]:
-        """Numbers on what happened since the loader was made; {} before the first batch.
+        """Numbers on what happened since the loader was made, zeros before the first batch: a dict, and as text a table with units.
 
         Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
         p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, work_seconds. Bytes: bytes_read,
-        held_bytes, queued_bytes, avg_memory_usage and peak_memory_usage (PSS of this process and its workers). wait_fraction is
-        wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own clock, while the user's step goes
-        on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with bucket_by_length: how much of
-        the epoch's first 1,000 batches is padding, by the lengths that are known, and padding_fraction_unbucketed how much would be.
-        If samples were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
+        held_bytes, queued_bytes, avg_memory_bytes and peak_memory_usage (PSS of this process and its workers); avg_memory_percent is that
+        of the tightest limit on memory, the machine's, a cgroup's or the process's, and avg_cpu_usage is percent of one core.
+        wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own clock, while the
+        user's step goes on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with
+        bucket_by_length: how much of the epoch's first 1,000 batches is padding, by the lengths that are known, and
+        padding_fraction_unbucketed how much would be. If samples were skipped, "skipped_samples" lists the first 1,000 (index, path,
+        error).
         """
+        if self.config.enable_monitoring and not self._stats.batches:
+            self._stats.look(())
         stats = self._stats.as_dict()
-        if not stats:
-            return {}
         running = self._current()
         queued = 0 if running is None else max(0, running.job.dispatch.handed_out - running.received)
         job = self._job if running is None else running.job
         held: Counter[str] = Counter()
         for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
             held.update(mode.stats())  # views share one
-        return {
-            "dataset_size": length_of(self.dataset) or 0,
-            "num_batches": self._plan.steps() or 0,
-            "batch_size": self.config.batch_size or 0,
-            "num_workers": self.config.num_workers or 0,
-            "queued_batches": queued,
-            "queued_bytes": queued * self._last_nbytes,
+        return Stats(
+            dataset_size=length_of(self.dataset) or 0,
+            num_batches=self._plan.steps() or 0,
+            batch_size=self.config.batch_size or 0,
+            num_workers=self.config.num_workers or 0,
+            queued_batches=queued,
+            queued_bytes=queued * self._last_nbytes,
             **stats,
             **self._plan.stats(),
             **held,
             **({} if job is None else job.ring.stats()),
-        }
+        )
 
     def _current(self) -> EpochIterator | None:
         """The iterator that is under way, if there is one."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
@@ -27,6 +27,7 @@ from headrace.loader.foreign import ReplayedLoader
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.passes import MultiIterator, Place
 from headrace.loader.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
 
@@ -41,7 +42,8 @@ class MultiDataLoader:
 
     Args:
         loaders: for each name a `Loader`, a torch `DataLoader`, a dataset, or a path. Of datasets and paths loaders are made with the
-            options below. A torch `DataLoader` is seeded by (seed, epoch), and replayed to resume.
+            options below; a tuple ``(dataset, batch_size)`` gives one a batch size of its own. A torch `DataLoader` is seeded by
+            (seed, epoch), and replayed to resume.
         strategy: "round_robin": one batch of each in turn; "sequential": one loader after the other; "weighted": exact quotas, spread
             evenly (see `Schedule`); "alternating": as `pattern` says.
         weights: for "weighted": ``{name: number}``; 0: never. None: the loaders' lengths.
@@ -74,6 +76,7 @@ class MultiDataLoader:
         config: DataLoaderConfig | None = None,
         **overrides: Any,
     ) -> None:
+        loaders, self._sizes = _split_sizes(loaders)
         _check_loaders(loaders)
         check_schedule(strategy, weights, pattern, epoch_length, steps, cycle_short_loaders)
         self._strategy, self._epoch_length, self._given_steps = strategy, epoch_length, steps
@@ -117,7 +120,8 @@ class MultiDataLoader:
         workers = self._workers(datasets, weights, config)
         for name, value in found.items():
             if name in datasets:
-                found[name] = Loader(value, config, num_workers=workers[name], **({} if workers[name] else _OF_WORKERS))
+                own = {"batch_size": self._sizes[name]} if name in self._sizes else {}
+                found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else _OF_WORKERS))
             elif not isinstance(value, Loader):
                 found[name] = ReplayedLoader(value, config.seed)
         return found
@@ -126,7 +130,7 @@ class MultiDataLoader:
         """How many workers each dataset gets."""
         if not datasets:
             return {}
-        shares = {name: float(self._share(self._names.index(name), dataset, weights)) for name, dataset in datasets.items()}
+        shares = {name: self._share(name, dataset, weights, config) for name, dataset in datasets.items()}
         total = config.num_workers
         if total is None:
             wanted = {name: resolve(DataLoaderConfig(), dataset, detect_world())[0].num_workers or 0 for name, dataset in datasets.items()}
@@ -136,12 +140,13 @@ class MultiDataLoader:
             shares = dict.fromkeys(shares, 1.0)
         return split_workers(total, shares)
 
-    def _share(self, number: int, dataset: Any, weights: list[int] | None) -> int:
+    def _share(self, name: str, dataset: Any, weights: list[int] | None, config: DataLoaderConfig) -> float:
         """Of the batches of an epoch, in proportion to others."""
+        number = self._names.index(name)
         if self._strategy == "weighted" and weights is not None:
             return weights[number]
         if self._strategy in ("weighted", "sequential"):
-            return length_of(dataset) or 1
+            return (length_of(dataset) or 1) / (self._sizes.get(name, config.batch_size) or 1)
         return self._pattern.count(number)
 
     def _new_schedule(self) -> Schedule:
@@ -222,8 +227,8 @@ class MultiDataLoader:
             held.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
-        """What each loader counted, by name; {} for one that has given nothing yet, and for a torch `DataLoader`."""
-        return {name: loader.get_stats() for name, loader in self.loaders.items()}
+        """What each loader counted, by name; of a torch `DataLoader` what it is. A dict, and as text a table for each."""
+        return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
     # -- state
 
@@ -328,9 +333,36 @@ class MultiDataLoader:
         return place
 
 
-def _check_loaders(loaders: Any) -> None:
+def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """The loaders, and the batch sizes of those that were given as ``(dataset, batch_size)``."""
     if not isinstance(loaders, Mapping) or not loaders:
         raise ConfigError(f"loaders must be a dict of at least one loader, dataset or path by name, not {loaders!r:.80}")
+    given, sizes = dict(loaders), {}
+    for name, value in loaders.items():
+        if not isinstance(value, (tuple, list)) or not value:
+            continue
+        first, *rest = value
+        is_dataset = isinstance(first, (Dataset, DataLoader))
+        is_pair = (
+            isinstance(value, tuple)
+            and len(rest) == 1
+            and _is_size(rest[0])
+            and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
+        )
+        if is_pair and isinstance(first, DataLoader):
+            raise ConfigError(f"loaders: {name!r} is a loader and a batch_size, and a loader has its own: pass the loader alone")
+        if is_pair:
+            given[name], sizes[name] = first, rest[0]
+        elif is_dataset:
+            raise ConfigError(f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple (dataset, batch_size)")
+    return given, sizes
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _check_loaders(loaders: dict[str, Any]) -> None:
     for name, value in loaders.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"loaders: a name must be a text, not {name!r}")

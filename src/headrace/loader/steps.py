@@ -1,6 +1,6 @@
-"""How many batches has an epoch, and how many steps does an optimizer take in it?
+"""The exact number of batches of an epoch, and of the steps that an optimizer makes in it.
 
-Exact, for what schedules of learning rates are made of: what ranks, `drop_last`, padding and gradient accumulation do is counted.
+For schedules of learning rates: ranks, `drop_last`, padding and gradient accumulation are counted.
 """
 
 from __future__ import annotations
@@ -15,41 +15,54 @@ from headrace.loader.multi import MultiDataLoader
 from headrace.order import EpochOrder, RankBatches, detect_world
 
 
-def get_epoch_length(loader: Any, length: int | None = None) -> int:
-    """The batches that each rank gets in an epoch.
+def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | None = None) -> int:
+    """The batches that each rank gets in an epoch: `length` where it is given, what `samples` make, or ``len(loader)``.
 
     Args:
         loader: a `Loader`, a torch `DataLoader` or a `MultiDataLoader`.
-        length: samples of the dataset, of all ranks together, where it doesn't know; or to know it for another number. They are taken
-            to be shared out as a `Loader` shares them; an iterable dataset whose workers each end with a batch of their own may give
-            some batches more. With ``batch_size=None``, batches of the dataset.
+        length: batches of an epoch on each rank, as they are: ``length=1000`` gives 1000. For a loop that ends an epoch earlier, or
+            where the dataset has no length.
+        samples: samples of the dataset, of all ranks together: ``samples=1000`` with ``batch_size=32`` gives 32. For another number
+            than the dataset has, or where it has no length. They are taken to be shared out as a `Loader` shares them; an iterable
+            dataset whose workers each end with a batch of their own may give some batches more. With ``batch_size=None``, batches
+            of the dataset.
 
     Raises:
-        ConfigError: the dataset has no length and none is given; or one for a `MultiDataLoader`, which has `steps` for that.
+        ConfigError: the dataset has no length and neither is given; both are given; or `samples` for a `MultiDataLoader`.
     """
     _check("length", length, least=0)
-    if length is None:
+    _check("samples", samples, least=0)
+    if length is not None and samples is not None:
+        raise ConfigError("length= and samples= are given, the batches and the samples of an epoch: pass one of them")
+    if length is not None:
+        return length
+    if samples is None:
         known = length_of(loader)
         if known is None:
             data = type(getattr(loader, "dataset", loader)).__name__
-            raise ConfigError(f"the length of an epoch over {data} is not known: pass length=, the number of samples of all ranks")
+            raise ConfigError(
+                f"the length of an epoch over {data} is not known: pass length=, the batches of each rank, or samples=, those of all ranks"
+            )
         return known
     if isinstance(loader, MultiDataLoader):
-        raise ConfigError("length has no meaning for a MultiDataLoader, which has several: say steps= to it")
+        raise ConfigError("samples= has no meaning for a MultiDataLoader, which has several datasets: pass length=, or give it steps=")
     world, size = _world_size(loader), _batch_size(loader)
     drop_last = bool(getattr(loader, "drop_last", False) or getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
     pad = loader.config.pad if isinstance(loader, Loader) else True
-    order = EpochOrder(length, shuffle=False, global_batch=size * world)
+    order = EpochOrder(samples, shuffle=False, global_batch=size * world)
     return len(RankBatches(order, 0, world, size, drop_last, pad))
 
 
-def get_train_dataloader_steps(loader: Any, length: int | None = None, accumulate: int = 1) -> tuple[int, int, int]:
-    """What an epoch is for an optimizer that takes a step every `accumulate` batches, and one over what is left at the end.
+def get_train_dataloader_steps(
+    loader: Any, length: int | None = None, accumulate: int = 1, *, samples: int | None = None
+) -> tuple[int, int, int]:
+    """What an epoch is for an optimizer that makes a step every `accumulate` batches, and one over what is left at the end.
 
     Args:
         loader: see `get_epoch_length`.
-        length: see `get_epoch_length`.
+        length: batches of an epoch on each rank; see `get_epoch_length`.
         accumulate: batches of a rank that a step sees.
+        samples: samples of an epoch on all ranks, instead of `length`; see `get_epoch_length`.
 
     Returns:
         ``(global_batch, steps, accumulate)``: the samples that a full step sees, over all ranks and accumulated batches; the steps of
@@ -59,18 +72,19 @@ def get_train_dataloader_steps(loader: Any, length: int | None = None, accumulat
         ConfigError: see `get_epoch_length`; `accumulate` below 1; batches of unknown size, or of different ones.
     """
     _check("accumulate", accumulate, least=1)
-    batches = get_epoch_length(loader, length)
+    batches = get_epoch_length(loader, length, samples=samples)
     accumulate = min(accumulate, max(1, batches))
     return _batch_size(loader, exact=True) * _world_size(loader) * accumulate, -(-batches // accumulate), accumulate
 
 
-def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_steps: int = 0) -> int:
+def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_steps: int = 0, *, samples: int | None = None) -> int:
     """The batches that each rank gets in a validation; 0 where `loader` is None, as it is without validation data.
 
     Args:
         loader: see `get_epoch_length`; or None.
-        length: see `get_epoch_length`.
+        length: batches of an epoch on each rank; see `get_epoch_length`.
         sanity_steps: for the short check before a training: so many batches at most. 0: all of them.
+        samples: samples of an epoch on all ranks, instead of `length`; see `get_epoch_length`.
 
     Raises:
         ConfigError: see `get_epoch_length`; `sanity_steps` below 0.
@@ -78,12 +92,13 @@ def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_step
     _check("sanity_steps", sanity_steps, least=0)
     if loader is None:
         return 0
-    batches = get_epoch_length(loader, length)
+    batches = get_epoch_length(loader, length, samples=samples)
     return min(batches, sanity_steps) if sanity_steps else batches
 
 
 def _check(name: str, value: Any, least: int) -> None:
-    if (name != "length" or value is not None) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    may_be_none = name in ("length", "samples")
+    if not (value is None and may_be_none) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 

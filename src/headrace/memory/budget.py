@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.limits import Limit, memory_limits, tightest
 
@@ -233,7 +234,7 @@ class MemoryBudget:
             ]
             others = [limit for limit in self._ledger.limits or () if limit is not tight]
             lines += [f"  wider: {it.name}: {format_size(it.headroom)} of {format_size(it.total)} free" for it in others]
-            return "\n".join(lines + [f"  ignored: {note}" for note in self._ledger.notes])
+            return Lines("\n".join(lines + [f"  ignored: {note}" for note in self._ledger.notes]))
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks}){'  # a share' if self._parent else ''}"

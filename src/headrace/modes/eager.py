@@ -9,8 +9,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.pressure import PressureWatch
@@ -98,9 +98,8 @@ class Eager(Held):
         if place is not None:  # each rank begins elsewhere, and skips what the others have read by then
             begin = len(groups) * place.rank // place.ranks
             groups = groups[begin:] + groups[:begin]
-        hidden = None if progress is None else not progress
         with (
-            tqdm(total=self._length, desc="eager: reading", unit="sample", disable=hidden, leave=False) as bar,
+            progress_bar(progress, total=self._length, desc="eager: reading", unit="sample") as bar,
             ThreadPoolExecutor(threads, "headrace-eager") as pool,
         ):
 

@@ -1,6 +1,7 @@
-"""What happened while a loader ran?
+"""Statistics of a loader.
 
-`LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from the workers.
+`LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from the workers. `Stats` is the dict that
+users get, and shows itself as a table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from headrace.errors import warn
+from headrace.memory.budget import format_size
+from headrace.memory.limits import memory_limits, tightest
+
 SKIPPED_LISTED = 1000
 _WAITS_KEPT = 10_000
 _SAMPLE_EVERY = 1.0  # seconds between two looks at memory and CPU, which costs about a millisecond, and more with many pages
@@ -22,6 +27,55 @@ _COUNTS = (
     *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped"),
 )
 _TIMES = ("read_seconds", "decode_seconds", "work_seconds")
+
+
+_RENAMED = {"avg_memory_usage": "avg_memory_bytes"}
+"""Keys of version 0.1, which can be read until the next one."""
+
+
+class Stats(dict[str, Any]):
+    """Statistics by name; as text it is a table with units. The values are plain numbers: seconds, bytes, percent, fractions of 1."""
+
+    def __missing__(self, name: str) -> Any:
+        new = _RENAMED.get(name, name)
+        if new == name or new not in self:
+            raise KeyError(name)
+        warn(f"get_stats(): {name!r} is called {new!r} now, in bytes; avg_memory_percent is the share of the memory limit")
+        return self[new]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(_row(name, value, width) for name, value in self.items()) or "{}"
+
+
+def _row(name: str, value: Any, width: int) -> str:
+    if isinstance(value, Stats):  # of one loader of several
+        return f"{name}:\n  " + repr(value).replace("\n", "\n  ")
+    return f"{name:<{width}}  {_with_unit(name, value)}"
+
+
+def _with_unit(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value):,} listed"
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_bytes") or name.startswith("bytes_") or name == "peak_memory_usage":
+        return format_size(value)
+    if name.endswith(("_percent", "_cpu_usage")):
+        return f"{value:.1f} %"
+    if "_fraction" in name:
+        return f"{100 * value:.1f} %"
+    if name.endswith("_per_second"):
+        return f"{value:,.1f} /s"
+    if name.endswith(("_time", "_seconds", "_wait")):
+        return f"{value:,.2f} s" if value >= 1 or not value else f"{1000 * value:,.2f} ms"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
 
 
 class LoadingStats:
@@ -38,6 +92,7 @@ class LoadingStats:
         self._counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
         self._memory: list[int] = []
+        self._limit = 0  # bytes that the machine, a cgroup or the process may use
         self._cpu: list[float] = []
         self._look_next = 0.0
         self._processes: dict[int, psutil.Process] = {}
@@ -84,6 +139,7 @@ class LoadingStats:
             return
         pids = [os.getpid(), *worker_pids]
         self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}  # type: ignore[misc]
+        self._limit = self._limit or tightest(memory_limits()).total
         self._memory.append(sum(pss_of(pid) for pid in pids))
         cpu = 0.0
         for process in filter(None, self._processes.values()):
@@ -95,29 +151,25 @@ class LoadingStats:
         self._look_next = now + max(_SAMPLE_EVERY, 100 * (time.monotonic() - now))
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers of `Loader.get_stats()`; {} before the first batch."""
-        if not self.batches:
-            return {}
-        total = max(self.total_time, 1e-9)
-        p50, p90, p99 = np.percentile(np.fromiter(self._waits, float), [50, 90, 99])
-        counts: dict[str, Any] = {name: self._counts[name] for name in (*_COUNTS, *_TIMES)}
-        stats = {
-            "batches": self.batches,
+        """The numbers of `Loader.get_stats()`; zeros before the first batch."""
+        batches, total = self.batches, self.total_time
+        waits = np.percentile(np.fromiter(self._waits, float), [50, 90, 99]).tolist() if self._waits else [0.0] * 3
+        stats: dict[str, Any] = {
+            "batches": batches,
             "samples": self.samples,
-            "total_time": self.total_time,
-            "avg_batch_time": self.total_time / self.batches,
-            "batches_per_second": self.batches / total,
-            "samples_per_second": self.samples / total,
+            "total_time": total,
+            "avg_batch_time": total / max(batches, 1),
+            "batches_per_second": batches / max(total, 1e-9),
+            "samples_per_second": self.samples / max(total, 1e-9),
             "wait_time": self.wait_time,
-            "wait_fraction": self.wait_time / total,
-            "p50_wait": float(p50),
-            "p90_wait": float(p90),
-            "p99_wait": float(p99),
+            "wait_fraction": self.wait_time / max(total, 1e-9),
+            **dict(zip(("p50_wait", "p90_wait", "p99_wait"), waits, strict=True)),
             "transfer_time": self.transfer_time,
-            **counts,
+            **{name: self._counts[name] for name in (*_COUNTS, *_TIMES)},
         }
         if self._memory:
-            stats["avg_memory_usage"] = sum(self._memory) / len(self._memory)
+            stats["avg_memory_bytes"] = sum(self._memory) / len(self._memory)
+            stats["avg_memory_percent"] = 100 * stats["avg_memory_bytes"] / max(self._limit, 1)
             stats["peak_memory_usage"] = max(self._memory)
             stats["avg_cpu_usage"] = sum(self._cpu[1:]) / max(1, len(self._cpu) - 1)
         if self.skipped:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import decode_image, to_channels_last
 from headrace.datasets.text import TextDataset
+from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, WriteError, warn
 from headrace.modes.eager import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
@@ -186,7 +186,7 @@ def _write(
     results = _in_order(prepare, _groups(plan), workers)
     with (
         contextlib.closing(results),  # here: a traceback would keep its threads alive
-        tqdm(total=plan.info.count, desc="packing", unit="sample", disable=_hidden(progress), leave=False) as bar,
+        progress_bar(progress, total=plan.info.count, desc="packing", unit="sample") as bar,
     ):
         for group, samples in results:
             failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))
@@ -273,7 +273,3 @@ def _read_back(part: PartFile, progress: bool | None) -> None:
             f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
             "the disk or the memory of this machine is faulty"
         )
-
-
-def _hidden(progress: bool | None) -> bool | None:
-    return None if progress is None else not progress

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from headrace.display import progress_bar
 from headrace.errors import FormatError, HeadraceError
 from headrace.storage.hdf5 import HDF5Source
 from headrace.storage.packed import TARGETS, packed_info
@@ -60,7 +59,7 @@ def verify(path: str | os.PathLike[Any], progress: bool | None = None) -> Verify
         if TARGETS in source.info.checksums:
             source.column(TARGETS)
         bad: list[tuple[int, str, str]] = []
-        for index in tqdm(range(len(source)), desc="verifying", unit="sample", disable=_hidden(progress), leave=False):
+        for index in progress_bar(progress, iterable=range(len(source)), desc="verifying", unit="sample"):
             try:
                 source.read([index])
             except (HeadraceError, OSError) as error:
@@ -75,7 +74,7 @@ def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:
     if not tokens.has_checksums:
         raise _unchecked(tokens.path)
     count, bad = tokens.info.count, list[tuple[int, str, str]]()
-    with tqdm(total=count, desc="verifying", unit="document", disable=_hidden(progress), leave=False) as bar:
+    with progress_bar(progress, total=count, desc="verifying", unit="document") as bar:
         for checked, damaged in tokens.damaged():
             for index in damaged:
                 where = tokens.location(index)
@@ -86,7 +85,3 @@ def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:
 
 def _unchecked(path: str) -> FormatError:
     return FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
-
-
-def _hidden(progress: bool | None) -> bool | None:
-    return None if progress is None else not progress

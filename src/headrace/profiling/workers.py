@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets.base import BaseDataset
+from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader
 from headrace.loader.build import is_path
@@ -58,7 +59,7 @@ class SuggestedWorkers(int):
         rows = [
             f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{'  <--' if number == self else ''}" for number, rate in self.rates.items()
         ]
-        return "\n".join(["num_workers  batches/s   of best", *rows, f"num_workers={int(self)}: {self.reason}"])
+        return Lines("\n".join(["num_workers  batches/s   of best", *rows, f"num_workers={int(self)}: {self.reason}"]))
 
     def __repr__(self) -> str:
         rates = {number: float(f"{rate:.4g}") for number, rate in self.rates.items()}

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from headrace.display import progress_bar
 from headrace.errors import AccessError, ConfigError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays import BLOCK_BYTES
@@ -96,8 +96,7 @@ class TarSource(Source):
         else:
             far = self.far
             sizes = [version.size for version in far.learn(self._paths, beside=lambda url: is_unknown(far, url, INDEX))]
-        hidden, described = None if progress is None else not progress, "reading tar headers"
-        with tqdm(total=sum(sizes), desc=described, unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
+        with progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1) as bar:
             if self.far is not None:
                 return far_indices(self._paths, self.far, bar.update)
             found = []

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from headrace.display import progress_bar
 from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError, ReplacedError
 from headrace.storage import records
 from headrace.storage.lines import QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
@@ -99,9 +99,7 @@ class Scan:
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
-        hidden = None if progress is None else not progress
-        disable = True if hidden is None and size < _SHOWN_FROM else hidden  # None: off where there is no terminal
-        self._bar = tqdm(total=size, desc="finding lines", unit="B", unit_scale=True, disable=disable, leave=False)
+        self._bar = progress_bar(progress, is_short=size < _SHOWN_FROM, total=size, desc="finding lines", unit="B", unit_scale=True)
 
     def __iter__(self) -> Iterator[IntArray]:
         with self._bar:

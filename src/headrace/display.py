@@ -1,0 +1,63 @@
+"""What users look at: texts of several lines, short calls as reprs, progress bars."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tqdm import TqdmWarning
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets gets a bar of text
+    from tqdm.auto import tqdm
+
+
+class Lines(str):
+    """A text of several lines that is its own repr, so that a notebook and the prompt show it as `print` does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def progress_bar(progress: bool | None, *, is_short: bool = False, **options: Any) -> tqdm[Any]:
+    """A bar that is gone when it is full.
+
+    Args:
+        progress: True: it is shown; False: it is not; None: it is shown on a terminal and in a notebook.
+        is_short: True if it is not worth a bar where `progress` is None.
+        **options: those of `tqdm`.
+    """
+    disable = None if progress is None else not progress  # None: tqdm looks for a terminal
+    if progress is None and (is_short or _is_notebook()):
+        disable = is_short
+    return tqdm(disable=disable, leave=False, **options)
+
+
+def _is_notebook() -> bool:
+    """True in a process of Jupyter, whose output says that it is no terminal."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """A call as text: the arguments that are not the defaults of `function`, each in a word or two."""
+    parameters = inspect.signature(function).parameters
+    given = {argument: _short(value) for argument, value in arguments.items() if not _is(value, parameters[argument].default)}
+    return f"{name}({', '.join(f'{argument}={value}' for argument, value in given.items())})"
+
+
+def _is(value: Any, default: Any) -> bool:
+    """What is no plain value is never compared: arrays have no answer."""
+    return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
+
+
+def _short(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, list, tuple, set, dict)):
+        return reprlib.repr(value)
+    return getattr(value, "__name__", None) or f"<{type(value).__name__}>"
