@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +29,9 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "shared": ("rank", "machine"),
 }
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_UNEXPECTED = re.compile(r"\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+_UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
-@functools.cache
 def keywords_of(cls: type) -> frozenset[str]:
     """The keywords that the constructor of a dataset's class takes, those that it passes on included."""
     names: set[str] = set()
@@ -129,14 +127,15 @@ def array_in(values: Any, otherwise: Any) -> Any:
     return np.asarray(values) if hasattr(values, "__array__") else otherwise
 
 
-def refuse_unexpected(cls: type, passed: Mapping[str, Any], error: TypeError) -> NoReturn:
-    """Raises what Python says of a keyword that a class of the user's passed on, in the words of `check_arguments`; else the error itself."""
+def refuse_unexpected(cls: type, passed: Mapping[str, Any], error: TypeError) -> None:
+    """Says in the words of `check_arguments` what Python says of a keyword that a user's class passed on; of any other error nothing.
+
+    Raises:
+        ConfigError: the keyword is none of those that the class takes.
+    """
     found = _UNEXPECTED.search(str(error))
-    if found is None or found[1] not in passed:
-        raise error
-    known = keywords_of(cls) - {found[1]}
-    try:
-        check_names(cls.__name__, [found[1]], known, _HINTS)
-    except ConfigError as refused:
-        raise refused from None
-    raise error
+    if found is not None and found[1] in passed and found[1] not in keywords_of(cls):
+        try:
+            check_names(cls.__name__, [found[1]], keywords_of(cls), _HINTS)
+        except ConfigError as refused:
+            raise refused from None

@@ -110,8 +110,9 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
         return targets
     if isinstance(targets, type):
         raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
-    if callable(targets):
-        return targets
+    by_path: Callable[[str], Any] | None = targets if callable(targets) else None
+    if by_path is not None:
+        return by_path
     if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
         return dict(targets.to_dict())
     values = array_in(targets, targets)

@@ -38,6 +38,7 @@ class DatasetMeta(ABCMeta):
             dataset = super().__call__(*args, **kwargs)
         except TypeError as error:
             refuse_unexpected(cls, kwargs, error)
+            raise
         dataset._arguments = _passed_arguments(cls, args, kwargs)
         dataset._settle()
         return dataset

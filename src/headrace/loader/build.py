@@ -9,12 +9,13 @@ import functools
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from headrace.arguments import described
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import CHUNK_BYTES, BaseDataset
 from headrace.datasets.threads import SHARE
@@ -34,6 +35,7 @@ _WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
 
 def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataLoaderConfig, Reasons]:
     """The config with every None decided as far as it can be, and why each value is what it is."""
+    check_device(config.device)
     reasons: Reasons = {}
     changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
     reasons["rank"] = reasons["world_size"] = world.source
@@ -306,6 +308,43 @@ def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
                 f"the {name} can't be pickled, and workers started by {context.get_start_method()} need that: {error}. Use functions and "
                 "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
             ) from error
+
+
+def check_dataset(door: str, name: str, dataset: Any) -> None:
+    """Raises a ConfigError for what is neither a dataset nor a path.
+
+    Args:
+        door: what the user called.
+        name: the argument's.
+        dataset: it.
+    """
+    wanted = f"{door}: {name} must be a dataset or a path"
+    if isinstance(dataset, type):
+        raise ConfigError(f"{wanted}, not {described(dataset)}: write {dataset.__name__}(...)")
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(f"{wanted}, not a loader: pass its dataset, loader.dataset")
+    if isinstance(dataset, Mapping) and len(dataset) and not (0 in dataset or len(dataset) - 1 in dataset):
+        keys = ", ".join(repr(key) for key, _ in zip(dataset, range(5), strict=False))
+        raise ConfigError(f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to MultiDataLoader")
+    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        raise ConfigError(f"{wanted}, not a table ({described(dataset)}): pass its rows, table.to_dict('records')")
+    if is_path(dataset) or isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        return
+    if hasattr(dataset, "__iter__"):
+        raise ConfigError(f"{wanted}, not {described(dataset)}: give it __getitem__ and __len__, or make it an IterableDataset")
+    raise ConfigError(f"{wanted}, not {described(dataset)}")
+
+
+def check_device(device: Any) -> None:
+    """Raises a ConfigError for a device that this process can't reach; asks nothing that would initialise one."""
+    kind = None if device is None else torch.device(device).type
+    module = getattr(torch, str(kind), None)
+    if kind not in ("cuda", "mps", "xpu") or (module is not None and module.is_available()):
+        return
+    raise ConfigError(
+        f"device={str(device)!r}, and torch sees no {str(kind).upper()} device here: install a torch with support for it, look at the "
+        f"driver, or write device={str(kind)!r} if torch.{kind}.is_available() else 'cpu'"
+    )
 
 
 def is_path(dataset: Any) -> bool:

@@ -27,12 +27,14 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from headrace.collate import TextCollator, stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.detect import known_keywords
 from headrace.errors import warn
 from headrace.loader.agreement import Agreement
 from headrace.loader.batches import IterablePlan, OrderPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
     beside_nbytes,
+    check_dataset,
     check_picklable,
     choose_collate,
     fit_budget,
@@ -41,7 +43,7 @@ from headrace.loader.build import (
     make_room,
     resolve,
 )
-from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
+from headrace.loader.config import FIELDS, DataLoaderConfig, check_options
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
 from headrace.loader.fetch import Fetch, inner_datasets
@@ -72,15 +74,24 @@ def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **ov
         ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
+    check_dataset("create_dataloader", "dataset", dataset)
     if is_path(dataset):
-        dataset, overrides = open_path(dataset, config, overrides)
+        dataset, overrides = open_path("create_dataloader", dataset, config, overrides)
+    check_options("create_dataloader", config, overrides)
     return Loader(dataset, config, **overrides)
 
 
-def open_path(path: Any, config: DataLoaderConfig | None, options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
-    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's."""
+def open_path(door: str, path: Any, config: DataLoaderConfig | None, options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's.
+
+    Args:
+        door: what the user called, for messages.
+        path: or paths.
+        config: of the loader.
+        options: of loader and dataset.
+    """
+    check_options(door, config, options, known_keywords())
     own = {name: value for name, value in options.items() if name not in FIELDS}
-    check_old_words(own)
     rest = {name: value for name, value in options.items() if name in FIELDS}
     shared = (config or DataLoaderConfig()).with_(**rest)
     for name in ("seed", "max_memory_usage"):  # of both
@@ -103,7 +114,8 @@ class Loader(DataLoader[Any]):
     """
 
     def __init__(self, dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> None:
-        check_names(overrides)
+        check_dataset(type(self).__name__, "dataset", dataset)
+        check_options(type(self).__name__, config, overrides)
         self._given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)
         config, self._reasons = resolve(config, dataset, world)

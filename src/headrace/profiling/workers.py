@@ -114,7 +114,7 @@ def suggest_num_workers(
     _check(data, config, step, seconds, most, overrides)
     dataset, opened = data, None
     if is_path(data):
-        dataset, overrides = open_path(data, config, overrides)
+        dataset, overrides = open_path("suggest_num_workers", data, config, overrides)
         opened = dataset
     if most is None:
         most = max(1, len(usable_cpus()) // detect_world().local_world_size)
