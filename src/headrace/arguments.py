@@ -7,6 +7,32 @@ from collections.abc import Collection, Iterable, Mapping
 
 from headrace.errors import ConfigError
 
+OLD_NAMES = {
+    "BatchTransform": "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which works on batches",
+    "CellMapDataLoader": "create_dataloader(dataset)",
+    "CellMapDataset": "ZarrDataset(path, patch_shape=...)",
+    "CollatorRegistry": "collators, which is the registry: collators.get(name), @collators.register(name)",
+    "CustomCollateFn": "collate_fn=, any callable from a list of samples to a batch",
+    "DataLoaderFactory": "create_dataloader(path or dataset), for all formats and uses",
+    "DataLoaderPerformanceMonitor": "loader.get_stats()",
+    "EfficientDataLoader": "create_dataloader(dataset)",
+    "MultiDataLoaderConfig": "the arguments of MultiDataLoader(loaders, ...)",
+    "SamplingStrategy": "a string: MultiDataLoader(loaders, 'weighted')",
+    "UniversalDataModule": "DataModule(train, val)",
+    "create_optimized_dataloader": "create_dataloader(dataset)",
+    "get_collator": "collators.get(name)",
+    "get_optimal_num_workers": "num_workers=None, or suggest_num_workers(dataset), which measures",
+    "set_reproducible_training": "seed_everything(seed, deterministic=True)",
+}
+"""Names of older guides, and what to use instead. None is an alias: each promised something that is done in another way here."""
+
+
+def explain_missing(name: str, known: Collection[str]) -> str:
+    """What to say of an attribute that the package has not."""
+    instead, meant = OLD_NAMES.get(name), nearest(name, known)
+    remedy = f": use {instead}" if instead else f": did you mean {meant}?" if meant else ""
+    return f"headrace has no {name!r}{remedy}"
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was most likely meant, whatever its case and underscores."""

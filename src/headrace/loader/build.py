@@ -9,6 +9,8 @@ import functools
 import multiprocessing
 import os
 import pickle
+import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -291,6 +293,19 @@ class _Nowhere:
         return memoryview(data).nbytes  # of a large array no bytes come, but a buffer without a length
 
 
+class _Trial(pickle.Pickler):
+    """Pickles to nowhere, and notes a function or class of the main program that was met."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=5)
+        self.of_main: str | None = None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            self.of_main = self.of_main or value.__qualname__
+        return NotImplemented
+
+
 def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
     """Says before the first worker starts that something can't travel to it.
 
@@ -300,14 +315,29 @@ def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
     context = config.multiprocessing_context
     if context is None or context.get_start_method() == "fork":
         return
+    start, main = context.get_start_method(), sys.modules["__main__"]
+    path = None if getattr(main, "__spec__", None) is not None else getattr(main, "__file__", None)
+    if path is not None and not os.path.isfile(path):
+        raise ConfigError(
+            f"workers started by {start} import the program again, and this one was not read from a file ({path}): save it as one, or pass "
+            "multiprocessing_context='fork', or num_workers=0"
+        )
+    is_interactive = path is None and getattr(main, "__spec__", None) is None
     for name, part in parts.items():
+        trial = _Trial()
         try:
-            pickle.Pickler(_Nowhere(), protocol=5).dump(part)
+            trial.dump(part)
         except Exception as error:
             raise ConfigError(
-                f"the {name} can't be pickled, and workers started by {context.get_start_method()} need that: {error}. Use functions and "
+                f"the {name} can't be pickled, and workers started by {start} need that: {error}. Use functions and "
                 "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
             ) from error
+        if is_interactive and trial.of_main is not None:
+            raise ConfigError(
+                f"the {name} needs {trial.of_main}, which is defined in a notebook or an interactive session, and workers started by "
+                f"{start} can't import it from there: put it in a module (a .py file that you import), or pass "
+                "multiprocessing_context='fork', or num_workers=0"
+            )
 
 
 def check_dataset(door: str, name: str, dataset: Any) -> None:

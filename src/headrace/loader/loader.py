@@ -20,7 +20,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
@@ -355,11 +355,22 @@ class Loader(DataLoader[Any]):
             self._job = None
 
     def close(self) -> None:
-        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it."""
+        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it, and an iterator
+        that is under way goes on."""
         self._job = None
         if self._ring_bytes is not None:
             self._ring_bytes.close()
             self._ring_bytes = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all workers, also those of an iterator that is under way, and closes the loader, which can be used again."""
+        running = self._current()
+        if running is not None:
+            running.close()
+        self.close()
 
     # -- state
 
@@ -487,6 +498,23 @@ class Loader(DataLoader[Any]):
         """The iterator that is under way, if there is one."""
         running = None if self._running is None else self._running()
         return None if running is None or running.is_done else running
+
+    def __repr__(self) -> str:
+        config, samples, batches = self.config, length_of(self.dataset), length_of(self)
+        about = [type(self.dataset).__name__, *([] if samples is None else [f"{samples:,} samples"])]
+        if isinstance(self.dataset, BaseDataset):
+            about.append(str(self.dataset.loading_mode))
+        shown: dict[str, Any] = {} if batches is None else {"batches": batches}
+        shown["batch_size"] = config.batch_size
+        own = config.order_of_its_own
+        shown |= {name: type(getattr(config, name)).__name__ for name in own} if own else {"shuffle": config.shuffle}
+        shown |= {"num_workers": config.num_workers, "seed": config.seed}
+        for name in ("rank", "world_size") if config.world_size != 1 else ():
+            shown[name] = getattr(config, name)
+        for name in ("drop_last", "device"):
+            if getattr(config, name) not in (None, False):
+                shown[name] = getattr(config, name)
+        return f"{type(self).__name__}(<{', '.join(about)}>, {', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def explain(self) -> str:
         """In words: each option and why it is what it is; what an epoch is; how often blocks are decoded for it, and what would make it
