@@ -93,8 +93,10 @@ def test_a_path_of_another_type(cls: Any, path: Any) -> None:
 
 
 def test_an_open_file_is_no_path(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file, pytest.raises(ConfigError, match="not a File"):
+    with h5py.File(tmp_path / "a.h5", "w") as file, pytest.raises(ConfigError, match="not a File that is open: pass its path"):
         HDF5Dataset(file, "x")
+    with open(tmp_path / "a.h5", "rb") as raw, pytest.raises(ConfigError, match="that is open: pass its path"):
+        ImageDataset(raw)  # type: ignore[arg-type]
 
 
 def test_base_dataset_reads_no_path() -> None:

@@ -202,7 +202,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if isinstance(index, slice):
             return self.subset(np.arange(len(self))[index])
         if isinstance(self, IterableDataset):
-            raise TypeError("loading_mode='streaming' has no random access: iterate, or take 'lazy', 'eager' or 'cached'")
+            raise TypeError("loading_mode='streaming' has no random access: iterate, or use 'lazy', 'eager' or 'cached'")
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"index {position} is outside of a dataset of {len(self):,} samples")

@@ -49,8 +49,9 @@ class DataLoaderConfig:
 
     Attributes:
         batch_size: samples a batch and rank. None: the dataset yields batches.
-        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order. None: False
-            with a sampler, weights or balanced, "block" in mode "streaming", else True.
+        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order, for validation and
+            test data. None: False with a sampler, weights or balanced, "block" in mode "streaming", else True (torch's default is
+            False).
         num_workers: worker processes; 0: in this process.
         pin_memory: batches arrive in page-locked memory.
         prefetch_factor: batches on their way, a worker.

@@ -64,6 +64,9 @@ logger = logging.getLogger("headrace.loader")
 def create_dataloader(dataset: Any, config: DataLoaderConfig | None = None, **overrides: Any) -> Loader:
     """A `Loader` over a dataset, or over a path, which `open_dataset` opens.
 
+    Samples are shuffled by default, unlike torch's: pass ``shuffle=False``, or ``config=DataLoaderConfig.eval()``, for validation and
+    test data.
+
     Args:
         dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`,
             as do `seed` and `max_memory_usage`.

@@ -44,10 +44,12 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
     wanted = f"{name} must be a path, a glob, a URL or a list of these"
     if isinstance(data_path, (str, bytes, os.PathLike)):
         entries: list[Any] = [data_path]
-    elif isinstance(data_path, Iterator):
-        raise ConfigError(f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of it")
+    elif hasattr(data_path, "filename") or hasattr(data_path, "read"):
+        raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
     elif isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
         raise ConfigError(f"{wanted}, not {described(data_path)}")
+    elif isinstance(data_path, Iterator):
+        raise ConfigError(f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of it")
     else:
         entries = list(data_path)
     for number, entry in enumerate(entries):
