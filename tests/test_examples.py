@@ -156,6 +156,7 @@ def make_arrays(folder: Path) -> None:
 
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_photos(tmp_path / "photos" / "train", per_class=50)
+    make_photos(tmp_path / "photos" / "val", per_class=5)
     make_photos(tmp_path / "drawings", per_class=20)
     make_shards(tmp_path / "shards", (20, 5, 0, 30))
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
 
+import pytest
+
 import headrace
+from headrace.arguments import OLD_NAMES
 from headrace.datasets.base import CommonOptions
 from headrace.loader.config import _OLD_WORDS, FIELDS
 
@@ -57,7 +60,8 @@ def test_every_name_of_ours_is_one() -> None:
 
 
 def test_all_rows_have_all_columns() -> None:
-    for heading, columns in (("torch and its trainers", 4), ("Other loaders", 8), ("Words that are refused with a hint", 2)):
+    tables = {"torch and its trainers": 4, "Other loaders": 8, "Words that are refused with a hint": 2, "Names of older guides": 2}
+    for heading, columns in tables.items():
         assert {len(row) for row in rows(heading)} == {columns}
 
 
@@ -65,5 +69,39 @@ def test_the_refused_words_are_those_of_the_code() -> None:
     said = {}
     for words, instead in rows("Words that are refused with a hint"):
         for word in re.findall(r"`([^`]+)`", words):
-            said[word] = instead.replace("`", "").replace('"', "'")
+            said[word] = plain(instead)
     assert said == _OLD_WORDS
+
+
+def plain(cell: str) -> str:
+    return cell.replace("`", "").replace('"', "'")
+
+
+def test_the_older_names_are_those_of_the_code() -> None:
+    table = {re.findall(r"`([^`]+)`", name)[0]: plain(instead) for name, instead in rows("Names of older guides")}
+    assert table == OLD_NAMES
+    assert not set(OLD_NAMES) & set(headrace.__all__)
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_older_name_says_what_to_use(name: str) -> None:
+    said = re.escape(f"headrace has no '{name}': use {OLD_NAMES[name]}")
+    with pytest.raises(AttributeError, match=said):
+        getattr(headrace, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from headrace import {name}")
+
+
+def test_what_an_older_name_leads_to_is_there() -> None:
+    known = known_names()
+    for instead in OLD_NAMES.values():
+        words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", instead)))
+        names = {word for word in words if "_" in word or re.search("[a-z][A-Z]", word)}
+        assert names <= known and words & known, instead
+
+
+def test_a_misspelt_name_of_the_package() -> None:
+    with pytest.raises(AttributeError, match=r"^headrace has no 'ImageDatset': did you mean ImageDataset"):
+        headrace.ImageDatset  # noqa: B018
+    assert not hasattr(headrace, "nothing_like_it")
+    exec("from headrace import testing")  # a module, which is imported when it is asked for

@@ -1,5 +1,9 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
+import sys
+from typing import TYPE_CHECKING
+
+from headrace.arguments import OLD_NAMES, explain_missing
 from headrace.collate import Padded, TextCollator, VisionCollator, collators, document_mask, list_collate, pad_collate
 from headrace.datasets import (
     BaseDataset,
@@ -119,3 +123,11 @@ __all__ = [
     "verify",
     "write_index",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
+
+    def __getattr__(name):
+        """Says which name to use; of older ones in ``from headrace import ...`` too, which drops the message of an AttributeError."""
+        is_import = sys._getframe(1).f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib")
+        error = ImportError if is_import and name in OLD_NAMES else AttributeError
+        raise error(explain_missing(name, __all__))

@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
 
-from headrace import ConfigError, MultiDataLoader, OrderSampler, StateError
+from headrace import (
+    ConfigError,
+    DataLoaderConfig,
+    DataModule,
+    Loader,
+    MultiDataLoader,
+    OrderSampler,
+    StateError,
+    TextCollator,
+    WorkerError,
+    create_dataloader,
+    suggest_num_workers,
+)
+from headrace.loader.job import death_of
 from headrace.testing.contract import MODES, RandomProbe, same
+from tests.conftest import living_children
 from tests.order.test_elastic import dealt
 from tests.testing.test_contract import SquareDataset
 
@@ -267,3 +288,169 @@ def test_a_multi_loader_with_skipped_samples_goes_on_from_every_batch(loader_of:
         other.load_state_dict(json.loads(json.dumps(multi.state_dict())))
         other.set_epoch(0)
         assert same(first + list(other), whole)
+
+
+# -- what is passed for a dataset, a config or a device
+
+
+@pytest.mark.parametrize("door", [create_dataloader, Loader, DataModule], ids=lambda door: door.__name__)
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (None, "not None"),
+        (5, "not 5"),
+        (SquareDataset, r"not the class SquareDataset: write SquareDataset\(\.\.\.\)"),
+        ((i for i in range(3)), "not a generator: give it __getitem__ and __len__, or make it an IterableDataset"),
+        (DataLoader([1]), "not a loader: pass its dataset"),
+        (type("Frame", (), {"iloc": 0, "columns": 0, "__getitem__": 0, "__len__": lambda self: 3})(), r"table\.to_dict\('records'\)"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(door: Any, dataset: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{door.__name__}: (dataset|train) must be a dataset or a path, .*{said}"):
+        door(dataset)
+
+
+def test_a_dict_by_name_is_no_dataset() -> None:
+    with pytest.raises(ConfigError, match="not a dict of 'train', 'test': pass one of its values, or all of them to MultiDataLoader"):
+        create_dataloader({"train": [1], "test": [2]})
+    assert len(create_dataloader({0: 5, 1: 6}, num_workers=0)) == 1
+
+
+@pytest.mark.parametrize("door", [create_dataloader, Loader, DataModule], ids=lambda door: door.__name__)
+def test_a_batch_size_in_place_of_the_config(door: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{door.__name__}: config must be a DataLoaderConfig, not 64: write batch_size=64"):
+        door(SquareDataset(), config=64)
+    with pytest.raises(ConfigError, match=f"^{door.__name__}: config must be .*, not a dict: write options as keywords"):
+        door("there/is/nothing/here", config={"batch_size": 64})
+
+
+@pytest.mark.parametrize("door", [create_dataloader, Loader, DataModule, lambda data, **o: MultiDataLoader({"a": data}, **o)])
+def test_every_door_names_the_option_that_was_meant(door: Any) -> None:
+    with pytest.raises(ConfigError, match="has no 'batchsize': did you mean batch_size"):
+        door(SquareDataset(), batchsize=4)
+    with pytest.raises(ConfigError, match="has no 'image_size': use it where the dataset is made"):
+        door(SquareDataset(), image_size=4)
+
+
+def test_every_door_checks_options_before_it_opens_a_path() -> None:
+    nowhere = "there/is/nothing/here"
+    for door in (create_dataloader, DataModule, suggest_num_workers, lambda path, **o: MultiDataLoader({"a": path}, **o)):
+        with pytest.raises(ConfigError, match="has no 'imagesize': did you mean image_size"):
+            door(nowhere, imagesize=4)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn", "sampler", "batch_sampler"])
+def test_a_class_in_place_of_an_instance(name: str) -> None:
+    cls = TextCollator if name in ("collate_fn", "worker_init_fn") else RandomSampler
+    with pytest.raises(ConfigError, match=rf"{name} is the class {cls.__name__}, .*: write {cls.__name__}\(\.\.\.\)"):
+        create_dataloader(SquareDataset(), **{name: cls})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", torch.device("cuda"), "mps", "xpu"])
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    for kind in ("cuda", "mps", "xpu"):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"device='.*', and torch sees no (CUDA|MPS|XPU) device here: .*is_available\(\) else 'cpu'"):
+        create_dataloader(SquareDataset(), device=device)
+    assert DataLoaderConfig(device=device).device is device  # a config may be made elsewhere
+
+
+# -- what workers can't import
+
+
+def collate_here(samples: list[Any]) -> Any:
+    return samples
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_a_function_of_a_notebook_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(main, "collate_here", collate_here, raising=False)
+    create_dataloader(SquareDataset(), num_workers=1, multiprocessing_context=start, collate_fn=collate_here)
+    monkeypatch.setattr(collate_here, "__module__", "__main__")
+    with pytest.raises(ConfigError, match=rf"collate_fn needs collate_here, .* notebook .*{start} can't import it.*put it in a module"):
+        create_dataloader(SquareDataset(), num_workers=1, multiprocessing_context=start, collate_fn=collate_here)
+    for options in ({"num_workers": 0}, {"num_workers": 1, "multiprocessing_context": "fork"}):
+        create_dataloader(SquareDataset(), collate_fn=collate_here, **options)
+
+
+def test_a_program_of_no_file_can_not_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)
+    with pytest.raises(ConfigError, match=r"import the program again, and this one was not read from a file \(<stdin>\)"):
+        create_dataloader(SquareDataset(), num_workers=1, multiprocessing_context="spawn")
+
+
+class Ended(SimpleNamespace):
+    """A process that has ended, as far as is asked."""
+
+    @property
+    def sentinel(self) -> int:
+        return self.end
+
+
+@pytest.mark.parametrize(
+    ("start", "code", "said"),
+    [
+        ("spawn", 1, "Its own error stands above this one. Workers started by spawn import the program again: .*__main__"),
+        ("forkserver", 1, "Workers started by forkserver import the program again"),
+        ("fork", 3, r"has ended the process \(sys.exit"),
+        ("fork", 0, r"has ended the process \(sys.exit"),
+        ("fork", -9, "If it was killed for want of memory"),
+        ("spawn", -11, "A library that it calls has crashed: `python -X faulthandler`"),
+        ("fork", None, "If it was killed for want of memory"),
+    ],
+)
+def test_a_dead_worker_s_remedy_follows_from_its_end(start: str, code: int | None, said: str) -> None:
+    reading, writing = os.pipe()
+    os.close(writing)  # which makes the other end ready, as a sentinel is
+    worker = Ended(pid=1, exitcode=code, end=reading, _start_method=start)
+    deliveries = SimpleNamespace(workers=[worker], deliveries=SimpleNamespace())
+    try:
+        error = death_of(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"), deliveries, 0, 0, 0, 0)
+    finally:
+        os.close(reading)
+    assert re.search(said, str(error))
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    call = "create_dataloader(range(9), num_workers=1, multiprocessing_context='spawn')"
+    script.write_text(f"from headrace import create_dataloader\nlist({call})\n")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 1 and "begin it with `if __name__ == '__main__':`" in ran.stderr.splitlines()[-1]
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_with_block_ends_the_workers_of_a_held_iterator(workers: int) -> None:
+    with create_dataloader(SquareDataset(), batch_size=4, num_workers=workers) as loader:
+        assert isinstance(loader, Loader)
+        held = iter(loader)
+        assert len(next(held)) == 4
+        assert len(living_children()) == workers
+    until = time.monotonic() + 5
+    while living_children() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not living_children()
+    with pytest.raises(WorkerError, match="closed while this epoch was under way"):
+        next(held)
+    with loader:
+        assert len(list(loader)) == 11  # it can be used again
+
+
+def test_a_loader_s_repr_is_short() -> None:
+    loader = create_dataloader(SquareDataset(loading_mode="cached"), batch_size=4, num_workers=0, seed=7)
+    assert repr(loader) == "Loader(<SquareDataset, 42 samples, cached>, batches=11, batch_size=4, shuffle=True, num_workers=0, seed=7)"
+    loader = create_dataloader(SquareDataset(), num_workers=0, drop_last=True, rank=0, world_size=2, device="cpu", weights=[1] * 42)
+    assert repr(loader) == (
+        "Loader(<SquareDataset, 42 samples, lazy>, batches=0, batch_size=32, weights=list, num_workers=0, seed=42, rank=0, world_size=2, "
+        "drop_last=True, device=cpu)"
+    )
+    assert repr(create_dataloader(Endless(), num_workers=0)) == ("Loader(<Endless>, batch_size=32, shuffle=False, num_workers=0, seed=42)")

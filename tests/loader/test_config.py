@@ -81,6 +81,15 @@ def test_a_rank_outside_of_its_world_is_refused(rank: Any, world_size: Any) -> N
         ("pin_memory_device", "device"),
         ("memory_efficient", "loading_mode='cached'"),
         ("num_replicas", "world_size"),
+        ("is_training", "train()"),
+        ("custom_batch_sampler", "batch_sampler"),
+        ("non_blocking", "device"),
+        ("rng", "seed"),
+        ("weighted_sampler", "weights"),
+        ("iterations_per_epoch", "num_samples"),
+        ("data_collator", "collate_fn"),
+        ("task_spec", "collate_fn"),
+        ("required_memory", "max_memory_usage"),
     ],
 )
 def test_an_old_word_gets_the_new_one(word: str, instead: str) -> None:
@@ -98,11 +107,13 @@ def test_an_old_word_gets_the_new_one(word: str, instead: str) -> None:
         assert word in str(refused.value) and instead in str(refused.value)
 
 
-def test_an_unknown_word_gets_the_list_of_fields() -> None:
+def test_an_unknown_word_gets_the_nearest_field() -> None:
     for make in (DataLoaderConfig, DataLoaderConfig.train, lambda **words: create_dataloader(INDICES, **words)):
         with pytest.raises(ConfigError, match="batchsize") as refused:
             make(batchsize=3)
-        assert "batch_size" in str(refused.value) and "num_workers" in str(refused.value)
+        assert str(refused.value).endswith("has no 'batchsize': did you mean batch_size?")
+        with pytest.raises(ConfigError, match=r"has no 'xyz': it has balanced, batch_sampler, .*world_size"):
+            make(xyz=3)
 
 
 def test_good_values_pass() -> None:

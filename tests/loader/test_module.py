@@ -211,7 +211,7 @@ def test_the_protocol_is_told_at_run_time(module_of: Any) -> None:
         ((SquareDataset(),), {"val_split": "0.1"}, "not '0.1'"),
         ((SquareDataset(),), {"val_split": 0.01}, "0.01 of 42 samples leaves none for validation"),
         ((SquareDataset(),), {"val_split": 0.99}, "leaves none for training"),
-        ((None,), {}, "train must be a path or a dataset, not None"),
+        ((None,), {}, "train must be a dataset or a path, not None"),
         ((3,), {}, "train must be"),
         ((SquareDataset(), 3), {}, "val must be"),
         (({"train": [1], "test": [2]},), {}, r"train, test.*pass train=data\[name\]"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.storage.arrays import ArraysSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.paths import is_url, redact
+from headrace.storage.scan import entries_of
 from headrace.storage.values import as_value, is_plain
 
 Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
@@ -111,11 +112,10 @@ def expanded_paths(data_path: Paths, what: str) -> list[str]:
         ConfigError: there is none.
         DataNotFoundError: nothing fits a glob.
     """
-    given = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path)
-    if not given:
-        raise ConfigError(f"data_path is an empty list: name one {what} at least")
+    if isinstance(data_path, Sized) and not len(data_path):
+        raise ConfigError(f"data_path is empty ({data_path!r}): name one {what} at least")
     paths: list[str] = []
-    for one in given:
+    for one in entries_of(data_path):
         path = os.fspath(one)
         if is_url(path):
             paths.append(path)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from headrace.arguments import check_callable
 from headrace.datasets.pixels import resize_image, to_channels_first, to_channels_last
 from headrace.datasets.sizing import Box
 from headrace.errors import ConfigError
@@ -165,8 +166,9 @@ def chained(transform: Any) -> Callable[[Any], Any] | None:
     """
     steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
     for step in steps:
-        if not callable(step):
-            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
+        check_callable("transform" if step is transform else "each transform of the list", step)
+        if step is None:
+            raise ConfigError("transform is a list with None in it: leave it out, or write a callable")
     return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
 
 

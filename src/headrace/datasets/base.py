@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.datasets.augment import chained
+from headrace.datasets.checks import as_targets, check_common, check_source
 from headrace.datasets.filling import BatchFilling
 from headrace.datasets.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
 from headrace.datasets.reading import OnError
@@ -107,6 +108,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
     """May a process that has read from it fork? If not, `Loader` starts workers by forkserver."""
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
+    data_path: Any = None
+    """The path or paths that it reads, as they were given; None of a dataset that was made of a `Source`."""
 
     def __init__(
         self,
@@ -128,26 +131,23 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         return_index: bool = False,
         progress: bool | None = None,
     ) -> None:
-        if transforms is not None and (transform is not None or target_transform is not None):
-            raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
-        _check_choice("cache_policy", cache_policy, ("auto", "keep", "lru"))
-        _check_choice("hold", hold, (None, "encoded", "decoded"))
-        _check_choice("shared", shared, ("rank", "machine"))
-        if not callable(on_error):
-            _check_choice("on_error", on_error, ("raise", "skip"))
-        if targets is not None and len(targets) != len(source):
-            raise ConfigError(f"targets holds {len(targets):,} targets, and there are {len(source):,} samples: give one for each")
+        check_source(source)
+        check_common(
+            {
+                "transform": transform, "target_transform": target_transform, "transforms": transforms, "loading_mode": loading_mode,
+                "cache_size": cache_size, "max_memory_usage": max_memory_usage, "cache_policy": cache_policy, "hold": hold,
+                "shared": shared, "on_error": on_error, "seed": seed,
+            }
+        )  # fmt: skip
         self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
         self.on_error = on_error
-        self.targets = targets
+        self.targets = as_targets(targets, len(source))
         self._source = source
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
         self._hold, self._progress = hold, progress
         self._shared, self._cache_dir = shared, cache_dir
-        if shared == "machine" and self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
-            raise ConfigError(f"shared='machine' has no meaning for loading_mode={self.loading_mode.value!r}, which holds no samples")
         self._chosen: npt.NDArray[np.int64] | None = None  # of a view: the indices of the whole dataset
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
@@ -212,7 +212,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if isinstance(index, slice):
             return self.subset(np.arange(len(self))[index])
         if isinstance(self, IterableDataset):
-            raise TypeError("loading_mode='streaming' has no random access: iterate, or take 'lazy', 'eager' or 'cached'")
+            raise TypeError("loading_mode='streaming' has no random access: iterate, or use 'lazy', 'eager' or 'cached'")
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"index {position} is outside of a dataset of {len(self):,} samples")
@@ -522,11 +522,6 @@ def _context_ticket(indices: Sequence[int], seed: int, epoch: int) -> Ticket:
     if _context is not None:
         seed, epoch = _context.seed, _context.epoch
     return Ticket(indices, seed, epoch)
-
-
-def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:

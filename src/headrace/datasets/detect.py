@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
+from headrace.arguments import check_names
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.checks import keywords_of
 from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.pixels import EXTENSIONS
 from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.paths import without_query
@@ -22,8 +24,11 @@ from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.zarr_stores import is_zarr
 
-_OF_KIND: dict[str, Callable[..., BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
+_OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
 """What `headrace.pack` made of images and texts, by the kind that the file says."""
+_KINDS: dict[type[BaseDataset], str] = {
+    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",
+}  # fmt: skip
 _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 
@@ -41,27 +46,44 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
         DataNotFoundError: nothing there, or no file of a known format.
         FormatError: a file of another format.
     """
-    return _opened(data_path, **options)
+    return _opened(data_path, {**options})
 
 
-def _opened(data_path: DataPath, **options: Any) -> BaseDataset:
+def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
+    check_names("open_dataset", options, known_keywords())
+    cls: Any = _class_of(data_path, options)
+    for name in options:
+        if name not in keywords_of(cls):
+            takers = " and ".join(kind for other, kind in _KINDS.items() if name in keywords_of(other))
+            first = redact(entries_of(data_path)[0])
+            raise ConfigError(f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: leave it out")
+    dataset: BaseDataset = cls(data_path, **options)
+    return dataset
+
+
+def known_keywords() -> frozenset[str]:
+    """The keywords that the datasets take which `open_dataset` opens."""
+    return frozenset[str]().union(*map(keywords_of, _KINDS))
+
+
+def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDataset]:
     entries = entries_of(data_path)
     if all(map(is_far_hdf5, entries)):
         reach = RemoteOptions(**{name: options[name] for name in _OF_REACH if name in options})
-        return _OF_KIND.get(far_kind(entries, reach), HDF5Dataset)(data_path, **options)
+        return _OF_KIND.get(far_kind(entries, reach), HDF5Dataset)
     if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):  # of a URL the name decides
-        return ZarrDataset(data_path, **options)
+        return ZarrDataset
     if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         if is_hdf5(data_path):
             info = packed_info(data_path)
-            return _OF_KIND.get(info.kind if info is not None else "", HDF5Dataset)(data_path, **options)
+            return _OF_KIND.get(info.kind if info is not None else "", HDF5Dataset)
         if os.fsdecode(data_path).lower().endswith(TEXT_EXTENSIONS):
-            return TextDataset(data_path, **options)
+            return TextDataset
         if not os.fsdecode(data_path).lower().endswith(EXTENSIONS):
             raise FormatError(
                 f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr; StreamingDataset reads .tar"
             )
-    return (TextDataset if _holds_texts_alone(data_path) else ImageDataset)(data_path, **options)
+    return TextDataset if _holds_texts_alone(data_path) else ImageDataset
 
 
 def _holds_texts_alone(data_path: DataPath) -> bool:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
+from headrace.arguments import described
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.wrapped import answers_batches, parts_of
@@ -246,7 +247,8 @@ def _length_of(dataset: Any) -> int:
         raise ConfigError(f"data_path: {dataset.__name__} is a class: {wanted}")
     missing = [method for method in ("__getitem__", "__len__") if not hasattr(dataset, method)]
     if missing:
-        raise ConfigError(f"data_path: {name} is no path and no map-style dataset, for it has no {' and no '.join(missing)}: {wanted}")
+        what = described(dataset)
+        raise ConfigError(f"data_path: {what} is no path and no map-style dataset, for it has no {' and no '.join(missing)}: {wanted}")
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
 from headrace.datasets.base import CommonOptions
+from headrace.datasets.checks import check_arguments
 from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.far_list import far_files
@@ -66,6 +67,8 @@ class HDF5Dataset(ArrayDataset):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
         names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name)
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")

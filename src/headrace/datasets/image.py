@@ -13,7 +13,8 @@ from PIL import Image
 
 from headrace.datasets.augment import Drawn, image_sides, split_augment
 from headrace.datasets.base import BaseDataset, CommonOptions
-from headrace.datasets.labels import FOLDERS, Targets, TargetsArgument, folder_targets, given_targets
+from headrace.datasets.checks import check_arguments
+from headrace.datasets.labels import FOLDERS, Targets, TargetsArgument, checked_targets, folder_targets, given_targets
 from headrace.datasets.pixels import (
     EXTENSIONS,
     decode_image,
@@ -34,7 +35,7 @@ from headrace.storage.hdf5 import HDF5Source, OpenHDF5
 from headrace.storage.hdf5_files import ENDINGS, is_far_hdf5, is_hdf5
 from headrace.storage.packed import TARGETS
 from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.scan import DataPath
+from headrace.storage.scan import DataPath, entries_of
 
 DEFAULT_SIZE = (224, 224)
 _UNSET: Any = "default"
@@ -98,6 +99,8 @@ class ImageDataset(BaseDataset):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path, targets = data_path, checked_targets(targets, data_path)
         if color not in ("RGB", "L"):
             raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
         if transform_input not in ("pil", "tensor", "numpy"):
@@ -259,21 +262,25 @@ def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(writable(value))
 
 
+def _are_folders(targets: TargetsArgument) -> bool:
+    return isinstance(targets, str) and targets == FOLDERS
+
+
 def _open(
     data_path: DataPath,
     targets: TargetsArgument,
     reach: RemoteOptions,
 ) -> tuple[ImageSource, Targets, list[str]]:
-    paths = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path)
-    if paths and all(isinstance(path, (str, os.PathLike)) and is_hdf5(path) for path in paths):
+    paths = entries_of(data_path)
+    if all(isinstance(path, (str, os.PathLike)) and is_hdf5(path) for path in paths):
         return _open_packed([os.fspath(path) for path in paths], targets, OpenHDF5())
-    if paths and all(map(is_far_hdf5, paths)):
+    if all(map(is_far_hdf5, paths)):
         files, urls = far_files(paths, ENDINGS, reach)
         return _open_packed(urls, targets, OpenHDF5(files))
     source = FilesSource(
         data_path, EXTENSIONS, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
     )
-    if targets != FOLDERS:
+    if not _are_folders(targets):
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)
     if found is None:
@@ -291,7 +298,7 @@ def _open_packed(paths: Sequence[str], targets: TargetsArgument, opened: OpenHDF
             raise FormatError(f"{source.path} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         return source, source.column(TARGETS) if targets is not None and source.has_column(TARGETS) else None
 
-    if targets is not None and targets != FOLDERS:
+    if targets is not None and not _are_folders(targets):
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
     found = opened.read_each(paths, one)
     sources, columns = [source for source, _ in found], [column for _, column in found if column is not None]

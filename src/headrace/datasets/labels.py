@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import described
+from headrace.datasets.checks import array_in
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.storage.names import PackedNames
-from headrace.storage.paths import redact
-from headrace.storage.scan import FileList
+from headrace.storage.paths import is_url, redact
+from headrace.storage.scan import DataPath, FileList, entries_of
 
 Targets = npt.NDArray[Any] | list[Any] | None
-TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | None
+TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
 FOLDERS = "folders"
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
@@ -95,6 +97,52 @@ def _beside_the_folders(files: FileList) -> tuple[None, list[str]]:
     )
 
 
+def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
+    """What was given as `targets`, before any file is looked for.
+
+    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a mapping. One value a path, beside a list
+    of the paths of files, becomes a callable of the path, since files are sorted.
+
+    Raises:
+        ConfigError: it is something else; or values in an order, and which file each belongs to is not known.
+    """
+    if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
+        return targets
+    if isinstance(targets, type):
+        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+    by_path: Callable[[str], Any] | None = targets if callable(targets) else None
+    if by_path is not None:
+        return by_path
+    if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
+        return dict(targets.to_dict())
+    values = array_in(targets, targets)
+    if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
+        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+    is_one = isinstance(data_path, (str, bytes, os.PathLike))
+    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)]
+    if is_one or any(map(is_url, entries_of(data_path))) or len(values) != len(paths) or len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"targets holds {len(values):,} values and no names: files are found in sorted order, and whose value is whose can't be told. "
+            "Pass a mapping, dict(zip(names, values)), or data_path=[...] with the path of one file for each value"
+        )
+    return _Paired(dict(zip(paths, values, strict=True)))
+
+
+class _Paired:
+    """The targets of single files, by path."""
+
+    def __init__(self, by_path: dict[str, Any]) -> None:
+        self._by_path = by_path
+
+    def __call__(self, path: str) -> Any:
+        try:
+            return self._by_path[os.path.normpath(path)]
+        except KeyError:
+            raise ConfigError(
+                f"targets: {redact(path)} has none: with one value a path, each path must be that of a file, not of a folder"
+            ) from None
+
+
 def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, list[str]]:
     """Targets that the user gave: a mapping by relative path or file name, a CSV file of such, or a callable of the path.
 
@@ -110,10 +158,9 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
         targets = _read_csv(os.fspath(targets), files)
     if isinstance(targets, Mapping):
         values = [_look_up(targets, os.fsdecode(name)) for name in files.names]
-    elif callable(targets):
-        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
     else:
-        raise ConfigError(f"targets must be a mapping, a CSV file, a callable or None, not {type(targets).__name__}")
+        assert callable(targets)  # by `checked_targets`
+        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
     if all(isinstance(v, str) for v in values):
         classes = sorted(set(values))
         number = {name: i for i, name in enumerate(classes)}

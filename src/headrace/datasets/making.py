@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from headrace.datasets.checks import refuse_unexpected
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
 from headrace.modes import LoadingMode
@@ -33,7 +34,11 @@ class DatasetMeta(ABCMeta):
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
     def _create(cls, *args: Any, **kwargs: Any) -> Any:
-        dataset = super().__call__(*args, **kwargs)
+        try:
+            dataset = super().__call__(*args, **kwargs)
+        except TypeError as error:
+            refuse_unexpected(cls, kwargs, error)
+            raise
         dataset._arguments = _passed_arguments(cls, args, kwargs)
         dataset._settle()
         return dataset

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import check_names
 from headrace.datasets.base import BaseDataset, CommonOptions
+from headrace.datasets.checks import check_common
 from headrace.datasets.delegating import DelegatingDataset
-from headrace.datasets.detect import open_dataset
+from headrace.datasets.detect import known_keywords, open_dataset
 from headrace.datasets.finished import ALONE, Finished
 from headrace.display import Lines
 from headrace.errors import ConfigError
@@ -67,13 +69,16 @@ class MemoryEfficientDataset(DelegatingDataset):
     ) -> None:
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
         of_format = {name: options.pop(name) for name in [*options] if name not in _COMMON}
+        check_names(type(self).__name__, of_format, known_keywords())
+        check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
         self._opened_here = _is_path(data_path)
+        self.data_path = data_path if self._opened_here else getattr(data_path, "data_path", None)
         inner: BaseDataset
         if self._opened_here:
             inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
             given = {name: getattr(inner, name) for name in given}  # without what it does itself
         elif of_format:
-            raise ConfigError(f"{', '.join(of_format)}: an option for paths, or a word that is not known; data_path is a dataset here")
+            raise ConfigError(f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: give it to that dataset")
         elif isinstance(data_path, BaseDataset):
             inner, given = self._adopt(data_path, given, options)
         else:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.datasets.base import CommonOptions
+from headrace.datasets.checks import check_arguments
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.members import Decoders, describe_decoders
 from headrace.datasets.shards import open_shards
@@ -83,6 +84,8 @@ class StreamingDataset(DelegatingDataset):
                 raise ConfigError(
                     f"{name} has no meaning for a StreamingDataset, which holds nothing but what it reads ahead: leave it out"
                 )
+        check_arguments(self, urls, options, "urls", transform=transform, loading_mode=self._in_mode)
+        self.data_path = urls
         self.buffer_size = int(buffer_size)
         transforms: dict[str, Any] = {"transform": transform, "target_transform": options.get("target_transform")}
         transforms["transforms"] = options.get("transforms")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.datasets.base import CommonOptions
+from headrace.datasets.checks import check_arguments
 from headrace.datasets.labels import folder_targets
 from headrace.datasets.making import describe_held
 from headrace.datasets.packed_text import packed_source, packed_tokens, source_over, tokenizer_of
@@ -125,6 +126,8 @@ class TextDataset(TextFilling):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
         _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_paths, joined_targets
 from headrace.datasets.base import CommonOptions
+from headrace.datasets.checks import check_arguments
 from headrace.datasets.filling import Like
 from headrace.display import Lines
 from headrace.errors import ConfigError
@@ -87,6 +88,8 @@ class ZarrDataset(ArrayDataset):
         disk_cache_size: int | str | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
         if missing not in ("fill", "error"):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
         if pad not in PADS:

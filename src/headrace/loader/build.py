@@ -9,12 +9,15 @@ import functools
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Iterable
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from headrace.arguments import described
 from headrace.collate import collators, stack_collate
 from headrace.datasets.base import CHUNK_BYTES, BaseDataset
 from headrace.datasets.threads import SHARE
@@ -34,6 +37,7 @@ _WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
 
 def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataLoaderConfig, Reasons]:
     """The config with every None decided as far as it can be, and why each value is what it is."""
+    check_device(config.device)
     reasons: Reasons = {}
     changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
     reasons["rank"] = reasons["world_size"] = world.source
@@ -287,6 +291,19 @@ class _Nowhere:
         return memoryview(data).nbytes  # of a large array no bytes come, but a buffer without a length
 
 
+class _Trial(pickle.Pickler):
+    """Pickles to nowhere, and notes a function or class of the main program that was met."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=5)
+        self.of_main: str | None = None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            self.of_main = self.of_main or value.__qualname__
+        return NotImplemented
+
+
 def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
     """Says before the first worker starts that something can't travel to it.
 
@@ -296,14 +313,66 @@ def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
     context = config.multiprocessing_context
     if context is None or context.get_start_method() == "fork":
         return
+    start, main = context.get_start_method(), sys.modules["__main__"]
+    path = None if getattr(main, "__spec__", None) is not None else getattr(main, "__file__", None)
+    if path is not None and not os.path.isfile(path):
+        raise ConfigError(
+            f"workers started by {start} import the program again, and this one was not read from a file ({path}): save it as one, or pass "
+            "multiprocessing_context='fork', or num_workers=0"
+        )
+    is_interactive = path is None and getattr(main, "__spec__", None) is None
     for name, part in parts.items():
+        trial = _Trial()
         try:
-            pickle.Pickler(_Nowhere(), protocol=5).dump(part)
+            trial.dump(part)
         except Exception as error:
             raise ConfigError(
-                f"the {name} can't be pickled, and workers started by {context.get_start_method()} need that: {error}. Use functions and "
+                f"the {name} can't be pickled, and workers started by {start} need that: {error}. Use functions and "
                 "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
             ) from error
+        if is_interactive and trial.of_main is not None:
+            raise ConfigError(
+                f"the {name} needs {trial.of_main}, which is defined in a notebook or an interactive session, and workers started by "
+                f"{start} can't import it from there: put it in a module (a .py file that you import), or pass "
+                "multiprocessing_context='fork', or num_workers=0"
+            )
+
+
+def check_dataset(door: str, name: str, dataset: Any) -> None:
+    """Raises a ConfigError for what is neither a dataset nor a path.
+
+    Args:
+        door: what the user called.
+        name: the argument's.
+        dataset: it.
+    """
+    wanted = f"{door}: {name} must be a dataset or a path"
+    if isinstance(dataset, type):
+        raise ConfigError(f"{wanted}, not {described(dataset)}: write {dataset.__name__}(...)")
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(f"{wanted}, not a loader: pass its dataset, loader.dataset")
+    if isinstance(dataset, Mapping) and len(dataset) and not (0 in dataset or len(dataset) - 1 in dataset):
+        keys = ", ".join(repr(key) for key, _ in zip(dataset, range(5), strict=False))
+        raise ConfigError(f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to MultiDataLoader")
+    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        raise ConfigError(f"{wanted}, not a table ({described(dataset)}): pass its rows, table.to_dict('records')")
+    if is_path(dataset) or isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        return
+    if hasattr(dataset, "__iter__"):
+        raise ConfigError(f"{wanted}, not {described(dataset)}: give it __getitem__ and __len__, or make it an IterableDataset")
+    raise ConfigError(f"{wanted}, not {described(dataset)}")
+
+
+def check_device(device: Any) -> None:
+    """Raises a ConfigError for a device that this process can't reach; asks nothing that would initialise one."""
+    kind = None if device is None else torch.device(device).type
+    module = getattr(torch, str(kind), None)
+    if kind not in ("cuda", "mps", "xpu") or (module is not None and module.is_available()):
+        return
+    raise ConfigError(
+        f"device={str(device)!r}, and torch sees no {str(kind).upper()} device here: install a torch with support for it, look at the "
+        f"driver, or write device={str(kind)!r} if torch.{kind}.is_available() else 'cpu'"
+    )
 
 
 def is_path(dataset: Any) -> bool:

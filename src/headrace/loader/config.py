@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 import torch
 
+from headrace.arguments import check_callable, check_names, described
+from headrace.datasets.detect import known_keywords
 from headrace.errors import ConfigError
 from headrace.loader.options import LoaderOptions
 from headrace.memory.budget import MemoryBudget
@@ -17,17 +19,28 @@ from headrace.memory.budget import MemoryBudget
 Shuffle = bool | Literal["block"]
 
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
-_OLD_WORDS = {  # words of other loaders and older guides -> what to say instead
+_OLD_WORDS = {  # words of other loaders and older guides -> what to write instead
     "is_train": "DataLoaderConfig.train() or .eval()",
+    "is_training": "DataLoaderConfig.train() or .eval()",
     "train": "DataLoaderConfig.train() or .eval()",
     "generator_seed": "seed",
     "random_seed": "seed",
+    "rng": "seed, or generator",
     "custom_sampler": "sampler",
+    "custom_batch_sampler": "batch_sampler",
+    "weighted_sampler": "weights",
+    "iterations_per_epoch": "num_samples, which is batches x batch_size x ranks",
+    "data_collator": "collate_fn",
+    "task_spec": "collate_fn, a callable or the name of a registered one",
     "pin_memory_device": "device",
+    "non_blocking": "device: from pinned memory batches are copied while a step runs",
     "memory_efficient": "loading_mode='cached' on the dataset",
+    "required_memory": "max_memory_usage",
     "workers": "num_workers",
     "num_replicas": "world_size",
     "bs": "batch_size",
+    "train_data": "the first argument of DataModule, train",
+    "val_data": "the argument val of DataModule",
 }
 
 
@@ -37,8 +50,9 @@ class DataLoaderConfig:
 
     Attributes:
         batch_size: samples a batch and rank. None: the dataset yields batches.
-        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order. None: False
-            with a sampler, weights or balanced, "block" in mode "streaming", else True.
+        shuffle: True: a full permutation; "block": blocks of the storage are permuted and interleaved; False: in order, for validation and
+            test data. None: False with a sampler, weights or balanced, "block" in mode "streaming", else True (torch's default is
+            False).
         num_workers: worker processes; 0: in this process.
         pin_memory: batches arrive in page-locked memory.
         prefetch_factor: batches on their way, a worker.
@@ -107,7 +121,7 @@ class DataLoaderConfig:
     log_loading_stats: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> DataLoaderConfig:
-        check_names(options)  # before __init__ raises a TypeError without a hint
+        check_options(cls.__name__, None, options)  # before __init__ raises a TypeError without a hint
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -135,8 +149,11 @@ class DataLoaderConfig:
         if not (self.shuffle is None or isinstance(self.shuffle, bool) or (isinstance(self.shuffle, str) and self.shuffle == "block")):
             raise ConfigError(f"shuffle must be True, False, 'block' or None, not {self.shuffle!r}")
         for name in ("sampler", "batch_sampler"):
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), Iterable):
-                raise ConfigError(f"{name} must be an iterable, not {getattr(self, name)!r}")
+            given = getattr(self, name)
+            if isinstance(given, type):
+                raise ConfigError(f"{name} is the class {given.__name__}, and one of its instances was meant: write {given.__name__}(...)")
+            if given is not None and not isinstance(given, Iterable):
+                raise ConfigError(f"{name} must be an iterable, not {given!r}")
         own = self.order_of_its_own
         if len(own) > 1:
             raise ConfigError(f"{' and '.join(own)} can't be given together, for each is an order: give one")
@@ -176,10 +193,9 @@ class DataLoaderConfig:
         return [name for name, is_given in given.items() if is_given]
 
     def _check_objects(self) -> None:
-        if self.collate_fn is not None and not callable(self.collate_fn) and not isinstance(self.collate_fn, str):
-            raise ConfigError(f"collate_fn must be a callable or the name of a collator, not {self.collate_fn!r}")
-        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
-            raise ConfigError(f"worker_init_fn must be a callable, not {self.worker_init_fn!r}")
+        if not isinstance(self.collate_fn, str):
+            check_callable("collate_fn", self.collate_fn)
+        check_callable("worker_init_fn", self.worker_init_fn)
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
         if self.device is not None:
@@ -205,7 +221,7 @@ class DataLoaderConfig:
         Raises:
             ConfigError: a name that is no field; the message names the word to use.
         """
-        check_names(changes)
+        check_options("DataLoaderConfig", None, changes)
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -226,16 +242,20 @@ class DataLoaderConfig:
 FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raises a ConfigError for the first name that is no field of `DataLoaderConfig`."""
-    for name in names:
-        check_old_words([name])
-        if name not in FIELDS:
-            raise ConfigError(f"DataLoaderConfig has no {name!r}; it has: {', '.join(sorted(FIELDS))}")
+def check_options(door: str, config: object, options: Iterable[str], also: Collection[str] = ()) -> None:
+    """Raises a ConfigError for what is no config, and for the first option that is no field of `DataLoaderConfig`.
 
-
-def check_old_words(names: Iterable[str]) -> None:
-    """Raises a ConfigError for the first name that is a word of other loaders or older guides."""
-    for name in names:
-        if name in _OLD_WORDS:
-            raise ConfigError(f"DataLoaderConfig has no {name!r}: say {_OLD_WORDS[name]}")
+    Args:
+        door: what the user called.
+        config: the argument of that name, or None.
+        options: the names of the keywords.
+        also: names that are known besides: those of datasets, where a path was given.
+    """
+    if config is not None and not isinstance(config, DataLoaderConfig):
+        is_size = isinstance(config, int) and not isinstance(config, bool)
+        write = f"batch_size={config}" if is_size else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
+        raise ConfigError(f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}")
+    known = FIELDS.union(also)
+    if not known.issuperset(options):
+        of_datasets = dict.fromkeys(known_keywords() - FIELDS, "it where the dataset is made, whose option it is")
+        check_names(door, options, known, of_datasets | _OLD_WORDS)

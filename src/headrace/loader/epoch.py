@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.batches import IterablePlan
 from headrace.loader.job import Deliveries, Job, death_of, failure_of, is_of_workers
 from headrace.loader.side_stream import way_to
@@ -33,6 +33,7 @@ class EpochIterator:
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
         self._way = way_to(loader.config.device)
+        self._is_closed = False
         self._deliveries: Deliveries | None = None  # `start` may fail
         self._deliveries = job.start(epoch, begin, states)
         job.used_by(self)
@@ -41,6 +42,12 @@ class EpochIterator:
     def is_done(self) -> bool:
         """Is the epoch through, or broken off by a worker's death?"""
         return self._deliveries is None
+
+    def close(self) -> None:
+        """Breaks the epoch off, and ends the workers that it has been using."""
+        self._deliveries = None
+        self._is_closed = True
+        self.job.close()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -100,6 +107,8 @@ class EpochIterator:
             if not self._replayed:
                 return delivered
             self._replayed -= 1
+        if self._is_closed:
+            raise WorkerError("the loader was closed while this epoch was under way: begin another one with iter(loader)")
         raise StopIteration
 
     def _end(self) -> None:

@@ -104,6 +104,10 @@ class Job:
         workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         return not any(map(_has_ended, workers))
 
+    def close(self) -> None:
+        """Ends the workers, as soon as nobody asks for their batches any more."""
+        self._loader = None
+
     def used_by(self, iterator: Any) -> None:
         """From now on an iterator takes this job's batches."""
         self._user = weakref.ref(iterator)
@@ -231,9 +235,27 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
         )
     fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
     return WorkerError(
-        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. If it was killed for want of memory, take fewer "
-        "workers or a smaller prefetch_factor; the loader starts new workers with its next iterator"
+        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. {_remedy(deliveries)}; the loader starts new workers "
+        "with its next iterator"
     )
+
+
+def _remedy(deliveries: Any) -> str:
+    """What to do about dead workers: by how the first of them has ended."""
+    dead = next(((worker, _exit_code(worker)) for worker in deliveries.workers if _has_ended(worker)), (None, None))
+    worker, code = dead
+    start = getattr(worker, "_start_method", None)
+    if code is not None and code > 0 and start in ("spawn", "forkserver"):
+        return (
+            f"Its own error stands above this one. Workers started by {start} import the program again: begin it with "
+            "`if __name__ == '__main__':`, and keep what workers need (functions, classes, transforms) in a module or outside of that "
+            "block; or pass multiprocessing_context='fork', or num_workers=0"
+        )
+    if code is not None and code >= 0:
+        return "Something in it has ended the process (sys.exit, os._exit): what it printed may say why, and num_workers=0 shows where"
+    if code is not None and -code not in (signal.SIGKILL, signal.SIGTERM):
+        return "A library that it calls has crashed: `python -X faulthandler` shows where, and so does num_workers=0"
+    return "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
 
 
 def _fates(deliveries: Any, start: int) -> Iterator[str]:

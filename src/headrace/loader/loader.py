@@ -20,19 +20,21 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from headrace.collate import TextCollator, stack_collate
 from headrace.datasets import open_dataset
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.detect import known_keywords
 from headrace.errors import warn
 from headrace.loader.agreement import Agreement
 from headrace.loader.batches import IterablePlan, OrderPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
     beside_nbytes,
+    check_dataset,
     check_picklable,
     choose_collate,
     fit_budget,
@@ -41,7 +43,7 @@ from headrace.loader.build import (
     make_room,
     resolve,
 )
-from headrace.loader.config import FIELDS, DataLoaderConfig, check_names, check_old_words
+from headrace.loader.config import FIELDS, DataLoaderConfig, check_options
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
 from headrace.loader.fetch import Fetch, inner_datasets
@@ -62,6 +64,9 @@ logger = logging.getLogger("headrace.loader")
 
 def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **overrides: Unpack[PathOptions]) -> Loader:
     """A `Loader` over a dataset, or over a path, which `open_dataset` opens.
+
+    Samples are shuffled by default, unlike torch's: pass ``shuffle=False``, or ``config=DataLoaderConfig.eval()``, for validation and
+    test data.
 
     Args:
         dataset: any torch dataset, or a path; with a path, keywords that are no fields of `DataLoaderConfig` go to `open_dataset`,
@@ -102,17 +107,26 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
         ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
+    check_dataset("create_dataloader", "dataset", dataset)
     options: dict[str, Any] = {**overrides}
     opened: Any = dataset
     if is_path(dataset):
-        opened, options = open_path(dataset, config, options)
+        opened, options = open_path("create_dataloader", dataset, config, options)
+    check_options("create_dataloader", config, options)
     return Loader(opened, config, **options)
 
 
-def open_path(path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
-    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's."""
+def open_path(door: str, path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
+    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's.
+
+    Args:
+        door: what the user called, for messages.
+        path: or paths.
+        config: of the loader.
+        options: of loader and dataset.
+    """
+    check_options(door, config, options, known_keywords())
     own = {name: value for name, value in options.items() if name not in FIELDS}
-    check_old_words(own)
     rest = {name: value for name, value in options.items() if name in FIELDS}
     shared = (config or DataLoaderConfig()).with_(**rest)
     for name in ("seed", "max_memory_usage"):  # of both
@@ -138,7 +152,8 @@ class Loader(DataLoader[Any]):
     dataset: Any
 
     def __init__(self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Unpack[LoaderOptions]) -> None:
-        check_names(overrides)
+        check_dataset(type(self).__name__, "dataset", dataset)
+        check_options(type(self).__name__, config, overrides)
         self._given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)
         config, self._reasons = resolve(config, dataset, world)
@@ -379,11 +394,22 @@ class Loader(DataLoader[Any]):
             self._job = None
 
     def close(self) -> None:
-        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it."""
+        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it, and an iterator
+        that is under way goes on."""
         self._job = None
         if self._ring_bytes is not None:
             self._ring_bytes.close()
             self._ring_bytes = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all workers, also those of an iterator that is under way, and closes the loader, which can be used again."""
+        running = self._current()
+        if running is not None:
+            running.close()
+        self.close()
 
     # -- state
 
@@ -513,6 +539,23 @@ class Loader(DataLoader[Any]):
         """The iterator that is under way, if there is one."""
         running = None if self._running is None else self._running()
         return None if running is None or running.is_done else running
+
+    def __repr__(self) -> str:
+        config, samples, batches = self.config, length_of(self.dataset), length_of(self)
+        about = [type(self.dataset).__name__, *([] if samples is None else [f"{samples:,} samples"])]
+        if isinstance(self.dataset, BaseDataset):
+            about.append(str(self.dataset.loading_mode))
+        shown: dict[str, Any] = {} if batches is None else {"batches": batches}
+        shown["batch_size"] = config.batch_size
+        own = config.order_of_its_own
+        shown |= {name: type(getattr(config, name)).__name__ for name in own} if own else {"shuffle": config.shuffle}
+        shown |= {"num_workers": config.num_workers, "seed": config.seed}
+        for name in ("rank", "world_size") if config.world_size != 1 else ():
+            shown[name] = getattr(config, name)
+        for name in ("drop_last", "device"):
+            if getattr(config, name) not in (None, False):
+                shown[name] = getattr(config, name)
+        return f"{type(self).__name__}(<{', '.join(about)}>, {', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def explain(self) -> str:
         """In words: each option and why it is what it is; what an epoch is; how often blocks are decoded for it, and what would make it

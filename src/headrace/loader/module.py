@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, Unpack, runtime_checkable
 
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset
 
 from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
-from headrace.loader.build import is_path
-from headrace.loader.config import DataLoaderConfig
+from headrace.loader.build import check_dataset, is_path
+from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.options import Data, PathOptions
 from headrace.order import detect_world
@@ -77,9 +77,10 @@ class DataModule:
         for data in (train, val):
             opened: Any = data
             if is_path(data):
-                opened, rest = open_path(data, config, overrides)
+                opened, rest = open_path("DataModule", data, config, overrides)
                 self._opened.append(opened)
             found.append(_as_tensors(opened))
+        check_options("DataModule", config, rest)
         self.config = (config or DataLoaderConfig()).with_(**rest)
         self.train: Any = found[0]
         self.val: Any = found[1]
@@ -148,10 +149,7 @@ def _check_data(name: str, data: Any, is_optional: bool) -> None:
         return
     if isinstance(data, Mapping):
         raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
-    if isinstance(data, DataLoader):
-        raise ConfigError(f"{name} must be a path or a dataset, not a loader: pass its dataset")
-    if not (is_path(data) or isinstance(data, IterableDataset) or hasattr(data, "__getitem__")):
-        raise ConfigError(f"{name} must be a path or a dataset, not {data!r:.80}")
+    check_dataset("DataModule", name, data)
 
 
 def _is_huggingface(dataset: Any) -> bool:

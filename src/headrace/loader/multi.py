@@ -22,7 +22,7 @@ from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
 from headrace.loader.build import is_path, resolve
-from headrace.loader.config import DataLoaderConfig
+from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.foreign import ReplayedLoader
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.passes import MultiIterator, Place
@@ -109,8 +109,9 @@ class MultiDataLoader:
         found, rest, was_given = dict(given), options, config is not None
         for name, value in given.items():
             if is_path(value):
-                found[name], rest = open_path(value, config, options)
+                found[name], rest = open_path("MultiDataLoader", value, config, options)
                 self._opened.append(found[name])
+        check_options("MultiDataLoader", config, rest)
         config = (config or DataLoaderConfig()).with_(**rest)
         datasets = {name: value for name, value in found.items() if not isinstance(value, DataLoader)}
         are_read = bool(datasets) or (set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values()))

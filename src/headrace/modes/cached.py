@@ -37,7 +37,7 @@ class Cached(Held):
         nbytes: int | None = None,
         place: Place | None = None,
     ) -> None:
-        items, nbytes_wanted = _check_size(cache_size)
+        items, nbytes_wanted = check_cache_size(cache_size)
         self._ranks = ranks = 1 if place is None else place.ranks
         table = TABLE * length // ranks
         capacity = max(0, int(budget.available * SHARE) - table)
@@ -63,7 +63,7 @@ class Cached(Held):
             self._store.use_lru()
 
 
-def _check_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
+def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
     """The most samples, and the most bytes, that are to be held; None where there is no limit."""
     if isinstance(cache_size, str):
         return None, parse_size(cache_size, "cache_size, given as a string,")

@@ -117,7 +117,7 @@ def suggest_num_workers(
     _check(data, config, step, seconds, most, options)
     dataset, opened = data, None
     if is_path(data):
-        dataset, options = open_path(data, config, options)
+        dataset, options = open_path("suggest_num_workers", data, config, options)
         opened = dataset
     if most is None:
         most = max(1, len(usable_cpus()) // detect_world().local_world_size)

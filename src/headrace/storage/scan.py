@@ -11,12 +11,13 @@ import os
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from headrace.arguments import described
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError, SampleError
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.folders import Listing, list_folder
@@ -29,18 +30,33 @@ from headrace.storage.paths import redact as redact
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 
 
-def entries_of(data_path: DataPath) -> list[Any]:
+def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
     """The paths that `data_path` names.
 
+    Args:
+        data_path: as the user gave it.
+        name: the argument's, for messages.
+
     Raises:
-        ConfigError: it is no path and no list of paths, or an empty one.
+        ConfigError: it is no path and no list of paths.
+        DataNotFoundError: it is an empty one.
     """
-    one = isinstance(data_path, (str, bytes, os.PathLike))
-    entries = list(data_path) if isinstance(data_path, Iterable) and not one else [data_path]
-    if not all(isinstance(e, (str, bytes, os.PathLike)) for e in entries):
-        raise ConfigError(f"data_path must be a path, a glob, a URL or a list of these, not a {type(data_path).__name__}")
-    if not entries or not all(map(os.fspath, entries)):  # type: ignore[arg-type]
-        raise DataNotFoundError(f"data_path is empty ({data_path!r}): name at least one folder or file")
+    wanted = f"{name} must be a path, a glob, a URL or a list of these"
+    if isinstance(data_path, (str, bytes, os.PathLike)):
+        entries: list[Any] = [data_path]
+    elif hasattr(data_path, "filename") or hasattr(data_path, "read"):
+        raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
+    elif isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
+        raise ConfigError(f"{wanted}, not {described(data_path)}")
+    elif isinstance(data_path, Iterator):
+        raise ConfigError(f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of it")
+    else:
+        entries = list(data_path)
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (str, bytes, os.PathLike)):
+            raise ConfigError(f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}")
+    if not entries or not all(map(os.fspath, entries)):
+        raise DataNotFoundError(f"{name} is empty ({data_path!r}): name at least one folder or file")
     return entries
 
 

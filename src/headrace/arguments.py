@@ -1,0 +1,87 @@
+"""Checks of arguments that all doors of the library share, so that a misuse has one message wherever it is met."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+
+from headrace.errors import ConfigError
+
+OLD_NAMES = {
+    "BatchTransform": "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which works on batches",
+    "CellMapDataLoader": "create_dataloader(dataset)",
+    "CellMapDataset": "ZarrDataset(path, patch_shape=...)",
+    "CollatorRegistry": "collators, which is the registry: collators.get(name), @collators.register(name)",
+    "CustomCollateFn": "collate_fn=, any callable from a list of samples to a batch",
+    "DataLoaderFactory": "create_dataloader(path or dataset), for all formats and uses",
+    "DataLoaderPerformanceMonitor": "loader.get_stats()",
+    "EfficientDataLoader": "create_dataloader(dataset)",
+    "MultiDataLoaderConfig": "the arguments of MultiDataLoader(loaders, ...)",
+    "SamplingStrategy": "a string: MultiDataLoader(loaders, 'weighted')",
+    "UniversalDataModule": "DataModule(train, val)",
+    "create_optimized_dataloader": "create_dataloader(dataset)",
+    "get_collator": "collators.get(name)",
+    "get_optimal_num_workers": "num_workers=None, or suggest_num_workers(dataset), which measures",
+    "set_reproducible_training": "seed_everything(seed, deterministic=True)",
+}
+"""Names of older guides, and what to use instead. None is an alias: each promised something that is done in another way here."""
+
+
+def explain_missing(name: str, known: Collection[str]) -> str:
+    """What to say of an attribute that the package has not."""
+    instead, meant = OLD_NAMES.get(name), nearest(name, known)
+    remedy = f": use {instead}" if instead else f": did you mean {meant}?" if meant else ""
+    return f"headrace has no {name!r}{remedy}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant, whatever its case and underscores."""
+    by_letters = {_letters(word): word for word in known}
+    found = difflib.get_close_matches(_letters(name), by_letters, 1, 0.75)
+    return by_letters[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def check_names(door: str, names: Iterable[str], known: Collection[str], hints: Mapping[str, str] | None = None) -> None:
+    """Raises a ConfigError for the first name that is not known; it says which one was meant.
+
+    Args:
+        door: what the user called, as the message calls it.
+        names: keywords that were passed.
+        known: those that there are.
+        hints: words of other libraries and older guides, and what to write instead.
+    """
+    for name in names:
+        if name in known:
+            continue
+        hint, meant = (hints or {}).get(name), nearest(name, known)
+        remedy = f"use {hint}" if hint else f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
+        raise ConfigError(f"{door} has no {name!r}: {remedy}")
+
+
+def described(value: object) -> str:
+    """A value as a message calls it that refuses it: short, and a class as a class."""
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shown = repr(value) if isinstance(value, (str, bytes)) else ""
+    return shown if shown and len(shown) <= 60 else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raises a ConfigError for what can't be called, and for a class whose instances were meant. None passes."""
+    if value is None:
+        return
+    if isinstance(value, type) and is_of_callables(value):
+        raise ConfigError(f"{name} is the class {value.__name__}, and one of its instances was meant: write {value.__name__}(...)")
+    if not callable(value):
+        raise ConfigError(f"{name} must be a callable, not {described(value)}")
+
+
+def is_of_callables(value: type) -> bool:
+    """True if the instances of a class can be called, as those of `str` and `torch.Tensor` can't."""
+    return any("__call__" in vars(base) for base in value.__mro__)
