@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.text import UNITS, TextDataset
+from headrace.datasets.text import TextDataset
+from headrace.datasets.text_options import UNITS
 from headrace.errors import ConfigError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
