@@ -86,9 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument("--unit", choices=UNITS, help="what is a document: each file, line or record (default: file)")
-    texts.add_argument("--text-field", metavar="NAME", help="with --unit record: the field of the text (default: text)")
-    texts.add_argument("--target-field", metavar="NAME", help="with --unit record: the field of the target, a number")
+    texts.add_argument(
+        "--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)"
+    )
+    texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
+    texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
     texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
     texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
     texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")

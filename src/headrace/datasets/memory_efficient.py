@@ -69,7 +69,8 @@ class MemoryEfficientDataset(DelegatingDataset):
         self._opened_here = _is_path(data_path)
         inner: BaseDataset
         if self._opened_here:
-            inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
+            held = {"hold": options["hold"]} if options.get("hold") is not None else {}
+            inner = open_dataset(data_path, **held, **given, **of_format)
             given = {name: getattr(inner, name) for name in given}  # without what it does itself
         elif of_format:
             raise ConfigError(f"{', '.join(of_format)}: an option for paths, or a word that is not known; data_path is a dataset here")
