@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 an error, told in one line; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
     except HeadraceError as error:
         said = " ".join(str(error).split()).replace('pass on_error="skip"', "pass --skip-bad")
+        said = re.sub(r"\b(unit|labels|text_field|target_field)=(?:'(\w+)'|\b)", _as_option, said)
         print(f"{parser.prog}: error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -138,6 +140,11 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         if info is None or info.kind != "image":
             raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
     return {**images, **texts, **({"on_error": "skip"} if given.skip_bad else {})}
+
+
+def _as_option(argument: re.Match[str]) -> str:
+    """An argument that an error names, as it stands on the command line: ``unit='file'`` is ``--unit file``."""
+    return f"--{argument[1].replace('_', '-')}" + (f" {argument[2]}" if argument[2] else "")
 
 
 def _open(src: str, options: dict[str, Any]) -> BaseDataset:
