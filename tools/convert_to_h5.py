@@ -6,13 +6,15 @@ Exit codes: 0 done; 2 an error, told in one line; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.text import UNITS, TextDataset
+from headrace.datasets.text import TextDataset
+from headrace.datasets.text_options import UNITS
 from headrace.errors import ConfigError, HeadraceError
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
     except HeadraceError as error:
         said = " ".join(str(error).split()).replace('pass on_error="skip"', "pass --skip-bad")
+        said = re.sub(r"\b(unit|labels|text_field|target_field)=(?:'(\w+)'|\b)", _as_option, said)
         print(f"{parser.prog}: error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -85,9 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument("--unit", choices=UNITS, help="what is a document: each file, line or record (default: file)")
-    texts.add_argument("--text-field", metavar="NAME", help="with --unit record: the field of the text (default: text)")
-    texts.add_argument("--target-field", metavar="NAME", help="with --unit record: the field of the target, a number")
+    texts.add_argument(
+        "--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)"
+    )
+    texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
+    texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
     texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
     texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
     texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
@@ -135,6 +140,11 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         if info is None or info.kind != "image":
             raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
     return {**images, **texts, **({"on_error": "skip"} if given.skip_bad else {})}
+
+
+def _as_option(argument: re.Match[str]) -> str:
+    """An argument that an error names, as it stands on the command line: ``unit='file'`` is ``--unit file``."""
+    return f"--{argument[1].replace('_', '-')}" + (f" {argument[2]}" if argument[2] else "")
 
 
 def _open(src: str, options: dict[str, Any]) -> BaseDataset:

@@ -217,7 +217,7 @@ class TestBadInput:
         assert [len(windows[n]["input_ids"]) for n in range(2)] == [0, 0]
 
     def test_a_line_of_json_that_is_none(self, tmp_path: Path) -> None:
-        bad = ["{", "[1]", "  ", '{"other": 1}', '{"text": 5}', "[" * 100_000, '"text"', "\0"]
+        bad = ["{", "[1]", "  ", '{"other": 1}', '{"text": 5}', "[" * 100_000, "5", "\0"]
         path = write(tmp_path, {"a.jsonl": '{"text": "a"}\n\n' + "\n".join(bad) + '\n{"text": "b"}'}) / "a.jsonl"
         dataset = TextDataset(path, unit="record")
         assert (text(dataset[0]), text(dataset[-1])) == ("a", "b") and len(dataset) == len(bad) + 2
@@ -234,10 +234,10 @@ class TestBadInput:
         """Which may be one without a header."""
         for content in ("id,body\n1,2\n", "text,text\n1,2\n"):
             write(tmp_path, {"a.csv": content})
-            with pytest.raises(FormatError, match=r"a.csv: its first line names .*'text': say text_field="):
+            with pytest.raises(FormatError, match=r"a.csv: its first line names .*'text': pass text_field="):
                 TextDataset(tmp_path / "a.csv", unit="record")
         write(tmp_path, {"a.csv": "id,text\n1,2\n3\n"})
-        with pytest.raises(FormatError, match=r"none of these is 'label': say"):
+        with pytest.raises(FormatError, match=r"none of these is 'label': pass"):
             TextDataset(tmp_path / "a.csv", unit="record", target_field="label")
         with pytest.raises(SampleError, match=r"a.csv, record 2: it has 1 fields, and the first line of its file names 2"):
             TextDataset(tmp_path / "a.csv", unit="record")[1]
@@ -251,7 +251,7 @@ class TestBadInput:
         with pytest.raises(FormatError, match=r"c.csv.gz is"):
             TextDataset(folder / "c.csv.gz", unit="line", cache_dir=tmp_path / "cache")
         with pytest.raises(SampleError, match=r"sample 0 can't be decoded: .*c.csv.gz is"):
-            TextDataset(folder / "c.csv.gz")[0]
+            TextDataset(folder / "c.csv.gz", unit="file")[0]
         with pytest.raises(DataNotFoundError, match=r"\.jsonl"):
             TextDataset(write(tmp_path / "images", {"a.png": b""}))
 
@@ -282,21 +282,25 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"unit": "word"}, "unit must be one of 'file', 'line', 'record', not 'word'"),
+            ({"unit": "word"}, "unit must be one of None, 'file', 'line', 'record', not 'word'"),
             ({"max_length": 0}, "max_length"),
             ({"max_length": True}, "max_length"),
             ({"max_length": 1.5}, "max_length"),
             ({"stride": 0}, "stride"),
-            ({"stride": 600}, "stride=600 is larger than max_length=512"),
-            ({"stride": 5, "max_length": None}, "max_length"),
-            ({"packing": True, "max_length": None}, "max_length"),
+            ({"stride": 600, "max_length": 512}, "stride=600 is larger than max_length=512"),
+            ({"stride": 5}, "stride=5 needs max_length="),
+            ({"packing": True}, "packing=True needs max_length=, the tokens of a sample"),
             ({"packing": 1}, "packing must be True or False"),
             ({"packing": True, "stride": 5}, "can't be given together"),
             ({"end_token": 1}, "end_token has a meaning with stride or packing only"),
             ({"end_token": -1, "packing": True}, "end_token"),
-            ({"target_field": "x"}, "target_field"),
-            ({"text_field": "x"}, "text_field='x' is a field of records: say unit='record'"),
-            ({"text_field": "x", "unit": "line"}, "text_field='x' is a field of records: say unit='record'"),
+            ({"target_field": "x", "unit": "file"}, "target_field"),
+            ({"target_field": ["x"]}, "target_field must be the name of one field, or None, not ['x']"),
+            (
+                {"text_field": ["a", "b"]},
+                "text_field must be the name of one field, or a callable from a record to its text, not ['a', 'b']",
+            ),
+            ({"text_field": "x", "unit": "line"}, "text_field='x' is a field of records: pass unit='record'"),
             ({"labels": "names"}, "labels"),
             ({"newline": "\n\n"}, "newline"),
             ({"encoding": "utf-9"}, "encoding='utf-9'"),

@@ -183,10 +183,13 @@ def write_texts(folder: Path) -> Path:
 
 
 def test_texts_by_characters(tmp_path: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tool.main([str(write_texts(tmp_path)), str(tmp_path / "out.h5"), "--no-progress"]) == 0
-    out = capsys.readouterr()
-    assert "2 samples, " in out.out and "store tokens" in out.out and out.err == ""
-    opened = eval(out.out.splitlines()[1].removeprefix("open it: "), {"headrace": headrace})
+    books, out = str(write_texts(tmp_path)), str(tmp_path / "out.h5")
+    assert tool.main([books, out]) == 2
+    assert "1 files of records, such as verse/b.jsonl, and 1 other texts, such as verse/a.txt: pass --unit file or" in capsys.readouterr().err
+    assert tool.main([books, out, "--unit", "file", "--no-progress"]) == 0
+    said = capsys.readouterr()
+    assert "2 samples, " in said.out and "store tokens" in said.out and said.err == ""
+    opened = eval(said.out.splitlines()[1].removeprefix("open it: "), {"headrace": headrace})
     assert opened.tokenizer.decode(opened[0]["input_ids"]) == "the mill\nturns\n"
 
 
@@ -224,7 +227,7 @@ def test_a_tokenizers_file(tmp_path: Path, tool: ModuleType, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "tokenizers", package)
     assert tool.main([books, out, "--tokenizer", str(tmp_path / "none.json")]) == 2
     assert "error: --tokenizer" in capsys.readouterr().err
-    assert tool.main([books, out, "--tokenizer", str(TOOL)]) == 0
+    assert tool.main([books, out, "--unit", "file", "--tokenizer", str(TOOL)]) == 0
     with headrace.TextDataset(out) as packed:
         assert packed[0]["input_ids"].tolist() == [3, 4, 5] and packed.tokenizer is None and "Tokenizer:pieces" in packed.explain()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -236,6 +239,6 @@ def test_images_and_texts_at_once(tmp_path: Path, tool: ModuleType, capsys: pyte
     books = str(write_texts(tmp_path))
     assert tool.main([books, str(tmp_path / "out.h5"), "--unit", "line", "--store", "encoded"]) == 2
     assert "are for images, and what else is said is for texts" in capsys.readouterr().err
-    assert tool.main([books, str(tmp_path / "out.h5")]) == 0
+    assert tool.main([books, str(tmp_path / "out.h5"), "--unit", "file"]) == 0
     assert tool.main([str(tmp_path / "out.h5"), str(tmp_path / "again.h5"), "--unit", "line"]) == 2
     assert "out.h5 is no text" in capsys.readouterr().err

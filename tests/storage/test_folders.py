@@ -35,7 +35,7 @@ def listed(root: Path) -> list[str]:
 
 
 # Bytes on both sides of "/", and names that are the beginning of others.
-parts = st.text("ab !-./é\x01~".replace("/", ""), min_size=1, max_size=3).filter(lambda part: part not in (".", ".."))
+parts = st.text("ab !-.é\x01~", min_size=1, max_size=3).filter(lambda part: not part.startswith("."))
 trees = st.lists(st.lists(parts, min_size=1, max_size=4).map("/".join), min_size=1, max_size=12)
 
 
@@ -77,8 +77,8 @@ class TestOrder:
             assert (found.root_of is None) == (len(found.roots) == 1)
 
     def test_files_and_folders_of_one_folder_stand_between_each_other(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a.jpg", "a/1.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "b.jpg", "a/b/3.jpg", "a/b-.jpg", "B/.jpg")
-        wanted = ["B/.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "a.jpg", "b.jpg"]
+        touch(tmp_path, "a.jpg", "a/1.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "b.jpg", "a/b/3.jpg", "a/b-.jpg", "B/c.jpg")
+        wanted = ["B/c.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "a.jpg", "b.jpg"]
         assert listed(tmp_path) == wanted
 
     def test_does_not_depend_on_which_listing_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class TestFolder:
 
     def test_extensions_count_in_any_case(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.jpg", "b.JPG", "c.Jpg", "d.PNG", "e.jpeg", "f.txt", "g.jpg.txt", "jpg", ".jpg", "h.jpg ")
-        assert names(scan(tmp_path, ENDINGS)) == [".jpg", "a.jpg", "b.JPG", "c.Jpg", "d.PNG"]
+        assert names(scan(tmp_path, ENDINGS)) == ["a.jpg", "b.JPG", "c.Jpg", "d.PNG"]
         assert names(scan(tmp_path, (".TXT",))) == ["f.txt", "g.jpg.txt"]
 
     def test_folders_with_the_name_of_a_file(self, tmp_path: Path) -> None:
@@ -183,12 +183,12 @@ class TestErrors:
         with pytest.raises(DataNotFoundError, match="missing") as caught:
             scan(str(tmp_path / entry), ENDINGS)
         assert isinstance(caught.value, FileNotFoundError) and "\n" not in str(caught.value)
-        assert "exist" in str(caught.value) or ".jpg, .png" in str(caught.value)
+        assert "exist" in str(caught.value) or str(caught.value).startswith("nothing matches")
 
     @pytest.mark.parametrize("entry", ["", "*", "**/*.jpg", "*.txt"])
     def test_nothing_that_fits(self, tmp_path: Path, entry: str) -> None:
         touch(tmp_path, "notes.txt", "sub/other.gif")
-        with pytest.raises(DataNotFoundError, match=r"\.jpg, \.png") as caught:
+        with pytest.raises(DataNotFoundError, match="^nothing matches" if entry.endswith(".jpg") else r"\.jpg, \.png") as caught:
             scan(os.path.join(tmp_path, entry), ENDINGS)
         assert str(tmp_path) in str(caught.value)
 
@@ -275,7 +275,8 @@ def zipped(*members: str) -> bytes:
     return stream.getvalue()
 
 
-remote_names = st.lists(st.text("ab -.é", min_size=1, max_size=3), min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jpg")
+remote_parts = st.text("ab -.é", min_size=1, max_size=3).filter(lambda part: not part.startswith("."))
+remote_names = st.lists(remote_parts, min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jpg")
 
 
 class _Listed(fsspec.AbstractFileSystem):
@@ -401,7 +402,7 @@ class TestRemote:
     @pytest.mark.parametrize("url", ["memory://there/*.gif", "memory://there", "memory://nowhere*"])
     def test_nothing_that_fits(self, memory: Any, url: str) -> None:
         memory.pipe("/there/x.txt", b"x")
-        with pytest.raises(DataNotFoundError, match=r"\.jpg, \.png"):
+        with pytest.raises(DataNotFoundError, match="^nothing matches" if "*" in url else r"\.jpg, \.png"):
             self.scan(url)
 
     def test_an_unknown_protocol(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from headrace.arguments import check_names
@@ -14,37 +14,41 @@ from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.pixels import EXTENSIONS
+from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
+from headrace.storage.contents import names_below
 from headrace.storage.hdf5_files import is_far_hdf5, is_hdf5
 from headrace.storage.packed import packed_info
 from headrace.storage.paths import without_query
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, entries_of, is_url, redact
+from headrace.storage.tar import COMPRESSED_TARS, ENDINGS
 from headrace.storage.zarr_stores import is_zarr
 
 _OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
 """What `headrace.pack` made of images and texts, by the kind that the file says."""
 _KINDS: dict[type[BaseDataset], str] = {
-    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",
+    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays", StreamingDataset: "shards",
 }  # fmt: skip
+_TARS = (*ENDINGS, *COMPRESSED_TARS)
 _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
-    """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images or texts), or by
-    the ending of a URL (.h5, .hdf5, .he5; those of texts; else images).
+    """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images, texts or .tar
+    shards), or by the ending of a URL (.h5, .hdf5, .he5; .tar; those of texts; else images). Shards are a `StreamingDataset`.
 
-    Where there are images, texts beside them are not looked at.
+    Where there are images, texts and shards beside them are not looked at, and where there are shards, texts beside them are not.
 
     Args:
-        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset` or `ZarrDataset` take.
+        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `ZarrDataset` or `StreamingDataset` take.
         **options: passed to the dataset's class.
 
     Raises:
         DataNotFoundError: nothing there, or no file of a known format.
-        FormatError: a file of another format.
+        FormatError: a file of another format; or a folder of tables (Arrow, Parquet) that HuggingFace's `datasets` saved.
     """
     return _opened(data_path, {**options})
 
@@ -77,40 +81,28 @@ def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDatas
         if is_hdf5(data_path):
             info = packed_info(data_path)
             return _OF_KIND.get(info.kind if info is not None else "", HDF5Dataset)
-        if os.fsdecode(data_path).lower().endswith(TEXT_EXTENSIONS):
-            return TextDataset
-        if not os.fsdecode(data_path).lower().endswith(EXTENSIONS):
-            raise FormatError(
-                f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5 and Zarr; StreamingDataset reads .tar"
-            )
-    return TextDataset if _holds_texts_alone(data_path) else ImageDataset
+        if not os.fsdecode(data_path).lower().endswith((*EXTENSIONS, *TEXT_EXTENSIONS, *_TARS)):
+            raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr and .tar")
+    return _class_for(entries)
 
 
-def _holds_texts_alone(data_path: DataPath) -> bool:
-    """Is a text found before any image is? The walk ends at the first image, and is through all folders only where there is none.
-
-    Of URLs only those of files are known by their names.
-    """
-    entries = entries_of(data_path)
+def _class_for(entries: list[Any]) -> type[BaseDataset]:
+    """By the names of the files: the walk ends at the first image, and is through all folders only where there is none. Of URLs only those
+    of files are known by their names, and of shards a pattern in braces too."""
+    names = [without_query(os.fsdecode(entry)).lower() for entry in entries]
+    if all(name.endswith(_TARS) for name in names):
+        return StreamingDataset
     if any(map(is_url, entries)):
-        return all(without_query(os.fsdecode(entry)).lower().endswith(TEXT_EXTENSIONS) for entry in entries)
-    found = False
+        return TextDataset if all(name.endswith(TEXT_EXTENSIONS) for name in names) else ImageDataset
+    found: type[BaseDataset] = ImageDataset  # which says what is there, where nothing is known
     for entry in entries:
         path = os.path.expanduser(os.fsdecode(entry))
         for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
-            for name in _names_below(start) if os.path.isdir(start) else [start]:
+            for name in names_below(start) if os.path.isdir(start) else [start]:
                 if name.lower().endswith(EXTENSIONS):
-                    return False
-                found = found or name.lower().endswith(TEXT_EXTENSIONS)
+                    return ImageDataset
+                if name.lower().endswith(_TARS):
+                    found = StreamingDataset
+                elif found is ImageDataset and name.lower().endswith(TEXT_EXTENSIONS):
+                    found = TextDataset
     return found
-
-
-def _names_below(root: str) -> Iterator[str]:
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
-    for folder, folders, names in os.walk(root, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        yield from names

@@ -75,7 +75,8 @@ class MemoryEfficientDataset(DelegatingDataset):
         self.data_path = data_path if self._opened_here else getattr(data_path, "data_path", None)
         inner: BaseDataset
         if self._opened_here:
-            inner = open_dataset(data_path, hold=options.get("hold"), **given, **of_format)
+            held = {"hold": options["hold"]} if options.get("hold") is not None else {}
+            inner = open_dataset(data_path, **held, **given, **of_format)
             given = {name: getattr(inner, name) for name in given}  # without what it does itself
         elif of_format:
             raise ConfigError(f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: give it to that dataset")

@@ -208,7 +208,7 @@ def _kind(path: str) -> str:
 def _stores(path: str) -> tuple[list[str], bool]:
     """The Zarr stores that a path, a folder or a glob names, and whether it is to be searched for files too."""
     if os.path.isdir(path) and not is_zarr(path):
-        names = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+        names = [os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith(".")]
     elif os.path.exists(path):
         names = [path]
     else:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -18,31 +16,29 @@ from headrace.datasets.labels import folder_targets
 from headrace.datasets.making import describe_held
 from headrace.datasets.packed_text import packed_source, packed_tokens, source_over, tokenizer_of
 from headrace.datasets.text_filling import TextFilling
-from headrace.datasets.tokenizing import Tokenising
-from headrace.errors import ConfigError, FormatError, SampleError, warn
+from headrace.datasets.text_options import check_text_options
+from headrace.datasets.text_passes import folder_of, record_columns, target_as, targets_in, tokens_of
+from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.memory.budget import MemoryBudget
-from headrace.memory.machine import cache_folder
 from headrace.modes import LoadingMode, ModeName
 from headrace.order import detect_world
 from headrace.order.ticket import Ticket
 from headrace.storage import records
 from headrace.storage.far_texts import FarLinesSource, far_texts
 from headrace.storage.lines import Newline
+from headrace.storage.mapped import MappedArrays
 from headrace.storage.paths import is_url
 from headrace.storage.plain import Room, check_encoding
 from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.scan import DataPath, entries_of
-from headrace.storage.stamps import Stamp
+from headrace.storage.scan import DataPath, FileList, entries_of
 from headrace.storage.text_files import TextFilesSource
-from headrace.storage.texts import LinesSource
-from headrace.storage.tokens import BlocksSource, Tokens, TokensSource
+from headrace.storage.texts import HeldArrays, LinesSource
+from headrace.storage.tokens import BlocksSource, TokensSource
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
 _PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
 TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", ".gz", ".zst"))
-UNITS = ("file", "line", "record")
 _MARK = "\ufeff"
-_NEWLINES = (None, "\n", "\r", "\r\n")
 _OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 
 
@@ -65,13 +61,17 @@ class TextDataset(TextFilling):
             made, or its URL.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
             or ``encode``. None: `CharTokenizer()`.
-        max_length: tokens of a sample: what is longer is cut; None: nothing is.
+        max_length: tokens of a sample: what is longer is cut; None: nothing is. `stride` and `packing` need it.
         unit: "file": each file is a document; "line": each line (blank ones too); "record": each record of .jsonl (a line), .json (an
-            element of its list), .csv and .tsv (a row, named by the first).
+            element of its list), .csv and .tsv (a row, named by the first). None: "record" where all files are .jsonl, .csv or .tsv (.gz
+            and .zst too), or a field is named; else "file"; an error where some are and some are not.
         transform: called with the sample's dict, without "labels".
         loading_mode: see `LoadingMode`.
-        text_field: of a record: what holds the text.
-        target_field: of a record: what becomes "labels".
+        text_field: of a record: the name of what holds the text, or a callable from the record (a dict) to its text. A record that is a
+            text, as in a .json of these, needs none.
+        target_field: of a record: what becomes "labels". Numbers stay numbers, and a column of a table that holds nothing else becomes
+            numbers: `targets` is int64, or float64. Texts become class numbers, in the sorted order of the texts. What is neither, or
+            both, stays as it is, and `targets` is None. All records are read once to find out.
         labels: "folders": "labels" are class numbers by first-level folder, and `classes` their names.
         stride: tokens from the beginning of a window to that of the next, at most `max_length`.
         packing: samples are blocks; what is left at the end of all tokens, less than a block, is not a sample.
@@ -86,17 +86,17 @@ class TextDataset(TextFilling):
 
     Attributes:
         tokenizer, max_length: as they are used; of a packed file that was not made with a `CharTokenizer` the first is None.
-        classes: names of classes, where `labels` says so.
+        classes, class_to_idx: names of classes, and the number of each, where `labels` or a `target_field` of texts gives some.
 
     A text that takes more than a quarter of what the memory budget leaves (from 16 MiB on) is not read; that is an error of its sample.
 
     Raises:
-        ConfigError: an argument makes no sense.
+        ConfigError: an argument makes no sense; or files of records lie beside other texts, and `unit` is not given.
         DataNotFoundError: nothing there, or no text.
         AccessError: a file can't be read; or one is read through a copy, and `cache_dir` can't be written to.
         FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
             `text_field`.
-        SampleError: with `stride` or `packing`: a text can't be read, or tokenised.
+        SampleError: with `stride`, `packing` or `target_field`: a text can't be read, or tokenised, or has no target.
         RemoteError, ReplacedError: a server does not give what it was asked for; a file there is another one than when it was opened.
     """
 
@@ -106,12 +106,12 @@ class TextDataset(TextFilling):
         self,
         data_path: DataPath,
         tokenizer: Any = None,
-        max_length: int | None = 512,
-        unit: Literal["file", "line", "record"] = "file",
+        max_length: int | None = None,
+        unit: Literal["file", "line", "record"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         *,
-        text_field: str = "text",
+        text_field: str | Callable[[Any], str] = records.TEXT_FIELD,
         target_field: str | None = None,
         labels: Literal["folders"] | None = None,
         stride: int | None = None,
@@ -128,29 +128,35 @@ class TextDataset(TextFilling):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        _check(max_length, unit, target_field, labels, stride, packing, end_token, newline)
+        check_text_options(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline)
+        if unit is None and (text_field != records.TEXT_FIELD or target_field is not None):
+            unit = "record"
         vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
         self.classes: list[str] = []
+        self._columns: MappedArrays | HeldArrays | None = None
+        self._target_kind: str | None = None
         self._text_field, self._target_field = text_field, target_field
         self._encoding, self._errors = check_encoding(encoding, errors), errors
         reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
         self._documents: TextDataset | None = None
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
         of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
-        usual = {"unit": "file", "text_field": "text", "encoding": "utf-8", "errors": "strict"}
+        usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
         packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)}, reach)
-        if packed is None and text_field != "text" and unit != "record":
-            raise ConfigError(f"text_field={text_field!r} is a field of records: say unit='record'")
+        if packed is None and text_field != records.TEXT_FIELD and unit != "record":
+            raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record'")
         if packed is not None:
             self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
+            self._unit = packed.info.text.get("unit", "file")
             source: Any = packed_source(packed, max_length, stride, packing)
             targets: npt.NDArray[Any] | None = packed.targets
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(storage_options=storage_options, retries=retries, deadline=deadline, disk_cache_size=disk_cache_size)
             self._documents = TextDataset(data_path, self.tokenizer, None, unit, **described, **of_reading)
+            self._unit = self._documents._unit
             tokens, fingerprint = tokens_of(self._documents, end_token)
             source = source_over(tokens, fingerprint, self._documents._source.location, max_length, stride, packing)
             targets = None if self._documents.targets is None else np.asarray(self._documents.targets)
@@ -163,32 +169,46 @@ class TextDataset(TextFilling):
         elif targets is not None and stride is not None:
             targets = targets[source.document_of(np.arange(len(source)))]
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+        if target_field is not None:
+            self._target_kind, self.targets, self.classes = targets_in(self._record_columns(), target_field)
+            self._reset_report()  # what can't be read is counted when its sample is asked for
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
     def _opened(
-        self, data_path: DataPath, unit: str, newline: Newline, reach: RemoteOptions, options: CommonOptions
+        self, data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, options: CommonOptions
     ) -> TextFilesSource | LinesSource:
         room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
-        if unit == "file":
-            return TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
-        return self._lines(data_path, unit, newline, reach, room, options.get("progress"))
+        listing: FileList | None = None
+        if unit in (None, "file"):
+            source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
+            unit = unit or records.unit_of(source.files)
+            if unit == "file":
+                self._unit = unit
+                return source
+            listing = source.files
+            source.close()
+        assert unit is not None
+        self._unit = unit
+        return self._lines(data_path, listing, newline, reach, room, options.get("progress"))
 
     def _lines(
-        self, data_path: DataPath, unit: str, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
+        self, data_path: DataPath, listing: FileList | None, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
     ) -> LinesSource:
         source: LinesSource
-        folder, of_text = _folder(reach.cache_dir), (newline, self._encoding, self._errors)
+        folder, of_text = folder_of(reach.cache_dir), (newline, self._encoding, self._errors)
         if any(map(is_url, entries_of(data_path))):
-            source = FarLinesSource(far_texts(data_path, TEXT_EXTENSIONS, reach), unit, *of_text, folder, room, progress)
+            texts = far_texts(data_path, TEXT_EXTENSIONS, reach, listing)
+            source = FarLinesSource(texts, self._unit, *of_text, folder, room, progress)
         else:
-            near = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files
-            source = LinesSource(near, unit, *of_text, reach.cache_dir, folder, room, progress)
+            listing = listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files
+            source = LinesSource(listing, self._unit, *of_text, reach.cache_dir, folder, room, progress)
         for number, names in enumerate(source.headers):
             for name in (self._text_field, self._target_field) if names else ():
-                if name is not None and names.count(name) != 1:
+                if isinstance(name, str) and names.count(name) != 1:
                     raise FormatError(
                         f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
-                        f"{names.count(name) or 'none'} of these is {name!r}: say text_field= or target_field=; a file without such a line "
-                        "needs one, or unit='line'"
+                        f"{names.count(name) or 'none'} of these is {name!r}: pass text_field= or target_field=; a file without such a "
+                        "line needs one, or unit='line' or 'file'"
                     )
         return source
 
@@ -211,7 +231,7 @@ class TextDataset(TextFilling):
         cls = getattr(type(self), "_plain_class", type(self))
         documents: TextDataset = object.__new__(cls)
         documents.__dict__.update(self.__dict__, max_length=None, targets=None, loading_mode=LoadingMode.LAZY)
-        documents.__dict__.update(_target_field=None, _chosen=None, _fingerprint=None, _mode=None, _hold=None)
+        documents.__dict__.update(_target_field=None, _target_kind=None, _chosen=None, _fingerprint=None, _mode=None, _hold=None)
         documents._reset_report()
         return documents
 
@@ -253,17 +273,30 @@ class TextDataset(TextFilling):
         if not source.has_records:
             return text, None
         row = source.fields(index, text)
-        found = records.field_of(row, self._text_field)
-        if not isinstance(found, str):
-            raise FormatError(f"its field {self._text_field!r} is a {type(found).__name__} and no text")
-        return found, None if self._target_field is None else records.field_of(row, self._target_field)
+        field = self._target_field
+        found = records.text_of(row, self._text_field)
+        return found, None if field is None else records.target_of(row, field, source.is_of_table(index))
+
+    def _target(self, index: int, target: Any) -> Any:
+        """A record's target as its sample has it."""
+        kind = self._target_kind
+        return target if kind is None else target_as(kind, target, self._source.is_of_table(index), self.class_to_idx)  # type: ignore[attr-defined]
+
+    def _record_columns(self) -> MappedArrays | HeldArrays:
+        if self._columns is None:
+            self._columns = record_columns(self)
+        return self._columns
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample; of files, lines and records, which are not tokenised yet, bytes."""
+        """Tokens of each sample. Of what is not tokenised yet another measure stands for them: of records the characters of their texts,
+        which are all read for it; of files and lines their bytes."""
         source: Any = self._source
-        found = (
-            source.lengths() if isinstance(source, TokensSource) else source.nbytes() if isinstance(source, LinesSource) else source.sizes()
-        )
+        if isinstance(source, TokensSource):
+            found = source.lengths()
+        elif not isinstance(source, LinesSource):
+            found = source.sizes()
+        else:
+            found = self._record_columns().long if source.has_records else source.nbytes()
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
             found = np.minimum(found, self.max_length)
         whole: npt.NDArray[np.int64] = found if self._chosen is None else found[self._chosen]
@@ -286,7 +319,9 @@ class TextDataset(TextFilling):
         targets: dict[int, Any] = {}
         for number, (index, record) in enumerate(found):
             try:
-                texts[number], targets[number] = self._text(index, record)
+                text, target = self._text(index, record)
+                targets[number] = self._target(index, target)
+                texts[number] = text
             except Exception as error:
                 made[number] = failed(number, "can't be decoded", error)
         for number, ids in self._ids(texts, failed):
@@ -342,63 +377,6 @@ class TextDataset(TextFilling):
         return super()._finished(ticket, values, may_repeat)
 
 
-def tokens_of(documents: TextDataset, end_token: int | None) -> tuple[Tokens, str]:
-    """All tokens of a dataset's documents, and the fingerprint of texts and of the way that they become tokens.
-
-    Args:
-        documents: without `max_length`, `target_field`, `stride` and `packing`, and no view.
-        end_token: put behind each; None: nothing is.
-
-    Raises:
-        SampleError: a document can't be read, or tokenised.
-        BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
-    """
-    texts: Any = documents._source
-    with contextlib.ExitStack() as still:
-        of, expect = _of_files(texts), None
-        if texts.files.url:
-            of = still.enter_context(texts.of_one_version())
-            expect = still.enter_context(texts.in_order()) if isinstance(texts, FarLinesSource) else None
-        about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
-        about.append(documents.on_error == "raise")  # or are documents left out?
-
-        def read(some: range) -> list[Any]:
-            if expect is not None:
-                expect(some)
-            return documents._values(np.asarray(some))
-
-        making = Tokenising(read, len(documents), None if of is None else about, documents.tokenizer, end_token, documents._progress)
-        tokens = making.tokens(_folder(documents._cache_dir), documents.budget)
-    left_out = tokens.short[1]
-    if len(left_out):
-        first = texts.location(int(left_out[0]))
-        if len(left_out) == len(documents):
-            raise SampleError(
-                f"none of {len(documents):,} documents can be read, or tokenised, so there is nothing to train on; the first: {first}: "
-                'with on_error="raise" it says why'
-            )
-        warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
-    return tokens, f"{texts.fingerprint()}:{making.fingerprint}"
-
-
-def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
-    """What tells the files from others, and from what they were before; None: they are far away."""
-    files = texts.files
-    if files.url:
-        return None
-    stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
-    return [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
-
-
-def _folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Where tables, copies and tokens are kept."""
-    folder = cache_folder(cache_dir)
-    if cache_dir is None:  # the user's cache folder is made too; where it can't be, what needs it says so
-        with contextlib.suppress(OSError):
-            os.makedirs(folder.parent, exist_ok=True)
-    return folder
-
-
 def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
     return torch.from_numpy(ids.astype(dtype))
 
@@ -412,34 +390,3 @@ def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int])
         is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
         remedy = "it begins as UTF-16 does: say encoding='utf-16'" if is_utf16 else "say encoding= or errors="
         raise FormatError(f"{said}; {remedy}") from None
-
-
-def _check(
-    max_length: int | None,
-    unit: str,
-    target_field: str | None,
-    labels: str | None,
-    stride: int | None,
-    packing: bool,
-    end_token: int | None,
-    newline: Newline,
-) -> None:
-    for name, value, least in (("max_length", max_length, 1), ("stride", stride, 1), ("end_token", end_token, 0)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least):
-            raise ConfigError(f"{name} must be an integer of at least {least}, or None, not {value!r}")
-    for name, chosen, allowed in (("unit", unit, UNITS), ("labels", labels, (None, "folders")), ("newline", newline, _NEWLINES)):
-        if chosen not in allowed:
-            raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {chosen!r}")
-    if not isinstance(packing, bool):
-        raise ConfigError(f"packing must be True or False, not {packing!r}")
-    in_parts = packing or stride is not None
-    if packing and stride is not None:
-        raise ConfigError("packing and stride can't be given together: blocks follow one another, windows overlap")
-    if in_parts and max_length is None:
-        raise ConfigError("max_length: with stride or packing it says how long a sample is, and can't be None")
-    if stride is not None and max_length is not None and stride > max_length:
-        raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
-    if end_token is not None and not in_parts:
-        raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
-    if target_field is not None and (unit != "record" or in_parts or labels is not None):
-        raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")

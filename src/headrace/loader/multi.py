@@ -121,7 +121,7 @@ class MultiDataLoader:
         workers = self._workers(datasets, weights, config)
         for name, value in found.items():
             if name in datasets:
-                own = {"batch_size": self._sizes[name]} if name in self._sizes else {}
+                own: dict[str, Any] = {"batch_size": self._sizes[name]} if name in self._sizes else {}
                 found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else _OF_WORKERS))
             elif not isinstance(value, Loader):
                 found[name] = ReplayedLoader(value, config.seed)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.text import TextDataset, tokens_of
+from headrace.datasets.text import TextDataset
+from headrace.datasets.text_passes import tokens_of
 from headrace.errors import ConfigError, SampleError
 from headrace.packing.plan import Plan, as_column
 from headrace.storage.files import FilesSource
@@ -95,7 +96,7 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
     packed = documents if kept.all() else documents.subset(np.flatnonzero(kept))
     said = {
         "tokenizer": identity_of(dataset.tokenizer), "class": type(dataset.tokenizer).__qualname__, "end_token": end_token,
-        "unit": dataset._arguments.get("unit", "file"),
+        "unit": dataset._unit,
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=said)
     return PackedTexts(tokens, tokens.long.dtype, chosen[kept], _targets(packed), _names(packed, chosen[kept]), info, left_out)

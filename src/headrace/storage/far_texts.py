@@ -48,13 +48,14 @@ class FarTexts(NamedTuple):
     """Of each file of the listing."""
 
 
-def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOptions) -> FarTexts:
+def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOptions, listing: FileList | None = None) -> FarTexts:
     """The texts that some URLs lead to, with size and version of each.
 
     Args:
         data_path: a URL, or a list: of files, of folders (or prefixes), or globs.
         extensions: endings of the files that count, in any case.
         options: how they are reached.
+        listing: of these URLs, where it is known.
 
     Raises:
         ConfigError: URLs and paths are mixed, or of several servers.
@@ -67,7 +68,7 @@ def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOpt
     try:
         filesystem = files.filesystem
         check_one_filesystem(entries, filesystem)
-        listing = scan(entries, extensions, files, asks=False)
+        listing = listing or scan(entries, extensions, files, asks=False)
         filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         urls = [_url_of(entries[0], os.fsdecode(listing.path(number))) for number in range(len(listing.names))]
         for url, version in zip(urls, files.learn(urls, beside=lambda _: True), strict=True):
@@ -156,7 +157,7 @@ class FarLinesSource(LinesSource):
             return self._checked(lambda: super(FarLinesSource, self)._made(progress))
 
     def _held(self, progress: bool | None) -> HeldArrays:
-        return HeldArrays(*self._scanned(progress, sum(text.end - text.begin for text in self._texts)))
+        return HeldArrays(*self._scanned(progress, self._size))
 
     def _checked(self, made: Callable[[], MappedArrays | HeldArrays]) -> MappedArrays | HeldArrays:
         try:

@@ -56,7 +56,8 @@ class Listing:
 
 
 def list_folder(root: bytes, endings: tuple[bytes, ...]) -> Listing:
-    """All files below a folder whose names end in one of `endings` (lower case); links are followed, loops of them entered once.
+    """All files below a folder whose names end in one of `endings` (lower case); links are followed, loops of them entered once. Files and
+    folders whose names begin with a dot are left out.
 
     Raises:
         AccessError: a folder may not be listed.
@@ -147,6 +148,8 @@ class _Walk:
         files, folders = [], []
         for item in listing:
             name, kind = item.name, OTHER
+            if name.startswith(b"."):
+                continue
             try:
                 if name.lower().endswith(self._endings) and item.is_file():
                     files.append(name)

@@ -33,7 +33,7 @@ from headrace.storage.paths import redact
 
 _log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 SETTLED_NS = 2_000_000_000
 """A folder must have been left alone for so long before it was listed: times on some file systems tick in steps of 2 s."""
 _TYPES = ("u1", "<i8", "u1", "<i8", "<i8", "u1", "<i8", "u1")  # of the arrays of a listing, as `_arrays` gives them

@@ -9,19 +9,25 @@ import io
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.storage.lines import IntArray, Newline
 from headrace.storage.paths import redact
-from headrace.storage.plain import without_compression
+from headrace.storage.plain import COMPRESSED, without_compression
+from headrace.storage.scan import FileList
 
+TEXT_FIELD = "text"
+"""The field that holds a record's text, where none is named."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (*DELIMITERS, ".json", ".jsonl")
+BY_RECORD = tuple(ending + packed for ending in (".jsonl", *DELIMITERS) for packed in ("", *COMPRESSED))
+"""Endings of files of which a sample is a record, where nobody says otherwise. A .json is as often one object."""
+_BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
 _field_limit = threading.Lock()
 
 
@@ -34,8 +40,33 @@ def format_of(path: str) -> str:
     ending = os.path.splitext(without_compression(path))[1].lower()
     if ending not in FORMATS:
         known = ", ".join(FORMATS)
-        raise FormatError(f"{redact(path)}: records are read from {known} (also .gz and .zst); take unit='line' or unit='file'")
+        raise FormatError(
+            f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this one; pass unit='line' or unit='file', "
+            "and no text_field= or target_field="
+        )
     return ending
+
+
+def unit_of(files: FileList) -> str:
+    """What a sample is where nobody says so: "record" of .jsonl, .csv and .tsv, else "file".
+
+    Raises:
+        ConfigError: there are files of both kinds.
+    """
+    count, other, row = 0, None, None
+    for names in files.names.chunks():
+        for name in names:
+            path = name.partition(b"?")[0] if files.url else name
+            if path.lower().endswith(_BY_RECORD):
+                count, row = count + 1, name
+            else:
+                other = name
+    if row is not None and other is not None:
+        raise ConfigError(
+            f"there are {count:,} files of records, such as {redact(row)}, and {len(files.names) - count:,} other texts, such as "
+            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
+        )
+    return "file" if row is None else "record"
 
 
 def newline_of(ending: str, newline: Newline) -> Newline:
@@ -198,6 +229,40 @@ def json_record(text: str, has_more: bool) -> Any:
         raise FormatError(f"no JSON: {error}") from None
 
 
+def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
+    """The text of a record: of a field, or what a callable makes of the record. A record that is a text is its own if no field is named.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if callable(field):
+        found, what = field(record), "text_field made"
+    elif isinstance(record, str) and field == TEXT_FIELD:
+        return record
+    else:
+        found, what = field_of(record, field), f"its field {field!r} is"
+    if not isinstance(found, str):
+        raise FormatError(f"{what} a {type(found).__name__} and no text")
+    return found
+
+
+def target_of(record: Any, field: str, is_cell: bool) -> Any:
+    """The target of a record, as it stands there.
+
+    Args:
+        record: of which file ever.
+        field: its name.
+        is_cell: True if the record is a row of a table, where an empty field is none.
+
+    Raises:
+        FormatError: there is none.
+    """
+    found = field_of(record, field)
+    if is_cell and not found.strip():
+        raise FormatError(f"its field {field!r} is empty, so it has no target")
+    return found
+
+
 def field_of(record: Any, name: str) -> Any:
     """A field of a record.
 
@@ -205,7 +270,7 @@ def field_of(record: Any, name: str) -> Any:
         FormatError: there is none.
     """
     if not isinstance(record, dict):
-        raise FormatError(f"it is a {type(record).__name__} and no object with fields: take unit='line'")
+        raise FormatError(f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}')
     if name not in record:
-        raise FormatError(f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: say text_field= or target_field=")
+        raise FormatError(f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: pass text_field= or target_field=")
     return record[name]

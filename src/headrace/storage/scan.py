@@ -7,6 +7,7 @@ relative to the root, byte by byte: the same on every machine, file system and l
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 import tarfile
@@ -20,6 +21,7 @@ import numpy as np
 from headrace.arguments import described
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError, SampleError
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.contents import MOST, are_bookkeeping, is_hidden, names_below, summary_of, tables_among
 from headrace.storage.folders import Listing, list_folder
 from headrace.storage.listings import kept_listing
 from headrace.storage.names import NamesBuilder, order_of_parts
@@ -101,7 +103,8 @@ class Server(Protocol):
 def scan(
     data_path: DataPath, extensions: Sequence[str], server: Server | None = None, cache_dir: str | None = None, *, asks: bool = True
 ) -> FileList:
-    """All files under `data_path` that end in one of `extensions` (any case).
+    """All files under `data_path` that end in one of `extensions` (any case). Hidden files and folders, whose names begin with a dot, don't
+    count, unless they are named themselves.
 
     Args:
         data_path: a folder (searched through, links followed, loops of links entered once), a file, a glob, or a list of these;
@@ -112,7 +115,8 @@ def scan(
         asks: with a `server`: ask whether there is such a file, also where a path ends as one; if not, whoever reads it finds out.
 
     Raises:
-        DataNotFoundError: a path is missing, or nothing fits; the message names the extensions.
+        DataNotFoundError: a path is missing, or nothing fits; the message says what is there, and what reads it.
+        FormatError: all that fits is what HuggingFace writes beside the tables of a data set.
         AccessError, RemoteError: a server does not say: see `headrace.storage.remote.Remote.ask`.
     """
     entries = entries_of(data_path)
@@ -123,11 +127,19 @@ def scan(
         roots: tuple[str, ...] = (found.root,)
     else:
         roots, root_of, found = _merged(map(walk, entries))
+    shown = ", ".join(redact(e) for e in entries[:3])
     if not len(found.names):
-        shown = ", ".join(redact(e) for e in entries[:3])
-        raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(extensions)}: is the path right?")
+        if not walk.others and all(glob.has_magic(os.fsdecode(entry)) for entry in entries):
+            raise DataNotFoundError(f"nothing matches {shown}{_working_folder(server)}: is the path right?")
+        raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(extensions)}; {summary_of(walk.others)}")
+    if (tables := tables_among(walk.others)) is not None and are_bookkeeping(found.names):
+        raise FormatError(f"{shown} holds tables, and no texts but what was written beside them: {tables}")
     folders = tuple(sorted(map(os.fsdecode, found.folders), key=os.fsencode))
     return FileList(roots, root_of, found.names, server is not None, folders, frozenset(found.searched))
+
+
+def _working_folder(server: Server | None) -> str:
+    return f" (working folder: {os.getcwd()})" if server is None else ""
 
 
 @dataclass(slots=True)
@@ -164,19 +176,28 @@ def _in_order(names: PackedNames) -> PackedNames:
 
 
 class _LocalWalk:
+    """Finds the files of a path on this machine.
+
+    Attributes:
+        others: what else is there, where there is nothing that counts: names.
+    """
+
     def __init__(self, endings: tuple[bytes, ...], cache_dir: str | None) -> None:
         self._endings, self._cache_dir = endings, cache_dir
+        self.others: list[str] = []
 
     def __call__(self, entry: str | os.PathLike[Any]) -> _Found:
         path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
         if os.path.isdir(path):
             listing = self._list(path)
+            if not len(listing.names) or are_bookkeeping(listing.names):
+                self.others += itertools.islice(names_below(path), MOST)
             return _Found(path, listing.names, {name for name in listing.folders if name and b"/" not in name}, {path})
         if os.path.exists(path):
             return _Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]), set(), set())
         if glob.has_magic(path):
             return self._match(path)
-        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+        raise DataNotFoundError(f"{redact(path)} does not exist{_working_folder(None)}")
 
     def _list(self, folder: str) -> Listing:
         if self._cache_dir is None:
@@ -189,6 +210,7 @@ class _LocalWalk:
         looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
         kept = [os.fsencode(m) for m in matches if not looping[os.path.dirname(m)]]
         kept = [k for k in kept if k.lower().endswith(self._endings)]
+        self.others += [] if kept else matches[:MOST]
         return _Found(root, _in_order(PackedNames(kept)), {k.partition(b"/")[0] for k in kept if b"/" in k}, set())
 
 
@@ -212,8 +234,15 @@ def _loops(root: str, below: str) -> bool:
 
 
 class _RemoteWalk:
+    """Finds the files of a path on a server.
+
+    Attributes:
+        others: what else is there, where there is nothing that counts: paths.
+    """
+
     def __init__(self, endings: tuple[bytes, ...], server: Server, asks: bool) -> None:
         self._endings, self._server, self._asks = endings, server, asks
+        self.others: list[str] = []
 
     def __call__(self, entry: Any) -> _Found:
         try:
@@ -222,7 +251,11 @@ class _RemoteWalk:
             raise DataNotFoundError(f"{redact(entry)} does not exist") from None  # the cause may show the URL's secrets
         root = root.rstrip("/") or ("/" if any(p.startswith("/") for p in files) else "")
         folders: set[bytes] = set()
-        names = PackedNames(_below(root, files, endings, folders))
+        pattern = path_in(os.fspath(entry), self._server.filesystem)[len(root) :]
+        shows_hidden = endings == (b"",) or "/." in pattern
+        names = PackedNames(_below(root, files, endings, folders, shows_hidden))
+        if not len(names) or are_bookkeeping(names):
+            self.others += (path for path in files[:MOST] if not is_hidden(os.fsencode(path[len(root) :].lstrip("/"))))
         del files  # as many strings: they go before the names are sorted
         return _Found(root, _in_order(names), folders, {root} if is_searched else set())
 
@@ -268,12 +301,12 @@ def _is_page(path: str, info: Any) -> bool:
     return info["type"] == "file" and (place.endswith("/") or (not is_named and "html" in str(info.get("mimetype"))))
 
 
-def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes]) -> Iterator[bytes]:
+def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders: set[bytes], shows_hidden: bool) -> Iterator[bytes]:
     """The names relative to the root; their first-level folders are added to `folders`."""
     start = len(root)
     for path in paths:
         name = os.fsencode(path[start:].lstrip("/"))
-        if name.lower().endswith(endings):
+        if name.lower().endswith(endings) and (shows_hidden or not is_hidden(name)):
             folder, slash, _ = name.partition(b"/")
             if slash:
                 folders.add(folder)

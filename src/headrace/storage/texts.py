@@ -121,6 +121,15 @@ class LinesSource(Source):
         assert text.stamp is not None
         return [text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin]
 
+    @property
+    def _size(self) -> int:
+        return sum(text.end - text.begin for text in self._texts)
+
+    @property
+    def keeps_tables(self) -> bool:
+        """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
+        return self._is_kept or self._size >= KEPT_FROM
+
     def _kept_file(self) -> MappedFile:
         of = [self._known_by(text) for text in self._texts]
         return MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
@@ -133,8 +142,8 @@ class LinesSource(Source):
         return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, self._bases.tolist())
 
     def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
-        size = sum(text.end - text.begin for text in self._texts)
-        if not self._is_kept and size < KEPT_FROM:
+        size = self._size
+        if not self.keeps_tables:
             return HeldArrays(*self._scanned(progress, size))
         kept = self._kept_file()
         if (found := kept.kept()) is not None:
@@ -303,6 +312,10 @@ class LinesSource(Source):
             if kind not in records.DELIMITERS
             else records.csv_fields(text, records.DELIMITERS[kind], self.headers[file])
         )
+
+    def is_of_table(self, index: int) -> bool:
+        """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
+        return bool(self._formats) and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
 
     def offset_of(self, index: int) -> int:
         """The byte in its file, or in the file's plain copy, where a line begins."""

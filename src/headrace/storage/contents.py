@@ -1,0 +1,77 @@
+"""What a folder holds that nobody asked for: for the message that names the class that reads it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+_TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
+READERS: dict[str, tuple[str, ...]] = {
+    "ImageDataset": _IMAGES,
+    "TextDataset": tuple(ending + packed for ending in _TEXTS for packed in ("", ".gz", ".zst")),
+    "HDF5Dataset": (".h5", ".hdf5", ".he5"),
+    "ZarrDataset": (".zarr", ".zarr.zip"),
+    "StreamingDataset": (".tar",),
+}
+"""The classes that read files of some endings."""
+_TABLES = {
+    ".arrow": "it is a data set that HuggingFace's `datasets` saved: pass datasets.load_from_disk(...) of it to create_dataloader, or to "
+    "MemoryEfficientDataset for loading modes",
+    ".parquet": "headrace reads no Parquet: pass datasets.load_dataset('parquet', data_files=..., split='train') to create_dataloader, or "
+    "to MemoryEfficientDataset for loading modes",
+}
+_BOOKKEEPING = {b"readme.md", b"dataset_dict.json", b"dataset_info.json", b"dataset_infos.json", b"state.json"}
+"""What HuggingFace writes beside such tables."""
+MOST = 10_000
+"""Names that are looked at for a message."""
+
+
+def is_hidden(name: bytes) -> bool:
+    """True if a file, or a folder on the way to it, is hidden: ``.git``, ``.ipynb_checkpoints``, ``._x.jpg``."""
+    return name.startswith(b".") or b"/." in name
+
+
+def names_below(root: str) -> Iterator[str]:
+    """Names of the files below a local folder that are not hidden, in no order; of Zarr stores, which are folders, their own."""
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    for folder, folders, names in os.walk(root, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        stores = [name for name in folders if name.lower().endswith(".zarr")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in stores]
+        yield from (name for name in itertools.chain(names, stores) if not name.startswith("."))
+
+
+def are_bookkeeping(names: Sequence[bytes]) -> bool:
+    """True if files are no more than what HuggingFace writes beside the tables of a data set."""
+    return 0 < len(names) <= MOST and all(name.rpartition(b"/")[2].lower() in _BOOKKEEPING for name in names)
+
+
+def tables_among(names: Iterable[str]) -> str | None:
+    """What to do with the Arrow or Parquet tables among some files; None where there are none."""
+    endings = {_ending_of(name) for name in names}
+    return next((advice for ending, advice in _TABLES.items() if ending in endings), None)
+
+
+def summary_of(names: Sequence[str]) -> str:
+    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use ImageDataset"."""
+    if not names:
+        return "nothing else is there: is the path right?"
+    counts = sorted(Counter(map(_ending_of, names)).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,}{'' if count < MOST else ' or more'} {ending or 'without an ending'}" for ending, count in counts[:3]]
+    found = f"{'there is' if len(names) == 1 else 'there are'} {' and '.join(shown)}"
+    readers = [reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings]
+    advice = tables_among(names) or (f"use {readers[0]}" if readers else "is the path right?")
+    return f"{found}: {advice}"
+
+
+def _ending_of(name: str) -> str:
+    """ ".jpg"; of what is packed both: ".jsonl.gz"."""
+    root, ending = os.path.splitext(name.rpartition("/")[2].lower())
+    return os.path.splitext(root)[1] + ending if ending in (".gz", ".zst", ".zip") else ending
