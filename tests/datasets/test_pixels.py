@@ -422,6 +422,14 @@ class TestResize:
         pixels = np.asarray(picture(8, 6))
         assert resize_image(pixels, (6, 8)) is pixels
 
+    def test_a_tall_strip_is_never_widened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, interpolate = list[Any](), torch.nn.functional.interpolate
+        monkeypatch.setattr(torch.nn.functional, "interpolate", lambda *a, size, **k: asked.append(size) or interpolate(*a, size=size, **k))
+        strip = np.repeat(np.linspace(0, 255, 100_000).astype(np.uint8), 3).reshape(-1, 1, 3)
+        found = resize_image(strip, (8, 300))
+        assert asked == [(8, 1), (8, 300)] and found.shape == (8, 300, 3)
+        assert np.abs(found[:, 0, 0].astype(int) - [18, 47, 79, 111, 143, 175, 207, 236]).max() <= 1
+
     def test_warns_of_nothing(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -31,6 +31,7 @@ _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_WIDENED = 1 << 24  # pixels between the two steps of resizing
 _DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
     "premature end of data segment",
     "bad Huffman code",
@@ -238,8 +239,11 @@ def _bomb(what: str) -> str:
 
 def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept (torch's `interpolate`)."""
-    if pixels.shape[:2] == size:
+    height, width = pixels.shape[:2]
+    if (height, width) == size:
         return pixels
+    if width < size[1] and size[0] < height and height * size[1] > _WIDENED:  # torch resizes the width first: 1 x 4,000,000 would take GB
+        pixels = resize_image(pixels, (size[0], width))
     source = torch.from_numpy(writable(pixels)).permute(2, 0, 1).unsqueeze(0)
     out = torch.nn.functional.interpolate(source, size=size, mode="bilinear", antialias=True, align_corners=False)
     return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
