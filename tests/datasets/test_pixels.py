@@ -231,7 +231,6 @@ class TestOrientation:
             assert decoded.flags.c_contiguous
             np.testing.assert_array_equal(decoded, by_pillow(data, color))
 
-
     @pytest.mark.parametrize("where", ["late", "xmp"])
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
     def test_late_exif_and_xmp_count(self, where: str, kind: Any) -> None:

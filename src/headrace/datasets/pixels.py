@@ -145,7 +145,7 @@ def _may_be_turned(data: Any) -> bool:
         marker = data[position + 1]
         if marker == 0xDA:  # the scan begins
             return False
-        size = data[position + 2] * 256 + data[position + 3] if isinstance(data, bytes) else int.from_bytes(data[position + 2 : position + 4])
+        size = int.from_bytes(data[position + 2 : position + 4], "big")
         if marker == 0xE1:
             segment = bytes(data[position + 4 : position + 2 + size])
             if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
@@ -195,19 +195,20 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
     Raises:
         FormatError: nothing says which of its values are black and white.
     """
-    if image.mode in _SIXTEEN_BIT:
-        deep = np.asarray(image, np.float32)
-        return np.rint(deep * (255 / max(_white_of(image), float(deep.max())))).astype(np.uint8)  # a tag may be too low
-    if image.mode not in ("I", "F"):
+    if image.mode not in (*_SIXTEEN_BIT, "I", "F"):
         return None
-    values = np.asarray(image)
+    values = np.asarray(image, np.float32 if image.mode in _SIXTEEN_BIT else None)
     least, most = float(values.min()), float(values.max())
-    if image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
-        return np.rint(values * (255 / _WHITE_16)).astype(np.uint8)
-    if image.mode == "F" and 0 <= least and most <= 1:
-        return np.rint(values * 255).astype(np.uint8)
-    if 0 <= least and most <= 255:  # False for NaN
-        return np.rint(values).astype(np.uint8)
+    white: float | None = None
+    if image.mode in _SIXTEEN_BIT:
+        white = max(_white_of(image), most)  # a tag may be too low
+    elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
+        white = _WHITE_16
+    elif least >= 0 and most <= 255:  # False for NaN
+        white = 1 if image.mode == "F" and most <= 1 else 255
+    if white is not None:
+        grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
+        return grey
     kind, fits = ("floats", "0..1 or 0..255") if image.mode == "F" else ("signed or 32-bit integers", "0..255")
     raise FormatError(
         f"grey of {kind} from {least:g} to {most:g}: nothing says which of them is white, unless all lie in {fits}; scale the files "
@@ -218,11 +219,11 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
 def _white_of(image: Image.Image) -> int:
     """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
     tags = getattr(image, "tag_v2", {})
-    for tag, white in ((_MAX_SAMPLE_VALUE, lambda value: value), (_BITS_PER_SAMPLE, lambda bits: (1 << bits) - 1)):
+    for tag, most in ((_MAX_SAMPLE_VALUE, _WHITE_16), (_BITS_PER_SAMPLE, 16)):
         value = tags.get(tag)
         value = value[0] if isinstance(value, tuple) and value else value
-        if isinstance(value, int) and 0 < white(value) <= _WHITE_16:
-            return white(value)
+        if isinstance(value, int) and 0 < value <= most:
+            return value if tag == _MAX_SAMPLE_VALUE else (1 << value) - 1
     return _WHITE_16
 
 
