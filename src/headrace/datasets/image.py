@@ -58,8 +58,9 @@ class ImageDataset(BaseDataset):
             where nothing follows, their result is scaled and normalised as above.
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders; or a mapping from relative path or file name to target, a
-            CSV file (file, target), a callable of the path; None: every target is None.
-        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey).
+            CSV file (file, target), a callable of the path; None: every target is None. Texts become class numbers, so names of files,
+            such as masks, are refused. A file name alone may fit one file only.
+        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled; see `headrace.datasets.pixels.decode_image`.
         normalize: False gives uint8 [C, H, W] where there is no transform.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         storage_options: passed to fsspec.
