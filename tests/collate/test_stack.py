@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import default_collate
 
 from headrace import ConfigError, list_collate
@@ -130,7 +131,7 @@ def test_numbers(samples: list[Any], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "samples",
     [
-        ["a", "b"], [b"a", b"b"], [None, None], [object(), object()], [{1, 2}, {3}], [range(3), range(3)], ["a", None],
+        ["a", "b"], [b"a", b"b"], [object(), object()], [{1, 2}, {3}], [range(3), range(3)], ["a", None],
         [np.array(["a"]), np.array(["b"])], [np.datetime64("2020-01-01")] * 2, [np.array([None])] * 2, [np.str_("a")] * 2,
         [int, float], [1 + 2j, 3j],
     ],
@@ -318,3 +319,29 @@ def test_the_place_is_named(wrap: Any, place: str) -> None:
     with pytest.raises(ConfigError) as refused:
         stack_collate([wrap({"a": 1}), wrap({"b": 1})])
     assert f"{place}: sample 1" in str(refused.value)
+
+
+# -- transforms without their last step
+
+PHOTO = Image.new("RGB", (5, 4))
+
+
+@pytest.mark.parametrize("samples", [[PHOTO] * 2, [(PHOTO, 1)] * 2, [{"image": PHOTO}] * 2, [("a", 1), (PHOTO, 1)]])
+def test_pil_images_are_refused_with_the_remedy(samples: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"is a PIL image \(RGB, 5 x 4\).*v2\.ToImage\(\) or PILToTensor\(\).*transform_input='tensor'"):
+        stack_collate(samples)
+
+
+@pytest.mark.parametrize("samples", [[None, None], [(None, 1), (None, 2)], [[None, 1], [None, 2]]])
+def test_inputs_of_none_are_refused_with_the_remedy(samples: list[Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is None, and so are all others: the transform .*returned nothing; end it with a return of the value"
+    ):
+        stack_collate(samples)
+
+
+def test_none_stays_where_it_may_stand() -> None:
+    x = torch.zeros(2)
+    assert stack_collate([(x, None), (x, None)])[1] == [None, None]
+    assert stack_collate([{"mask": None}] * 2) == {"mask": [None, None]}
+    assert list_collate([PHOTO, None]) == [PHOTO, None]

@@ -281,3 +281,24 @@ class TestInADataset:
         assert (
             targets.tolist()[1:3] == [-1, -1] and (images[1:3] == 7).all() and (images[3] == torch.as_tensor(np.asarray(good[3][0]))).all()
         )
+
+
+def test_a_transform_that_lacks_its_last_step_is_told(photos: Path, make_loader: Any) -> None:
+    steps = [RandomResizedCrop(8), RandomHorizontalFlip(), lambda image: image]
+    with pytest.raises(ConfigError, match=r"at \[0\] is a PIL image \(RGB, 8 x 8\).*ToImage"):
+        next(iter(make_loader(ImageDataset(photos, transform=steps), batch_size=2, num_workers=0)))
+    with pytest.raises(ConfigError, match=r"at \[0\] is None.*the transform .* returned nothing"):
+        next(iter(make_loader(ImageDataset(photos, transform=lambda image: None), batch_size=2, num_workers=0)))
+
+
+def test_packed_images_are_cropped_in_batches(photos: Path, make_loader: Any, tmp_path: Path) -> None:
+    pack(ImageDataset(photos), tmp_path / "photos.h5")
+    images, _ = next(iter(make_loader(ImageDataset(tmp_path / "photos.h5", transform=RECIPE), batch_size=4, num_workers=0)))
+    assert images.shape == (4, 3, 24, 24)
+
+
+def test_a_collate_function_of_ones_own_gets_pil_images(photos: Path, make_loader: Any) -> None:
+    dataset = ImageDataset(photos, transform=[RandomResizedCrop(8), lambda image: image])
+    for collate in ("list", lambda samples: samples):
+        batch = next(iter(make_loader(dataset, batch_size=2, num_workers=0, collate_fn=collate)))
+        assert [image.size for image, _ in batch] == [(8, 8)] * 2

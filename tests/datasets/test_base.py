@@ -266,7 +266,7 @@ class TestViews:
         view = make(targets=[{"i": i} for i in range(30)]).subset([3, 2])
         assert view.targets == [{"i": 3}, {"i": 2}] and view[1][1] == {"i": 2}
 
-    @pytest.mark.parametrize("fraction", [0, 0.1, 1 / 3, 0.5, 0.99, 1])
+    @pytest.mark.parametrize("fraction", [0.1, 1 / 3, 0.5, 0.99])
     def test_split(self, make: Any, fraction: float) -> None:
         dataset = make(100)
         one, two = dataset.split(fraction)
@@ -274,8 +274,36 @@ class TestViews:
         assert sorted(numbers(one) + numbers(two)) == list(range(100))
         assert numbers(one) == sorted(numbers(one)) and numbers(two) == sorted(numbers(two))
         assert numbers(dataset.split(fraction)[0]) == numbers(one)
-        if 0 < fraction < 1:
-            assert numbers(dataset.split(fraction, seed=1)[0]) != numbers(one)
+        assert numbers(dataset.split(fraction, seed=1)[0]) != numbers(one)
+
+    @pytest.mark.parametrize("fraction", [0, 1, 1.0, 0.004, [1.0, 0.0]])
+    def test_split_that_leaves_a_part_empty(self, make: Any, fraction: Any) -> None:
+        with pytest.raises(ConfigError, match=r"split\(\[.*\]\) of 100 samples leaves none for part \d: use other fractions"):
+            make(100).split(fraction)
+
+    def test_split_into_several_parts(self, make: Any) -> None:
+        dataset = make(100, targets=[i % 4 for i in range(100)])
+        parts = dataset.split([0.7, 0.15, 0.15], seed=3)
+        assert [len(part) for part in parts] == [70, 15, 15] and sorted(number for part in parts for number in numbers(part)) == list(
+            range(100)
+        )
+        assert numbers(parts[0]) == numbers(dataset.split(0.7, seed=3)[0])
+        train, val = dataset.split(0.8, stratify=True)
+        assert np.bincount(val.targets).tolist() == [5] * 4 and np.bincount(train.targets).tolist() == [20] * 4
+        groups = [i // 10 for i in range(100)]
+        train, val = dataset.split(0.8, groups=groups)
+        assert len(val) == 20 and len({i // 10 for i in numbers(val)}) == 2
+
+    def test_folds(self, make: Any) -> None:
+        dataset = make(30, targets=[i % 3 for i in range(30)])
+        folds = dataset[:25].folds(5, stratify=True)
+        assert sorted(number for _, val in folds for number in numbers(val)) == list(range(25))
+        assert all(sorted(numbers(train) + numbers(val)) == list(range(25)) and len(val) == 5 for train, val in folds)
+        assert all(np.bincount(val.targets).min() >= 1 for _, val in folds)
+
+    def test_stratify_needs_targets(self, make: Any) -> None:
+        with pytest.raises(ConfigError, match=r"stratify=True: this .* has no targets"):
+            make(targets=None).split(0.5, stratify=True)
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
     def test_split_into_nothing_possible(self, make: Any, fraction: float) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.datasets.labels import folder_targets, given_targets
-from headrace.errors import ConfigError, DataNotFoundError, HeadraceError
+from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning
 from headrace.storage.names import PackedNames
 from headrace.storage.paths import redact
 from headrace.storage.scan import FileList, scan
@@ -119,9 +119,38 @@ class TestGiven:
     def test_a_mapping_by_relative_path_or_name(self, files: FileList) -> None:
         by_path = {name: i * 10 for i, name in enumerate(NAMES)}
         assert given_targets(by_path, files)[0].tolist() == [0, 10, 20, 30, 40]
-        by_name = {"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9, "cat/1.jpg": 11}
+        by_name = {"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9, "cat/1.jpg": 11}  # one 1.jpg by its path, the other by its name
         targets, classes = given_targets(by_name, files)
         assert targets.tolist() == [1, 2, 11, 3, 9] and targets.dtype == np.int64 and classes == []
+
+    def test_a_name_that_fits_several_files(self, files: FileList, tmp_path: Path) -> None:
+        for targets in ({"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9}, csv(tmp_path, "1.jpg,1\n2.jpg,2\n3.jpg,3\n9.jpg,9\n")):
+            with pytest.raises(ConfigError, match=r"file name 1\.jpg fits bird/1\.jpg and cat/1\.jpg: give relative paths"):
+                given_targets(targets, files)
+
+    @pytest.mark.parametrize(
+        "mask",
+        [
+            lambda path: path.replace(".jpg", ".png"),
+            lambda path: os.path.basename(path).replace("jpg", "PNG"),
+            lambda path: "mask.png",
+            lambda path: path,
+            lambda path: path.replace(".jpg", ".mask"),
+        ],
+    )
+    def test_names_of_files_are_no_classes(self, files: FileList, tmp_path: Path, mask: Any) -> None:
+        for name in NAMES:
+            (tmp_path / name).with_suffix(".mask").touch()
+        with pytest.raises(ConfigError, match=r"targets gives names of files \(.*\), which would become class numbers"):
+            given_targets(mask, files)
+
+    def test_a_class_for_each_sample_is_warned_of(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+        files = files_of(tmp_path, [f"{i:02d}.jpg" for i in range(20)])
+        with pytest.warns(HeadraceWarning, match=r"20 different texts for 20 samples \('text 00', \.\.\.\)"):
+            given_targets(lambda path: f"text {path[-6:-4]}", files)
+        recwarn.clear()
+        given_targets(lambda path: f"v1.{path[-6]}", files)
+        assert not recwarn
 
     def test_texts_become_class_numbers(self, files: FileList) -> None:
         targets, classes = given_targets(lambda path: "odd" if path.endswith(("1.jpg", "3.jpg")) else "even", files)
@@ -194,8 +223,16 @@ class TestCSV:
         assert targets == [3.0, 0.5, 3.0, 4.0, 5.0] and classes == []
 
     def test_of_texts(self, files: FileList, tmp_path: Path) -> None:
-        targets, classes = given_targets(csv(tmp_path, 'name,kind\n"1.jpg",hawk\n2.jpg,"owl, grey"\n3.jpg,été\n9.jpg,hawk\n'), files)
+        text = 'name,kind\n"bird/1.jpg",hawk\n2.jpg,"owl, grey"\ncat/1.jpg,hawk\n3.jpg,été\n9.jpg,hawk\n'
+        targets, classes = given_targets(csv(tmp_path, text), files)
         assert classes == ["hawk", "owl, grey", "été"] and targets.tolist() == [0, 1, 0, 2, 0]
+
+    @pytest.mark.parametrize("header", ["", "file,label\n"])
+    def test_rows_that_contradict_each_other(self, files: FileList, tmp_path: Path, header: str) -> None:
+        assert given_targets(csv(tmp_path, header + ROWS + ROWS), files)[0].tolist() == [3, 10, 3, 4, 5]
+        rows = (2, 7) if header else (1, 6)
+        with pytest.raises(ConfigError, match=rf"rows {rows[0]} and {rows[1]} of .*targets\.txt give bird/1\.jpg .*\('3' and '4'\)"):
+            given_targets(csv(tmp_path, header + ROWS + "bird/1.jpg,4\n"), files)
 
     def test_that_is_missing(self, files: FileList, tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError, match=r"none\.csv does not exist"):

@@ -1,5 +1,6 @@
 """Do a trainer's two loaders come from one description, and do they share no sample?"""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,20 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from headrace import ConfigError, DataLoaderConfig, DataModule, DataModuleProtocol, HeadraceWarning, ImageDataset, StateError, pack
+from headrace import (
+    ConfigError,
+    DataLoaderConfig,
+    DataModule,
+    DataModuleProtocol,
+    HeadraceWarning,
+    ImageDataset,
+    MemoryEfficientDataset,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    StateError,
+    StreamingDataset,
+    pack,
+)
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
 
@@ -231,3 +245,98 @@ def test_close_closes_what_was_opened_and_it_can_be_used_again(photos: Path) -> 
     again = [images.numpy().copy() for images, _ in module.val_dataloader()]
     module.close()
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and len(first) == 3
+
+
+RECIPE = [RandomResizedCrop(16), RandomHorizontalFlip()]
+
+
+class RandomRotation:
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize("transform", [RECIPE, Compose(Compose(RandomRotation())), Compose(np.random.default_rng(0)), [random.random]])
+def test_validation_at_random_is_warned_of(module_of: Any, transform: Any) -> None:
+    dataset = SquareDataset(transform=transform) if transform is not RECIPE else SquareDataset(transform=list(RECIPE))
+    with pytest.warns(HeadraceWarning, match=r"the validation data are transformed at random .*val_transform= \(\[\] for none\)"):
+        module_of(dataset, val_split=0.25)
+
+
+def test_validation_of_a_path_at_random_is_warned_of(module_of: Any, photos: Path) -> None:
+    with pytest.warns(HeadraceWarning, match=r"at random \(RandomResizedCrop, RandomHorizontalFlip\)"):
+        module_of(photos, photos, transform=RECIPE)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+@pytest.mark.parametrize("options", [{}, {"image_size": 24}, {"hold": "decoded"}, {"transform_input": "tensor"}])
+def test_val_transform_shares_the_store_and_draws_nothing(
+    module_of: Any, photos: Path, mode: str, options: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    dataset = ImageDataset(photos, transform=RECIPE, loading_mode=mode, max_memory_usage="50MB", **options)
+    module = module_of(dataset, val_split=0.25, val_transform=[])
+    images, targets = next(iter(module.val_dataloader()))
+    size = options.get("image_size", 16)
+    plain = ImageDataset(photos, size, **({"hold": "decoded"} if "hold" in options else {}))
+    whole = module.val._whole_indices(range(4)).tolist()
+    wanted = [plain[i] for i in whole]
+    assert targets.tolist() == [target for _, target in wanted] and images.shape == (4, 3, size, size)
+    exact = torch.stack([image for image, _ in wanted])
+    assert (images - exact).abs().mean() < 0.05 and torch.equal(images[1], module.val[1][0])
+    assert torch.equal(next(iter(module.val_dataloader()))[0], images)
+    assert (module.train.mode is module.val.mode or mode == "lazy") and module.train.transform is None and module.train._augment is not None
+    assert not [w for w in recwarn if issubclass(w.category, HeadraceWarning)]
+
+
+@pytest.mark.parametrize("given", ["pil", "tensor", "numpy"])
+@pytest.mark.parametrize("train", [None, RECIPE, [RandomHorizontalFlip(), lambda image: image]])
+@pytest.mark.parametrize("loading", [{}, {"loading_mode": "eager", "image_size": 16}])
+def test_views_with_another_transform_show_the_same_pixels(photos: Path, given: str, train: Any, loading: dict[str, Any]) -> None:
+    seen: list[Any] = []
+    dataset = ImageDataset(photos, transform=train, transform_input=given, **loading)
+    view = dataset.with_transform(lambda image: seen.append(image) or torch.zeros(1))
+    twin = ImageDataset(photos, transform=lambda image: image, transform_input=given, image_size=dataset.image_size)
+    assert view[3][0].shape == (1,) and type(seen[0]) is type(twin[3][0])
+    assert np.array_equal(np.asarray(seen[0]), np.asarray(twin[3][0]))
+    again = dataset.with_transform(RECIPE)[3][0]
+    assert again.shape == (3, 16, 16) and again.dtype is torch.float32
+    assert "transform=" in repr(view)
+
+
+def test_val_transform_of_wrapped_and_streamed_images(photos: Path, module_of: Any, tmp_path: Path) -> None:
+    pack(ImageDataset(photos), tmp_path / "photos.h5")
+    for dataset in (
+        MemoryEfficientDataset(photos, transform=RECIPE),
+        MemoryEfficientDataset(ImageDataset(photos, transform=RECIPE)),
+        StreamingDataset(tmp_path / "photos.h5", transform=RECIPE),
+    ):
+        module = module_of(dataset, val_split=0.25, val_transform=[lambda image: torch.tensor(image.size)])
+        sizes = torch.cat([sizes for sizes, _ in module.val_dataloader()])
+        assert sizes.tolist() == [[64, 48]] * 6
+        assert next(iter(module.train_dataloader()))[0].shape == (4, 3, 16, 16)
+
+
+def test_val_transform_of_a_joint_one_is_joint(photos: Path) -> None:
+    dataset = ImageDataset(photos, transforms=lambda image, target: (1, target))
+    view = dataset.with_transform(lambda image, target: (image.size, "other"))
+    assert view[3] == ((64, 48), "other") and dataset[3] == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((SquareDataset(),), {}, "val_transform needs validation data"),
+        ((SquareDataset(),), {"val_split": 0.5, "val_transform": [3]}, "3 is none"),
+        ((TensorDataset(torch.arange(10)),), {"val_split": 0.5}, "can't be given to a Subset: pass val="),
+    ],
+)
+def test_val_transform_that_has_no_place(arguments: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DataModule(*arguments, **{"val_transform": [], **options})

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from headrace.collate.fields import Place, Step, shown
 from headrace.errors import ConfigError
@@ -33,10 +34,11 @@ def stack_collate(samples: Sequence[Any]) -> Any:
 
     Tensors and arrays [...] become tensors [batch, ...]; numbers become tensors [batch] (int64, float64, bool, as torch's
     `default_collate` makes them); dicts, tuples, named tuples, lists and dataclasses stay what they are, with batched fields;
-    everything else (texts, None, objects) becomes a list.
+    everything else (texts, None, objects) becomes a list. PIL images are refused, and so are inputs (samples, and first elements of
+    tuples) that are None.
 
     Raises:
-        ConfigError: shapes or structures differ; the message names the place, the shapes, and the remedies.
+        ConfigError: shapes or structures differ, or a transform is not finished; the message names the place, the shapes, and the remedies.
     """
     return stack_tree(list(samples))
 
@@ -87,7 +89,26 @@ def stack_inside(values: list[Any], place: Place, special: Special | None) -> An
             return tuple(columns) if isinstance(first, tuple) else columns
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         return _stack_dataclass(values, place, special)
+    _refuse_unfinished(values, place)
     return values
+
+
+def _refuse_unfinished(values: list[Any], place: Place) -> None:
+    """Raises a ConfigError for PIL images, and for inputs that are None: transforms that lack their last step."""
+    number = next((number for number, value in enumerate(values) if isinstance(value, Image.Image)), None)
+    if number is not None:
+        image = values[number]
+        raise ConfigError(
+            f"sample {number} of the batch{shown(place)} is a PIL image ({image.mode}, {image.width} x {image.height}), which can't be "
+            "stacked: end the transform with torchvision's v2.ToImage() or PILToTensor(), or pass ImageDataset "
+            "transform_input='tensor'; to keep PIL images, pass collate_fn='list' or a function of your own"
+        )
+    is_input = not place or (len(place) == 1 and place[0].names[0] == "0")  # a target or a field may well be None
+    if is_input and all(value is None for value in values):
+        raise ConfigError(
+            f"sample 0 of the batch{shown(place)} is None, and so are all others: the transform (or the dataset's __getitem__) returned "
+            "nothing; end it with a return of the value, or pass collate_fn='list' or a function of your own"
+        )
 
 
 def is_numeric(value: Any) -> bool:

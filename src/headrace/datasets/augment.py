@@ -106,6 +106,17 @@ class RandomHorizontalFlip:
         return f"{type(self).__name__}(p={self.p})"
 
 
+class Whole:
+    """All of an image, at a size: stands for a crop where nothing is to be drawn."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def draw(self, height: int, width: int) -> Box:
+        """The whole image."""
+        return Box(0, 0, height, width)
+
+
 class Drawn(NamedTuple):
     """What was drawn for one sample: the part of the image (None: all of it), and whether it is mirrored."""
 
@@ -116,7 +127,7 @@ class Drawn(NamedTuple):
 class Augment:
     """A crop and a flip, or one of the two, as a dataset applies them itself."""
 
-    def __init__(self, crop: RandomResizedCrop | None, flip: RandomHorizontalFlip | None) -> None:
+    def __init__(self, crop: RandomResizedCrop | Whole | None, flip: RandomHorizontalFlip | None) -> None:
         self.crop, self.flip = crop, flip
 
     def draw(self, height: int, width: int) -> Drawn:

@@ -38,8 +38,8 @@ from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
-from headrace.order.permutation import split_indices
 from headrace.order.shares import check_shared_once
+from headrace.order.splits import fold_parts, split_parts
 from headrace.order.ticket import Ticket
 from headrace.storage.source import Source
 
@@ -297,16 +297,49 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         view._reset_report()
         return view
 
-    def split(self, fraction: float, seed: int = 42) -> tuple[Self, Self]:
-        """Two views that share no sample: a random `fraction` of the samples (rounded), and the rest, each in index order.
+    @overload
+    def split(self, fraction: float, seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, Self]: ...
+    @overload
+    def split(self, fraction: Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, ...]: ...
+    def split(self, fraction: float | Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, ...]:
+        """Views that share no sample and together have all, drawn at random by seed and length alone; each in index order.
+
+        Args:
+            fraction: of the samples that the first of two views gets (rounded); or the fractions of all views (``[.7, .15, .15]``).
+            seed: any integer.
+            stratify: a label a sample, or True for `targets`: each view gets its fraction of each label's samples.
+            groups: a group a sample, such as its patient: the samples of a group stay together, and the fractions are approached.
 
         Raises:
-            ConfigError: `fraction` is not between 0 and 1.
+            ConfigError: an argument makes no sense, or a view would have no sample.
         """
-        if not 0 <= fraction <= 1:
-            raise ConfigError(f"fraction must be between 0 and 1, not {fraction!r}")
-        first, second = split_indices(len(self), fraction, seed)
-        return self.subset(first), self.subset(second)
+        fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
+        parts = split_parts(len(self), fractions, seed, stratify=self._labels(stratify), groups=groups)
+        return tuple(self.subset(part) for part in parts)
+
+    def folds(self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None) -> list[tuple[Self, Self]]:
+        """Training and validation views of a k-fold cross-validation: each sample is in one validation view. Arguments: see `split`.
+
+        Raises:
+            ConfigError: as `split`.
+        """
+        parts = fold_parts(len(self), k, seed, stratify=self._labels(stratify), groups=groups)
+        everything = np.arange(len(self))
+        return [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
+
+    def with_transform(self, transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None) -> Self:
+        """A view of all samples that has another transform, and shares what is held with this dataset.
+
+        Args:
+            transform: in place of what was given as `transform` (or, where they are joint, as `transforms`); None or []: none.
+
+        Raises:
+            ConfigError: it is no callable, and no list of callables.
+        """
+        view = self.subset(np.arange(len(self)))
+        view._replace_transform(transform)
+        view._arguments = {**self._arguments, "transforms" if self.transforms is not None else "transform": transform}
+        return view
 
     def source_of(self, index: int) -> str:
         """Where a sample lies: its path, or file and row."""
@@ -463,6 +496,17 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         return self._mode
 
     # -- inside
+
+    def _replace_transform(self, transform: Any) -> None:
+        """Of a new view."""
+        setattr(self, "transform" if self.transforms is None else "transforms", chained(transform))
+
+    def _labels(self, stratify: Any) -> Any:
+        if stratify is not True:
+            return stratify
+        if self.targets is None:
+            raise ConfigError(f"stratify=True: this {type(self).__name__} has no targets: pass a label for each sample")
+        return self.targets
 
     def _settle(self) -> None:
         self._is_settled = True

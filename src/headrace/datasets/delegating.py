@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,13 @@ class DelegatingDataset(BaseDataset):
         for name in ("classes", "class_to_idx"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
+
+    def _replace_transform(self, transform: Any) -> None:
+        if self._transforms_added:
+            return super()._replace_transform(transform)
+        self._inner = copy.copy(self._inner)
+        self._inner._replace_transform(transform)
+        self.transform, self.transforms, self._augment = self._inner.transform, self._inner.transforms, self._inner._augment
 
     def decode(self, record: Any) -> Any:
         return self._inner.decode(record)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from headrace.datasets.augment import Drawn, image_sides, split_augment
+from headrace.datasets.augment import Augment, Drawn, Whole, image_sides, split_augment
 from headrace.datasets.base import BaseDataset, CommonOptions
 from headrace.datasets.checks import check_arguments
 from headrace.datasets.labels import FOLDERS, Targets, TargetsArgument, checked_targets, folder_targets, given_targets
@@ -59,8 +59,9 @@ class ImageDataset(BaseDataset):
             where nothing follows, their result is scaled and normalised as above.
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders; or a mapping from relative path or file name to target, a
-            CSV file (file, target), a callable of the path; None: every target is None.
-        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey).
+            CSV file (file, target), a callable of the path; None: every target is None. Texts become class numbers, so names of files,
+            such as masks, are refused. A file name alone may fit one file only.
+        color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled; see `headrace.datasets.pixels.decode_image`.
         normalize: False gives uint8 [C, H, W] where there is no transform.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
         storage_options: passed to fsspec.
@@ -119,6 +120,16 @@ class ImageDataset(BaseDataset):
         self._channels_first = self._augment is None and self._shows_channels_first
         super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **options)
 
+    def _replace_transform(self, transform: Any) -> None:
+        """What is held stays as it is, so it may be held in another layout than the one that is shown."""
+        size = self._crop_size or DEFAULT_SIZE
+        self._augment, transform = split_augment(transform)
+        super()._replace_transform(transform)
+        self._transformed = self.transform is not None or self.transforms is not None
+        if not self._transformed and self._augment is None and self.image_size is None and "image_size" not in self._arguments:
+            self._augment = Augment(Whole(size), None)
+        self._is_encoded_until_drawn = self._crops_encoded(self._hold)
+
     @property
     def _crop_size(self) -> tuple[int, int] | None:
         return None if self._augment is None or self._augment.crop is None else self._augment.crop.size
@@ -162,7 +173,7 @@ class ImageDataset(BaseDataset):
         """uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; the record
         itself where it is to be cropped as it is decoded."""
         if self._is_encoded_until_drawn:
-            return record
+            return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
         if self.image_size is not None and not self._stored_decoded:
             return load_image(record, self.color, self.image_size, self._channels_first)
         pixels = record if self._stored_decoded else decode_image(record, self.color)
@@ -173,17 +184,20 @@ class ImageDataset(BaseDataset):
     def draw(self, value: Any) -> Drawn | None:
         if self._augment is None:
             return None
-        height, width = self.image_size or (image_shape(value) if self._is_encoded_until_drawn else value.shape[:2])
+        first = 1 if self._channels_first else 0
+        height, width = self.image_size or (image_shape(value) if self._is_encoded_until_drawn else value.shape[first : first + 2])
         return self._augment.draw(height, width)
 
     def _pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
         """What a value becomes by its draws: uint8 in the layout that is to be shown."""
-        if drawn is None:
+        if drawn is None and self._channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
-        box, flip, size = drawn.box, drawn.flip, self._crop_size
+        box, flip = (None, False) if drawn is None else drawn
+        size = self._crop_size
         if self._is_encoded_until_drawn:
             assert size is not None
             return load_image(value, self.color, size, self._shows_channels_first, box, flip)
+        value = value.transpose(1, 2, 0) if self._channels_first else value  # a view may show what is held for another transform
         if box is not None and size is not None:
             value = resize_image(np.ascontiguousarray(box.of(value)), size)
         value = value[:, ::-1] if flip else value
@@ -199,7 +213,7 @@ class ImageDataset(BaseDataset):
 
     @property
     def _copies(self) -> bool:
-        return self._augment is None and not self.normalize and not self._transformed
+        return self._augment is None and self._channels_first and not self.normalize and not self._transformed
 
     def present_into(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._pixels(value, drawn)
@@ -214,9 +228,8 @@ class ImageDataset(BaseDataset):
     def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         if self._transformed:
             return None
-        if self._augment is not None:
-            height, width, channels = shape
-            shape = (channels, *(self._crop_size or (height, width)))
+        height, width = shape[1:] if self._channels_first else shape[:2]
+        shape = (self._channels, *(self._crop_size or (height, width)))
         return shape, np.dtype(np.float32 if self.normalize else np.uint8)
 
     def value_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

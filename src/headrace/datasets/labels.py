@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.arguments import described
 from headrace.datasets.checks import array_in
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, warn
 from headrace.storage.names import PackedNames
 from headrace.storage.paths import is_url, redact
 from headrace.storage.scan import DataPath, FileList, entries_of
@@ -20,6 +20,9 @@ from headrace.storage.scan import DataPath, FileList, entries_of
 Targets = npt.NDArray[Any] | list[Any] | None
 TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
 FOLDERS = "folders"
+_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
+"""Endings of what no class is called."""
+_FEW, _LOOKED_AT = 20, 16
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
@@ -157,12 +160,13 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
     if isinstance(targets, (str, os.PathLike)):
         targets = _read_csv(os.fspath(targets), files)
     if isinstance(targets, Mapping):
-        values = [_look_up(targets, os.fsdecode(name)) for name in files.names]
+        values = _looked_up(targets, files)
     else:
         assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
     if all(isinstance(v, str) for v in values):
         classes = sorted(set(values))
+        _check_classes(classes, files)
         number = {name: i for i, name in enumerate(classes)}
         return np.array([number[v] for v in values], np.int64), classes
     if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
@@ -170,15 +174,45 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
     return list(values), []
 
 
-def _keys(name: str) -> tuple[str, str]:
-    return name, os.path.basename(name)
+def _check_classes(classes: list[str], files: FileList) -> None:
+    """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
+    samples = len(files.names)
+    some = classes[:: max(1, len(classes) // _LOOKED_AT)]
+    if some and all(map(_names_a_file, some, [files] * len(some))):
+        raise ConfigError(
+            f"targets gives names of files ({redact(some[0])}), which would become class numbers: masks and other files are no targets "
+            "yet; load them in transforms= or in a dataset of your own, or give names of classes"
+        )
+    if samples >= _FEW and len(classes) > 0.9 * samples:
+        warn(
+            f"targets gives {len(classes):,} different texts for {samples:,} samples ({classes[0]!r:.40}, ...), so nearly each sample is "
+            "a class of its own; if that is meant, pass numbers"
+        )
 
 
-def _look_up(targets: Mapping[str, Any], name: str) -> Any:
-    for key in _keys(name):
-        if key in targets:
-            return targets[key]
-    raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
+def _names_a_file(text: str, files: FileList) -> bool:
+    if text.lower().endswith(_FILES):
+        return True
+    folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
+    return "." in text and not files.url and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
+
+
+def _looked_up(targets: Mapping[str, Any], files: FileList) -> list[Any]:
+    """By relative path, else by file name, which may then stand for one file only."""
+    values, by_name = [], dict[str, str]()
+    for name in map(os.fsdecode, files.names):
+        if name in targets:
+            values.append(targets[name])
+            continue
+        base = os.path.basename(name)
+        if base not in targets:
+            raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
+        if by_name.setdefault(base, name) != name:
+            raise ConfigError(
+                f"targets: the file name {redact(base)} fits {redact(by_name[base])} and {redact(name)}: give relative paths instead"
+            )
+        values.append(targets[base])
+    return values
 
 
 def _read_csv(path: str, files: FileList) -> dict[str, Any]:
@@ -198,9 +232,18 @@ def _read_csv(path: str, files: FileList) -> dict[str, Any]:
     if short is not None:
         raise ConfigError(f"targets: row {short} of {redact(path)} has no second column: write file,target")
     keys = [row[0].strip() for row in rows]
-    if rows and not any(keys[0] in _keys(os.fsdecode(name)) for name in files.names):
-        keys, rows = keys[1:], rows[1:]
+    first = 1
+    if rows and not any(keys[0] in (name, os.path.basename(name)) for name in map(os.fsdecode, files.names)):
+        keys, rows, first = keys[1:], rows[1:], 2
     values = [row[1].strip() for row in rows]
+    met = dict[str, tuple[int, str]]()
+    for number, (key, value) in enumerate(zip(keys, values, strict=True), first):
+        row, other = met.setdefault(key, (number, value))
+        if other != value:
+            raise ConfigError(
+                f"targets: rows {row} and {number} of {redact(path)} give {redact(key)} different targets ({other!r:.40} and "
+                f"{value!r:.40}): keep one of them"
+            )
     for kind in (int, float):
         try:
             return dict(zip(keys, map(kind, values), strict=True))

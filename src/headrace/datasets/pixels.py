@@ -6,9 +6,11 @@ else through Pillow; resized by torch's antialiased bilinear interpolation. `siz
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +19,19 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from headrace.errors import FormatError
+from headrace.storage.foreign import is_of_machine
 
 Pixels = npt.NDArray[np.uint8]
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
+"""What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and others are as little asked for."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _ORIENTATION = 0x0112  # EXIF tag
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
+_WHITE_16 = 65535
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_WIDENED = 1 << 24  # pixels between the two steps of resizing
 _DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
     "premature end of data segment",
     "bad Huffman code",
@@ -41,11 +49,40 @@ _TURNED = {  # EXIF orientation -> array turned upright
 }
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Every error of a decoder, and every warning that is raised as an error, becomes a `FormatError`, so that it is the image's
+    fault wherever it is decoded. Running out of memory or file descriptors is not."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except FormatError:
+            raise
+        except Image.DecompressionBombError as error:
+            raise FormatError(_bomb(str(error))) from error
+        except UnidentifiedImageError as error:
+            raise FormatError(f"the content is no image ({', '.join(FORMATS)}), whatever the file's name says") from error
+        except Exception as error:
+            if is_of_machine(error):
+                raise
+            raise FormatError(f"broken image: {str(error) or type(error).__name__}") from error
+
+    return call
+
+
+@decoding
 def decode_image(data: Any, color: str = "RGB") -> Pixels:
     """The pixels of an encoded image.
 
-    The colours are those of Pillow's ``convert``, but 16-bit grey is scaled by 1/257 (not clipped), and the EXIF orientation is
-    applied. Alpha is dropped; of GIF and TIFF the first frame counts.
+    The colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied. Grey of more than 8 bits is
+    scaled and not clipped: 16 bits by 1/257, other depths of TIFF by their BitsPerSample or MaxSampleValue, floats from 0..1 where all
+    lie there; other floats and integers stay as they are where all lie in 0..255, and else are refused. (12 bits in 16 of which no
+    tag tells stay dark.) Alpha is dropped; of GIF and TIFF the first frame counts.
 
     Args:
         data: the file's bytes (bytes-like).
@@ -89,11 +126,37 @@ def _decode_jpeg(data: Any, color: str) -> Pixels | None:
 
 
 def exif_orientation(data: Any) -> Any:
-    """What the EXIF block of a JPEG says of how it is to be turned; 1: it stands upright."""
-    if data.find(b"Exif\0\0", 0, 65536) < 0 if isinstance(data, bytes) else b"Exif\0\0" not in bytes(data[:65536]):
+    """What the metadata of a JPEG (EXIF, or else XMP) say of how it is to be turned; 1: it stands upright."""
+    if not _may_be_turned(data):
         return 1
-    with Image.open(io.BytesIO(data)) as image:  # reads the header only
+    with open_image(data) as image:  # reads the header only
         return orientation_of(image)
+
+
+def _may_be_turned(data: Any) -> bool:
+    """True if a JPEG's header has metadata that may hold an orientation, or is not one segment after the other.
+
+    The segments are walked through: a search would have to end somewhere, and colour profiles before the metadata may be large.
+    """
+    position, end = 2, len(data) - 4
+    while position < end:
+        if data[position] != 0xFF:
+            return True
+        marker = data[position + 1]
+        if marker == 0xDA:  # the scan begins
+            return False
+        size = int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == 0xE1:
+            segment = bytes(data[position + 4 : position + 2 + size])
+            if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
+                return True
+        position += 2 + size
+    return True
+
+
+def open_image(data: Any) -> Image.Image:
+    """The image as Pillow opens it: its header is read."""
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def orientation_of(image: Image.Image) -> Any:
@@ -111,26 +174,57 @@ def upright(pixels: Pixels, orientation: Any) -> Pixels:
 
 
 def _decode_pillow(data: Any, color: str) -> Pixels:
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            check_pixels(*image.size)
-            image.load()  # the reader of TIFF turns the image itself, and clears the tag
-            orientation = orientation_of(image)
-            if image.mode in _SIXTEEN_BIT:
-                grey = np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8)
-                array = np.asarray(Image.fromarray(grey).convert(color))
-            else:
-                array = np.asarray(image.convert(color))
-    except Image.DecompressionBombError as error:
-        raise FormatError(_bomb(str(error))) from error
-    except UnidentifiedImageError as error:
-        raise FormatError("the content is no image that Pillow knows, whatever the file's name says") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow raises for broken files
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"broken image: {error}") from error
+    with open_image(data) as image:
+        check_pixels(*image.size)
+        image.load()  # the reader of TIFF turns the image itself, and clears the tag
+        orientation = orientation_of(image)
+        grey = _deep_grey(image)
+        if grey is not None:
+            array = np.asarray(Image.fromarray(grey).convert(color))
+        elif image.mode == "LAB":  # Pillow has no other way from there to grey
+            array = np.asarray(image.convert("RGB").convert(color))
+        else:
+            array = np.asarray(image.convert(color))
     array = array if array.ndim == 3 else array[:, :, None]
     return upright(np.ascontiguousarray(array), orientation)
+
+
+def _deep_grey(image: Image.Image) -> Pixels | None:
+    """The 8-bit grey of an image of one channel with more than 8 bits; None of any other image.
+
+    Raises:
+        FormatError: nothing says which of its values are black and white.
+    """
+    if image.mode not in (*_SIXTEEN_BIT, "I", "F"):
+        return None
+    values = np.asarray(image, np.float32 if image.mode in _SIXTEEN_BIT else None)
+    least, most = float(values.min()), float(values.max())
+    white: float | None = None
+    if image.mode in _SIXTEEN_BIT:
+        white = max(_white_of(image), most)  # a tag may be too low
+    elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
+        white = _WHITE_16
+    elif least >= 0 and most <= 255:  # False for NaN
+        white = 1 if image.mode == "F" and most <= 1 else 255
+    if white is not None:
+        grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
+        return grey
+    kind, fits = ("floats", "0..1 or 0..255") if image.mode == "F" else ("signed or 32-bit integers", "0..255")
+    raise FormatError(
+        f"grey of {kind} from {least:g} to {most:g}: nothing says which of them is white, unless all lie in {fits}; scale the files "
+        "to that, or to unsigned 16 bits"
+    )
+
+
+def _white_of(image: Image.Image) -> int:
+    """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
+    tags = getattr(image, "tag_v2", {})
+    for tag, most in ((_MAX_SAMPLE_VALUE, _WHITE_16), (_BITS_PER_SAMPLE, 16)):
+        value = tags.get(tag)
+        value = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(value, int) and 0 < value <= most:
+            return value if tag == _MAX_SAMPLE_VALUE else (1 << value) - 1
+    return _WHITE_16
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -146,8 +240,11 @@ def _bomb(what: str) -> str:
 
 def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept (torch's `interpolate`)."""
-    if pixels.shape[:2] == size:
+    height, width = pixels.shape[:2]
+    if (height, width) == size:
         return pixels
+    if width < size[1] and size[0] < height and height * size[1] > _WIDENED:  # torch resizes the width first: 1 x 4,000,000 would take GB
+        pixels = resize_image(pixels, (size[0], width))
     source = torch.from_numpy(writable(pixels)).permute(2, 0, 1).unsqueeze(0)
     out = torch.nn.functional.interpolate(source, size=size, mode="bilinear", antialias=True, align_corners=False)
     return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())

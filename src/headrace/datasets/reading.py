@@ -19,7 +19,7 @@ from headrace.errors import AccessError, FormatError, RemoteError, ReplacedError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.modes.streaming import size_of
-from headrace.storage.foreign import OF_THE_MACHINE
+from headrace.storage.foreign import is_of_machine
 from headrace.storage.source import Source
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
@@ -271,6 +271,6 @@ def raise_if_of_the_machine(error: Exception, index: int) -> None:
     to leave it out."""
     if isinstance(error, ReplacedError) or (isinstance(error, AccessError) and error.is_of_server):
         raise error
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
+    if is_of_machine(error):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
         raise error

@@ -8,7 +8,6 @@ its pixels differ a little from those of the plain way.
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -16,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image
 
 from headrace.datasets.pixels import (
     Pixels,
     check_pixels,
     decode_image,
+    decoding,
     exif_orientation,
+    open_image,
     orientation_of,
     resize_image,
     upright,
@@ -45,6 +45,7 @@ class Box(NamedTuple):
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
+@decoding
 def load_image(
     data: Any,
     color: str,
@@ -82,6 +83,7 @@ def load_image(
     return _planes(found) if found.shape[2] == 4 else found.transpose(2, 0, 1).copy()
 
 
+@decoding
 def image_shape(data: Any) -> tuple[int, int]:
     """Height and width of an encoded image as it stands upright, as its header says.
 
@@ -92,7 +94,7 @@ def image_shape(data: Any) -> tuple[int, int]:
     if header is not None:
         return header.upright
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             if image.format != "TIFF":  # whose reader turns the image itself, as it loads it
                 return _Header(image.height, image.width, orientation_of(image)).upright
     except Exception:  # `decode_image` says what is wrong

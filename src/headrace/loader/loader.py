@@ -169,6 +169,11 @@ class Loader(DataLoader[Any]):
         check_picklable(config, parts)
         self.config = config
         self._plan = make_plan(config, dataset, {})
+        if config.drop_last and self._plan.steps() == 0 and length_of(dataset):
+            warn(
+                f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than one global batch (batch_size "
+                f"{config.batch_size} on {config.world_size or 1} ranks); use drop_last=False, or a smaller batch_size"
+            )
         hold_chunks(config, inner_datasets(dataset), self._plan.parameters(), self._budget(dataset))
         self._stats = LoadingStats()
         self._pids: set[int] = set()

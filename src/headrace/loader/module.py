@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 from torch.utils.data import IterableDataset, Subset
 
+from headrace.datasets.augment import Whole
 from headrace.datasets.base import BaseDataset
+from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
 from headrace.loader.build import check_dataset, is_path
@@ -15,7 +17,8 @@ from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.options import Data, PathOptions
 from headrace.order import detect_world
-from headrace.order.permutation import split_indices
+from headrace.order.seeding import random_names
+from headrace.order.splits import split_parts
 
 
 @runtime_checkable
@@ -42,7 +45,11 @@ class DataModule:
             where no format was set.
         val: the same for validation.
         val_split: instead of `val`, the fraction of `train` that is for validation, drawn by seed and length alone: the same on every
-            rank. Transforms are those of `train`; where validation has others, pass `val`.
+            rank.
+        val_transform: the transform of the validation data, a callable or a list; [] for none. Without it they have that of `train`,
+            and a warning says so where it draws at random: where a class or function in it is named Random..., is random by another
+            name in torchvision, or holds a random generator. Validation data must be a dataset of headrace's, or a path. What `train`
+            holds in memory is shared; images that have no size of their own are resized to that of the training crops.
         config: the options of both loaders. For validation nothing is shuffled, dropped or drawn by a sampler; and nothing is padded,
             unless there are fewer samples than ranks.
         **overrides: fields that replace those of `config`; of paths, the others are the datasets', as for `create_dataloader`.
@@ -52,8 +59,8 @@ class DataModule:
         config: the options as they were given.
 
     Raises:
-        ConfigError: `val` and `val_split` together; a fraction outside of [0, 1), that leaves one part without samples, or of a dataset
-            without random access or length; what is neither dataset nor path.
+        ConfigError: `val` and `val_split` together; `val_transform` where it can't be applied; a fraction outside of [0, 1), that leaves
+            one part without samples, or of a dataset without random access or length; what is neither dataset nor path.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class DataModule:
         val: Data | None = None,
         *,
         val_split: float = 0.0,
+        val_transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         config: DataLoaderConfig | None = None,
         **overrides: Unpack[PathOptions],
     ) -> None:
@@ -69,6 +77,8 @@ class DataModule:
             raise ConfigError(f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}")
         if val is not None and val_split:
             raise ConfigError(f"val and val_split={val_split} can't be given together: give one")
+        if val_transform is not None and val is None and not val_split:
+            raise ConfigError("val_transform needs validation data: pass val= or val_split=")
         for name, data in (("train", train), ("val", val)):
             _check_data(name, data, is_optional=name == "val")
         self._opened: list[BaseDataset] = []
@@ -86,6 +96,12 @@ class DataModule:
         self.val: Any = found[1]
         if val_split:
             self.train, self.val = _split(self.train, val_split, self.seed)
+        if val_transform is not None:
+            if not isinstance(self.val, BaseDataset):
+                raise ConfigError(f"val_transform can't be given to a {type(self.val).__name__}: pass val= with a dataset that has it")
+            self.val = self.val.with_transform(val_transform)
+        if self.val is not None:
+            _warn_if_random(self.val)
         self._loaders: dict[str, Loader] = {}
 
     @property
@@ -169,12 +185,27 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     n = length_of(dataset)
     if n is None or (isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)):
         raise ConfigError(f"val_split needs random access and a length, which {type(dataset).__name__} has not: pass val= instead")
-    val, train = split_indices(n, fraction, seed)
-    for name, part in (("validation", val), ("training", train)):
-        if not len(part):
-            raise ConfigError(f"val_split={fraction} of {n} samples leaves none for {name}")
+    try:
+        val, train = split_parts(n, [fraction, 1 - fraction], seed)
+    except ConfigError:
+        lacking = "training" if round(n * fraction) else "validation"
+        raise ConfigError(f"val_split={fraction} of {n} samples leaves none for {lacking}") from None
     if isinstance(dataset, BaseDataset):
         return dataset.subset(train), dataset.subset(val)
     if _is_huggingface(dataset) and hasattr(dataset, "select"):
         return dataset.select(train), dataset.select(val)
     return Subset(dataset, train.tolist()), Subset(dataset, val.tolist())
+
+
+def _warn_if_random(val: Any) -> None:
+    holders = list[Any]()
+    for part in parts_of(val):
+        augment = getattr(part, "_augment", None) if isinstance(part, BaseDataset) else None
+        holders += [] if augment is None or isinstance(augment.crop, Whole) else [augment.crop, augment.flip]
+        holders += [getattr(part, name, None) for name in ("transforms", "transform", "target_transform")]
+    names = random_names(*holders)
+    if names:
+        warn(
+            f"the validation data are transformed at random ({', '.join(names[:3])}): pass val_transform= ([] for none), or val= with a "
+            "dataset that has transforms of its own"
+        )

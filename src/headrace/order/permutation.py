@@ -121,22 +121,6 @@ def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint
     return out
 
 
-def split_indices(n: int, fraction: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Cuts the indices of `n` samples in two at random: a pure function of its arguments, the same on every rank.
-
-    Args:
-        n: number of samples.
-        fraction: of them that the first part gets (rounded), from 0 to 1.
-        seed: any integer.
-
-    Returns:
-        Two int64 arrays that share no index and hold all, each ascending.
-    """
-    order = permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT)) if n else np.arange(0)
-    cut = round(n * fraction)
-    return np.sort(order[:cut]), np.sort(order[cut:])
-
-
 def mix(values: NDArray[np.uint32], keys: NDArray[np.uint32] | np.uint32) -> NDArray[np.uint32]:
     """Hashes 32-bit integers under 32-bit keys: the MurmurHash3 finaliser of their exclusive or.
 

@@ -37,6 +37,18 @@ _OPAQUE = (
     *(types.ModuleType, type, logging.Logger),  # from these, everything that is loaded can be reached
     *(np.ndarray, np.generic, torch.Tensor),
 )
+_RANDOM = (
+    "AugMix",
+    "AutoAugment",
+    "ColorJitter",
+    "CutMix",
+    "ElasticTransform",
+    "GaussianNoise",
+    "MixUp",
+    "ScaleJitter",
+    "TrivialAugmentWide",
+)
+"""torchvision's random transforms, and albumentations' that share their names, which don't begin with "Random"."""
 _FOUR = struct.Struct("<4q")
 _SEEDS = struct.Struct("<QQQ")
 _32_BITS, _63_BITS = (1 << 32) - 1, (1 << 63) - 1
@@ -168,9 +180,28 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         torch.backends.cudnn.benchmark = False
 
 
+def random_names(*holders: object) -> list[str]:
+    """What draws at random among what the holders hold, as far as it can be told without a call: classes and functions whose name begins
+    with "random" in any case, those of torchvision that are random under other names, and random generators. Looked for where
+    `SampleSeeder` looks."""
+    names = dict[str, None]()
+    for item in _reachable(holders):
+        if isinstance(item, Generator):
+            names["a random generator"] = None
+        name = getattr(item, "__name__", type(item).__name__)
+        if isinstance(name, str) and (name.lower().startswith("random") or name in _RANDOM):
+            names.setdefault(name)
+    return list(names)
+
+
 def _find_generators(holders: Iterable[object]) -> list[Generator]:
     """Finds the generators that can be reached from the holders, nearest first, holder by holder."""
-    found: list[Generator] = []
+    is_system = random.SystemRandom  # has no state to set
+    return [item for item in _reachable(holders) if isinstance(item, Generator) and not isinstance(item, is_system)]
+
+
+def _reachable(holders: Iterable[object]) -> Iterator[object]:
+    """Yields what can be reached from the holders, nearest first, holder by holder; nothing inside of generators."""
     seen: dict[int, object] = {}  # holds the objects too: the id of a temporary one would come again
     for holder in holders:
         queue = deque([(holder, 0)])
@@ -179,12 +210,9 @@ def _find_generators(holders: Iterable[object]) -> list[Generator]:
             if isinstance(item, _OPAQUE) or id(item) in seen:
                 continue
             seen[id(item)] = item
-            if isinstance(item, Generator):
-                if not isinstance(item, random.SystemRandom):  # which has no state to set
-                    found.append(item)
-            elif depth < _MAX_DEPTH:
+            yield item
+            if depth < _MAX_DEPTH and not isinstance(item, Generator):
                 queue.extend((inner, depth + 1) for inner in _inside(item))
-    return found
 
 
 def _inside(item: object) -> Iterator[object]:

@@ -17,6 +17,16 @@ OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Numbers of errors that are no fault of a file."""
 
 
+_NO_MEMORY = ("can't allocate memory", "not enough memory")  # of torch's RuntimeErrors
+
+
+def is_of_machine(error: Exception) -> bool:
+    """True if the machine ran out of memory or file descriptors: an error that is no fault of a file or sample."""
+    if isinstance(error, OSError):
+        return error.errno in OF_THE_MACHINE
+    return isinstance(error, MemoryError) or (type(error) is RuntimeError and any(said in str(error) for said in _NO_MEMORY))
+
+
 class _Inner(threading.local):
     error: BaseException | None = None
     depth = 0
