@@ -12,6 +12,7 @@ import h5py
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.storage.foreign import OF_THE_MACHINE, asking
 from headrace.storage.hdf5_far import FarHDF5
+from headrace.storage.nearest import listed_names
 from headrace.storage.paths import is_url, redact
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -104,11 +105,11 @@ def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
     """A dataset of the file.
 
     Raises:
-        MissingNameError: there is none; the message lists those there are.
+        MissingNameError: there is none; the message lists those there are, of many the nearest.
     """
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
         return found
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {', '.join(sorted(names)) or 'none'}")
+    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(names, name)}")
