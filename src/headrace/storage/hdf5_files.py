@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import h5py
 
@@ -18,6 +18,8 @@ from headrace.storage.paths import is_url, redact
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 ENDINGS = (".h5", ".hdf5", ".he5")
 """Of URLs of HDF5 files: what lies far away is not looked into to find out its format."""
+
+_LINKS, _LINKS_OUT = 1000, 32
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
@@ -102,14 +104,81 @@ def reading_hdf5(path: str, far: FarHDF5 | None = None) -> Iterator[h5py.File]:
 
 
 def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
-    """A dataset of the file.
+    """A dataset of the file, or of one that its links lead into.
 
     Raises:
         MissingNameError: there is none; the message lists those there are, of many the nearest.
+        DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
     """
     found = file.get(name)
     if isinstance(found, h5py.Dataset):
         return found
+    out = leads_out(file, name)
+    if out is not None:
+        _raise_of_target(*out, path, 0)
+    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
+
+
+def dataset_names(file: h5py.File) -> list[str]:
+    """The paths of all datasets inside the file; what links lead to is left out."""
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(names, name)}")
+    return names
+
+
+def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
+    """The first link on the way to a name that leads into another file: its own name, the link, and what is looked for there; None: there
+    is none."""
+    parts, group, steps = [part for part in name.split("/") if part], file["/"], 0
+    while parts:
+        part, steps = parts.pop(0), steps + 1
+        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) and steps <= _LINKS else None
+        if isinstance(link, h5py.ExternalLink):
+            return part, link, "/".join([link.path.rstrip("/"), *parts])
+        if isinstance(link, h5py.SoftLink):
+            parts = [one for one in link.path.split("/") if one] + parts
+            group = file["/"] if link.path.startswith("/") else group
+        elif link is not None:
+            group = group[part]
+        else:
+            return None  # there is no such thing: whoever opens it will say so
+    return None
+
+
+def _raise_of_target(part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int) -> NoReturn:
+    """Says why what a link leads to can't be opened."""
+    where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
+    target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
+    if target is None:
+        raise DataNotFoundError(f"{where}, which is missing")
+    if steps > _LINKS_OUT:
+        raise FormatError(f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} files")
+    with open_hdf5(target) as file:
+        out = leads_out(file, rest)
+        if out is not None:
+            _raise_of_target(*out, target, steps + 1)
+        dataset_named(file, rest, target)
+    raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
+
+
+def found_from(name: str, path: str, variable: str) -> str | None:
+    """Where HDF5 finds a file that another one names; None: nowhere.
+
+    Args:
+        name: as it stands there.
+        path: of the file that names it.
+        variable: of the environment, which holds folders where HDF5 looks first.
+    """
+    folder, places = os.path.dirname(path), list[str]()
+    if os.path.isabs(name):
+        places, name = [name], os.path.basename(name)
+    prefix = os.environ.get(variable, "")
+    folders = [
+        *filter(None, prefix.split(":")),
+        prefix.replace("${ORIGIN}", folder, 1),
+        folder,
+        "",
+        os.path.dirname(os.path.realpath(path)),
+    ]
+    places += [os.path.join(one, name) for one in folders]
+    return next((place for place in places if os.path.exists(place)), None)
