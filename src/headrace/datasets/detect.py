@@ -28,7 +28,7 @@ _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images or texts), or by
-    the ending of a URL (.h5, .hdf5, .he5; those of texts; else images).
+    the ending of a URL (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; those of texts; else images).
 
     Where there are images, texts beside them are not looked at.
 

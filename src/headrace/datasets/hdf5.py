@@ -29,7 +29,7 @@ class HDF5Dataset(ArrayDataset):
 
     Args:
         data_path: an HDF5 file; or several, as a list or a glob, whose rows follow one another. Or fsspec URLs of such, of folders
-            (searched through for .h5, .hdf5, .he5) or globs, all of one server.
+            (searched through for .h5, .hdf5, .he5, .h5ad, .nc, .mat) or globs, all of one server.
         dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples.
         target_name: path of a dataset with one row a sample.
         transform: called with the row as a tensor (or the dict, or the str).
@@ -96,9 +96,9 @@ def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], Ope
     for path in paths:
         if os.path.isdir(path):
             raise ConfigError(f"{redact(path)} is a folder: name the HDF5 files in it, for example {os.path.join(redact(path), '*.h5')!r}")
-        if os.path.exists(path) and not is_hdf5(path):
-            raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
-        if not os.path.exists(path):
+        if not is_hdf5(path):
+            if os.access(path, os.R_OK):
+                raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
             open_hdf5(path)  # says what is wrong
     return paths, OpenHDF5()
 

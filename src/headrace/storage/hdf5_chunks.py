@@ -34,7 +34,7 @@ from headrace.storage.hdf5_versions import Versions
 from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.paths import redact
 from headrace.storage.stamps import KnownFile
-from headrace.storage.stretches import Files, Places, Stretch
+from headrace.storage.stretches import Files, Places, Stretch, read_stretches
 
 _log = logging.getLogger(__name__)
 
@@ -247,18 +247,22 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
 def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
     """What speaks against the direct path when one chunk, and one at an edge, are read in both ways.
 
-    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know; earlier versions counted
-    places from the end of a user block. What h5py can't read either is damaged, and leaves no doubt.
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know. What h5py can't read either
+    is damaged, and leaves no doubt.
     """
     grid = chunks.grid
-    if not len(written) or not (chunks.pipeline or dataset.file.userblock_size):
+    if not len(written):
+        return None
+    if dataset.file.userblock_size and not _lies_there(dataset, chunks, int(written[0])):
+        return "HDF5 lists its chunks without the file's user block"
+    if not chunks.pipeline:
         return None
     some = {int(written[0])}
     for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
         if extent % chunk:
             at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
             some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
-    if chunks.nbytes > _PROBE and chunks.pipeline:  # which takes long: of these only such as may not have been filtered, by their sizes
+    if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
         some = {
             number
             for number, stretch in zip(some, chunks.stretches(list(some)), strict=True)
@@ -293,6 +297,18 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.
         if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
             return f"chunk {grid.place(number)} is another one when it is read directly"
     return None
+
+
+def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
+    """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
+    corner = [place * extent for place, extent in zip(chunks.grid.place(number), chunks.grid.chunks, strict=True)]
+    _, expected = dataset.id.read_direct_chunk(tuple(corner[: len(dataset.shape)]))
+    stretch = chunks.stretches([number])[0]
+    assert stretch is not None
+    try:
+        return bytes(read_stretches([stretch], chunks.files)[0] or b"") == bytes(expected)
+    except FormatError:
+        return False
 
 
 def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:

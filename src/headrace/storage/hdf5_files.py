@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import h5py
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
-from headrace.storage.foreign import OF_THE_MACHINE, asking
+from headrace.storage.foreign import OF_THE_MACHINE, asking, unreadable
 from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.nearest import listed_names
 from headrace.storage.paths import is_url, redact
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-ENDINGS = (".h5", ".hdf5", ".he5")
+ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
 """Of URLs of HDF5 files: what lies far away is not looked into to find out its format."""
 
 _LINKS, _LINKS_OUT = 1000, 32
+_CAN_NOT_LOCK = "unable to lock file"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_LOCKED = (errno.EAGAIN, errno.EACCES)
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
-    """Does the file begin as HDF5 files do?"""
+    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a user block of 512, 1024, 2048 ... bytes,
+    as MATLAB's files have one; of a file that can't be opened it is False.
+
+    Raises:
+        AccessError: the disk fails.
+    """
     try:
-        with open(path, "rb") as file:
-            return file.read(len(SIGNATURE)) == SIGNATURE
-    except OSError:
-        return False
+        with open(path, "rb", buffering=0) as file:
+            head, at = file.read(512), 512
+            if head.startswith(SIGNATURE) or head[257:262] == b"ustar":  # a tar's first member lies at 512, too
+                return head.startswith(SIGNATURE)
+            while len(head) >= len(SIGNATURE):
+                file.seek(at)
+                head, at = file.read(len(SIGNATURE)), 2 * at
+                if head == SIGNATURE:
+                    return True
+    except OSError as error:
+        failure = unreadable(redact(path), error)
+        if failure is not None:
+            raise failure from error
+    return False
 
 
 def is_far_hdf5(path: object) -> bool:
@@ -53,9 +73,14 @@ def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
         file = _open(path)
     except FileNotFoundError as error:
         raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
-    except PermissionError as error:
-        raise AccessError(f"{redact(path)}: this user may not read the file") from error
     except OSError as error:
+        if _CAN_NOT_LOCK in str(error):
+            raise _locked(path, error) from error
+        if isinstance(error, PermissionError):
+            raise AccessError(f"{redact(path)}: this user may not read the file") from error
+        failure = unreadable(redact(path), error)
+        if failure is not None:
+            raise failure from error
         if "already open for" in str(error):
             return _open_beside_its_writer(path)
         if error.errno in OF_THE_MACHINE:
@@ -69,14 +94,37 @@ def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
 
 
 def _open(path: str, **options: Any) -> h5py.File:
-    """With HDF5's lock on files if it is to be had, which is the default; or in the way in which this process has it open already."""
-    for locking in (None, False):
-        try:
-            return h5py.File(path, "r", locking=locking, **options)
-        except OSError as error:
-            if "lock" not in str(error):
-                raise
-    return h5py.File(path, "r", locking=True, **options)
+    """With HDF5's lock on files, which is the default; without it on a disk that has none; or in the way in which this process has it open
+    already."""
+    try:
+        return h5py.File(path, "r", **options)
+    except OSError as error:
+        if _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS:
+            return h5py.File(path, "r", locking=False, **options)
+        if "flag values don't match" not in str(error):
+            raise
+    try:
+        return h5py.File(path, "r", locking=True, **options)
+    except OSError as error:
+        if "flag values don't match" not in str(error):
+            raise
+    return h5py.File(path, "r", locking=False, **options)
+
+
+def _errno_of(error: OSError) -> int | None:
+    """What the system said to HDF5, of which h5py gives the words at least."""
+    said = re.search(r"errno = (\d+)", str(error))
+    return error.errno or (int(said[1]) if said else None)
+
+
+def _locked(path: str, error: OSError) -> AccessError:
+    number = _errno_of(error)
+    if number in _LOCKED:
+        return AccessError(
+            f"{redact(path)} is locked: another process has it open for writing: wait until it has closed the file (the "
+            "environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is being written may be read wrongly)"
+        )
+    return AccessError(f"{redact(path)} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE opens it without a lock")
 
 
 def _open_beside_its_writer(path: str) -> h5py.File:
