@@ -93,9 +93,25 @@ def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
     return file
 
 
+_locked_here: set[str] = set()
+
+
+@contextlib.contextmanager
+def locked_by_caller(path: str) -> Iterator[None]:
+    """Inside of it a file is opened without HDF5's lock: the caller has locked it, and HDF5 would take that for another writer's."""
+    path = os.path.abspath(path)
+    _locked_here.add(path)
+    try:
+        yield
+    finally:
+        _locked_here.discard(path)
+
+
 def _open(path: str, **options: Any) -> h5py.File:
     """With HDF5's lock on files, which is the default; without it on a disk that has none; or in the way in which this process has it open
     already."""
+    if os.path.abspath(path) in _locked_here:
+        return h5py.File(path, "r", locking=False, **options)
     try:
         return h5py.File(path, "r", **options)
     except OSError as error:
