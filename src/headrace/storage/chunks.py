@@ -208,23 +208,13 @@ class LibraryChunks(Chunks):
     Args:
         load: slices, one an axis and inside of the array, -> that part of it.
         how: which library, and why.
-        check: called with the numbers of chunks before they are loaded; raises an error where they are of another version.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        dtype: np.dtype[Any],
-        load: Callable[[tuple[slice, ...]], npt.NDArray[Any]],
-        how: str,
-        check: Callable[[Sequence[int]], object] | None = None,
-    ) -> None:
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], load: Callable[[tuple[slice, ...]], npt.NDArray[Any]], how: str) -> None:
         super().__init__(grid, dtype, how)
-        self._load, self._check = load, check
+        self._load = load
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        if self._check is not None:
-            self._check(numbers)
         return list(numbers)
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:

@@ -69,6 +69,24 @@ class _Library:
         return np.asarray(found[rest])
 
 
+class _LibraryChunks(LibraryChunks):
+    """Chunks that h5py reads, of the versions of files that were opened; what is read from a server is checked there."""
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], library: _Library, how: str, is_local: bool) -> None:
+        super().__init__(grid, dtype, library, how)
+        self._library, self._is_local = library, is_local
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        if self._is_local:
+            self._library.check(numbers)
+        return super().read(numbers)
+
+    def check_held(self, number: int) -> None:
+        """As `read` checks it, for a chunk that is held decoded."""
+        if self._is_local:
+            self._library.check([number])
+
+
 class _Whole:
     """Where a contiguous dataset lies, as if it were one chunk."""
 
@@ -165,9 +183,8 @@ def chunks_of(
     shape = (*dataset.shape, *elements)
     why = _obstacle(dataset) if direct else "direct=False"
     load, known = _Library(opened, path, name, versions, len(dataset.shape)), versions.known
-    check = load.check if far is None else None  # each read from a server is checked there
     height = dataset.chunks or (1, *dataset.shape[1:])
-    library = LibraryChunks(Grid(shape, (*height, *elements)), dtype, load, f"h5py: {why}", check)
+    library = _LibraryChunks(Grid(shape, (*height, *elements)), dtype, load, f"h5py: {why}", far is None)
     if why is not None or known is None or not dataset.size:
         return library
     if dataset.chunks is None:

@@ -183,6 +183,22 @@ def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
     raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
 
 
+def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
+    """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets.
+
+    Raises:
+        MissingNameError: there is none, or several; the message lists them with their shapes.
+    """
+    if isinstance(file.get(usual), h5py.Dataset):
+        return usual
+    found = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
+    shown = {name: f"{name} {list(one.shape)} {one.dtype}" for name, one in found.items() if one.shape}
+    if len(shown) == 1:
+        return next(iter(shown))
+    what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"
+    raise MissingNameError(f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}")
+
+
 def dataset_names(file: h5py.File) -> list[str]:
     """The paths of all datasets inside the file; what links lead to is left out."""
     names: list[str] = []

@@ -21,7 +21,8 @@ class Stamp:
     def __init__(self, path: str, status: os.stat_result | None = None) -> None:
         self.path = path
         status = os.stat(path) if status is None else status
-        self.size, self.mtime = status.st_size, status.st_mtime_ns
+        self.size: int = status.st_size
+        self.mtime: int = status.st_mtime_ns
 
     def is_of(self, status: os.stat_result) -> bool:
         """True if a file of that status is still that one."""
