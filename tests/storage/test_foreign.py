@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import BudgetError, DataNotFoundError, FormatError
 from headrace.storage.foreign import asking
 
-ERRORS = [KeyError("a"), struct.error("b"), OverflowError(), RecursionError("c\n  d"), OSError(5, "e")]
+ERRORS = [KeyError("a"), struct.error("b"), OverflowError(), RecursionError("c\n  d"), OSError(errno.EINVAL, "e")]
 
 
 @pytest.mark.parametrize("error", [*ERRORS, UnicodeDecodeError("x", b"", 0, 1, "f")])

@@ -132,6 +132,54 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path, fill: int | No
         check(tmp_path / "a.h5", name, array, direct=True)
 
 
+@pytest.mark.parametrize("time", ["IFSET", "ALLOC", "NEVER"])
+def test_fill_values_follow_their_fill_time(tmp_path: Path, time: str) -> None:
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((4, 6))
+    plist.set_fill_time(getattr(h5py.h5d, f"FILL_TIME_{time}"))
+    plist.set_fill_value(np.array(7, "i4"))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((N, 6)), plist)
+        file["x"][5] = 3
+        expected = file["x"][:]
+    assert check(tmp_path / "a.h5", "x", expected, direct=True).is_direct
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 6)])
+def test_a_fill_value_may_be_undefined(tmp_path: Path, chunks: Any) -> None:
+    filters = {} if chunks is None else {"compression": "gzip"}
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        rows = file.create_dataset("x", (N, 6), "i4", chunks=chunks, fillvalue=0x5A5B5C5D, **filters)
+        rows[5] = 3
+    data = (tmp_path / "a.h5").read_bytes()
+    message = bytes([4, 0, 0, 0, 0x5D, 0x5C, 0x5B, 0x5A])  # behind "the value is defined"
+    at = data.index(message) - 1
+    assert data[at] == 1
+    (tmp_path / "a.h5").write_bytes(data[:at] + b"\0" + data[at + 1 :])
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["x"].id.get_create_plist().fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
+        expected = file["x"][:]
+    assert check(tmp_path / "a.h5", "x", expected, direct=True).is_direct
+
+
+@pytest.mark.parametrize("filters", ["raw", "gzip, shuffle", "lzf"])
+def test_elements_may_be_arrays(tmp_path: Path, filters: str) -> None:
+    array = values("f4", (3, 2))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        rows = file.create_dataset("x", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters])
+        rows[:] = array
+        deep = file.create_dataset("deep", (N, 5), np.dtype((">i2", (2,))), chunks=(4, 3), **FILTERS[filters])
+        deep[:] = values(">i2", (5, 2))
+        file.create_dataset("flat", (N,), np.dtype(("f4", (3, 2))))[:] = array
+        file.create_dataset("unwritten", (N,), np.dtype(("f4", (3, 2))), chunks=(4,), **FILTERS[filters])[5] = array[5]
+        expected = file["unwritten"][:]
+    assert check(tmp_path / "a.h5", "x", array, direct=True).is_direct == (filters != "lzf")
+    check(tmp_path / "a.h5", "x", array, direct=False)
+    check(tmp_path / "a.h5", "deep", values(">i2", (5, 2)), direct=True)
+    assert check(tmp_path / "a.h5", "flat", array, direct=True).is_direct
+    check(tmp_path / "a.h5", "unwritten", expected, direct=True)
+
+
 def test_chunks_whose_filters_were_skipped(tmp_path: Path) -> None:
     array = values("i4", (6,))
     with h5py.File(tmp_path / "a.h5", "w") as file:

@@ -17,7 +17,7 @@ from headrace.storage.arrays import ArraysSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.paths import is_url, redact
 from headrace.storage.scan import entries_of
-from headrace.storage.values import as_value, is_plain
+from headrace.storage.values import as_value, is_plain, long_doubles_in
 
 Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 
@@ -27,13 +27,15 @@ class ArrayDataset(BaseDataset):
 
     _dtype: np.dtype[Any] | None = None
     _is_plain = False
+    _encoding: str | None = "utf-8"
+    """Of strings; None: they are bytes."""
 
     def _describe(self, sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None) -> Any:
         """Notes what the rows are, before `BaseDataset` is set up; gives the sources as one.
 
         Raises:
             ConfigError: `dtype` is none.
-            FormatError: the sources have different rows.
+            FormatError: the sources have different rows, or numbers that torch does not have.
         """
         self._dtype = dtype_named(dtype)
         first = sources[0]
@@ -42,8 +44,17 @@ class ArrayDataset(BaseDataset):
                 raise FormatError(
                     f"{source.path} and {first.path} can't be one dataset: rows of {source.rows_are} here, and of {first.rows_are} there"
                 )
+        self._check_numbers(first)
         self._is_plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
         return first if len(sources) == 1 else ConcatSource(sources)
+
+    def _check_numbers(self, source: ArraysSource) -> None:
+        for name, dtype in source.dtypes.items():
+            field = long_doubles_in(dtype)
+            if field or (field == "" and self._dtype is None):
+                remedy = "convert that field" if field else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
+                what = f"{name!r}, field {field!r}," if field else repr(name)
+                raise FormatError(f"{source.path}: {what} holds long doubles ({dtype}), which torch does not have: {remedy}")
 
     def decode(self, record: Any) -> Any:
         """A row in plain terms, cast where `dtype` says so."""
@@ -52,7 +63,7 @@ class ArrayDataset(BaseDataset):
         return self._decoded_row(record)
 
     def _decoded_row(self, row: Any) -> Any:
-        value = row if self._is_plain else as_value(row)
+        value = row if self._is_plain else as_value(row, self._encoding)
         if self._dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return value.astype(self._dtype)
         return value
@@ -131,8 +142,12 @@ def expanded_paths(data_path: Paths, what: str) -> list[str]:
     return paths
 
 
-def joined_targets(columns: Sequence[npt.NDArray[Any]]) -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms."""
+def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:
+    """The targets of several files, one after the other; strings and compounds in plain terms.
+
+    Raises:
+        FormatError: a string has another encoding.
+    """
     if any(not is_plain(column.dtype) for column in columns):
-        return [as_value(value) for column in columns for value in column]
+        return [as_value(value, encoding) for column in columns for value in column]
     return columns[0] if len(columns) == 1 else np.concatenate(columns)

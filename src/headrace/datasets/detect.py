@@ -38,7 +38,8 @@ _OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
     """The dataset for a path, its format found by content (an HDF5 file, a Zarr store, or a folder, glob or list of images, texts or .tar
-    shards), or by the ending of a URL (.h5, .hdf5, .he5; .tar; those of texts; else images). Shards are a `StreamingDataset`.
+    shards), or by the ending of a URL (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .tar; those of texts; else images). Shards are a
+    `StreamingDataset`.
 
     Where there are images, texts and shards beside them are not looked at, and where there are shards, texts beside them are not.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
@@ -15,7 +16,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.far_list import far_files
 from headrace.storage.hdf5 import HDF5Source, OpenHDF5
-from headrace.storage.hdf5_files import ENDINGS, is_hdf5, open_hdf5
+from headrace.storage.hdf5_files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
 from headrace.storage.packed import DATA, packed_info
 from headrace.storage.paths import is_url, redact
 from headrace.storage.remote_files import RemoteOptions
@@ -30,12 +31,14 @@ class HDF5Dataset(ArrayDataset):
 
     Args:
         data_path: an HDF5 file; or several, as a list or a glob, whose rows follow one another. Or fsspec URLs of such, of folders
-            (searched through for .h5, .hdf5, .he5) or globs, all of one server.
-        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples.
+            (searched through for .h5, .hdf5, .he5, .h5ad, .nc, .mat) or globs, all of one server.
+        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. None: "data", or the
+            only dataset there is beside the targets.
         target_name: path of a dataset with one row a sample.
         transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
+        encoding: of strings; None: they come as bytes.
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
         storage_options: for URLs: passed to fsspec.
@@ -44,23 +47,25 @@ class HDF5Dataset(ArrayDataset):
         **options: see `BaseDataset`.
 
     Raises:
-        ConfigError: a local folder, an empty list, paths and URLs together, a dtype that is none.
+        ConfigError: a local folder, an empty list, paths and URLs together, a dtype or an encoding that is none.
         DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
         AccessError, RemoteError: a file may not be read; a server does not give it.
-        MissingNameError: no such dataset; the message lists those there are.
+        MissingNameError: no such dataset, or several and no name; the message lists those there are.
+        ReplacedError: a file has been changed since it was opened.
         BudgetError: a chunk of the file does not fit the memory budget when it is decoded.
     """
 
     def __init__(
         self,
         data_path: Paths,
-        dataset_name: str | Sequence[str] = DATA,
+        dataset_name: str | Sequence[str] | None = None,
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: npt.DTypeLike | None = None,
         direct: bool = True,
         *,
+        encoding: str | None = "utf-8",
         storage_options: dict[str, Any] | None = None,
         retries: int | None = None,
         deadline: float | None = None,
@@ -69,21 +74,34 @@ class HDF5Dataset(ArrayDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name)
-        if not names or not all(isinstance(name, str) for name in names):
+        is_one = dataset_name is None or isinstance(dataset_name, str)
+        names = () if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
+        if not is_one and not (names and all(isinstance(name, str) for name in names)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
+        self._encoding = _encoding_named(encoding)
         reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
         paths, opened = opened_files(data_path, reach)
-        wanted = dataset_name if isinstance(dataset_name, str) else tuple(names)
+        wanted: Any = dataset_name if is_one else names
 
         def one(path: str) -> tuple[HDF5Source, Any]:
+            nonlocal wanted
+            if wanted is None:
+                with reading_hdf5(path, opened.far) as file:
+                    wanted = only_dataset(file, path, DATA, target_name)
             source = HDF5Source(path, wanted, direct=direct, cache_dir=reach.cache_dir, opened=opened)
             return source, None if target_name is None else source.column(target_name)
 
         found = opened.read_each(paths, one)
         source = self._describe([one for one, _ in found], dtype)
-        targets = None if target_name is None else joined_targets([column for _, column in found])
+        targets = None if target_name is None else joined_targets([column for _, column in found], self._encoding)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+
+
+def _encoding_named(encoding: str | None) -> str | None:
+    try:
+        return None if encoding is None else codecs.lookup(encoding).name
+    except LookupError as error:
+        raise ConfigError(f"encoding={encoding!r} is no encoding that Python knows: {error}") from error
 
 
 def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], OpenHDF5]:
@@ -99,9 +117,9 @@ def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], Ope
     for path in paths:
         if os.path.isdir(path):
             raise ConfigError(f"{redact(path)} is a folder: name the HDF5 files in it, for example {os.path.join(redact(path), '*.h5')!r}")
-        if os.path.exists(path) and not is_hdf5(path):
-            raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
-        if not os.path.exists(path):
+        if not is_hdf5(path):
+            if os.access(path, os.R_OK):
+                raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
             open_hdf5(path)  # says what is wrong
     return paths, OpenHDF5()
 

@@ -23,7 +23,7 @@ from headrace.storage import records
 from headrace.storage.far_list import list_far, name_of
 from headrace.storage.far_texts import FarLinesSource, far_texts
 from headrace.storage.hdf5_files import is_hdf5
-from headrace.storage.packed import DATA, packed_info
+from headrace.storage.packed import packed_info
 from headrace.storage.plain import COMPRESSED, Room
 from headrace.storage.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.scan import DataPath, FileList, entries_of, is_url, redact, scan
@@ -117,7 +117,7 @@ def _hdf5(paths: Sequence[str], dataset_name: Any, target_name: str | None, of_l
         return ImageDataset(list(paths), **of_loading)
     if info is not None and info.kind == "text" and len(paths) == 1:
         return TextDataset(paths[0], **of_loading)
-    return HDF5Dataset(list(paths), DATA if dataset_name is None else dataset_name, target_name, **of_loading)
+    return HDF5Dataset(list(paths), dataset_name, target_name, **of_loading)
 
 
 def _far_hdf5(
@@ -134,7 +134,7 @@ def _far_hdf5(
         return ImageDataset(found, **options)
     if kind == "text" and len(found) == 1:
         return TextDataset(found[0], **options)
-    return HDF5Dataset(found, DATA if dataset_name is None else dataset_name, target_name, **options)
+    return HDF5Dataset(found, dataset_name, target_name, **options)
 
 
 class LineSamples(BaseDataset):

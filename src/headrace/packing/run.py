@@ -33,7 +33,7 @@ from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
 from headrace.packing.texts import packed_texts
 from headrace.packing.verify import verify
-from headrace.storage.hdf5_files import is_hdf5
+from headrace.storage.hdf5_files import is_hdf5, locked_by_caller
 from headrace.storage.packed import TARGETS, crc_of, packed_info
 from headrace.storage.scan import DataPath, redact
 
@@ -267,7 +267,8 @@ def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array
 
 def _read_back(part: PartFile, progress: bool | None) -> None:
     part.reread()
-    bad = verify(part.path, progress).bad
+    with locked_by_caller(part.path):
+        bad = verify(part.path, progress).bad
     if bad:
         raise WriteError(
             f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "

@@ -112,6 +112,11 @@ class ArraysSource(Source):
         return self._fields[self._names[0]]
 
     @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Of each dataset, by name."""
+        return {name: field.dtype for name, field in self._fields.items()}
+
+    @property
     def is_direct(self) -> bool:
         """Are samples read from the file itself, and not through another library?"""
         return all(isinstance(f, ArrayReader) and isinstance(f.chunks, DirectChunks) for f in self._fields.values())

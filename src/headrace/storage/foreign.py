@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Iterator
 
-from headrace.errors import BudgetError, FormatError, HeadraceError
+from headrace.errors import AccessError, BudgetError, FormatError, HeadraceError
 
 OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Numbers of errors that are no fault of a file."""
+_OF_THE_DISK = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+
+
+def unreadable(what: str, error: OSError) -> AccessError | None:
+    """What to say where the disk, or what it is mounted by, failed; None: the error says something else."""
+    if error.errno not in _OF_THE_DISK:
+        return None
+    return AccessError(f"{what} can't be read: {os.strerror(error.errno)}: look at the disk or the mount, for the file may be sound")
 
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory")  # of torch's RuntimeErrors
@@ -56,6 +65,7 @@ def asking(library: str, what: str) -> Iterator[None]:
     Raises:
         FormatError: it could not read that.
         BudgetError: it asked for more memory than there is.
+        AccessError: the disk failed.
         OSError: the machine ran out of descriptors.
     """
     if not _inner.depth:
@@ -73,6 +83,9 @@ def asking(library: str, what: str) -> Iterator[None]:
             raise BudgetError(f"{what}: {library} asks for more memory than there is: the file is damaged, or too large") from error
         if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             raise
+        failure = unreadable(what, error) if isinstance(error, OSError) else None
+        if failure is not None:
+            raise failure from error
         cause = " ".join(str(error).split()) or "no reason given"
         raise FormatError(f"{what} is damaged, or holds what {library} can't read ({type(error).__name__}: {cause})") from error
     finally:

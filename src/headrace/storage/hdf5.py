@@ -19,12 +19,14 @@ from headrace.storage.array_reader import ArrayReader, ChunkCache
 from headrace.storage.arrays import BLOCK_BYTES, ArraysSource
 from headrace.storage.chunks import LibraryChunks
 from headrace.storage.handles import WorkerFiles
-from headrace.storage.hdf5_chunks import chunks_of, missing_plugins
+from headrace.storage.hdf5_chunks import chunks_of
 from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.hdf5_files import dataset_named, open_hdf5, reading_hdf5
+from headrace.storage.hdf5_filters import check_filters
 from headrace.storage.hdf5_index import INDEX
-from headrace.storage.hdf5_links import check_links, check_way
+from headrace.storage.hdf5_links import check_way, other_files
 from headrace.storage.hdf5_objects import ObjectRows, holds_objects
+from headrace.storage.hdf5_versions import Versions
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, PackedInfo, are_offsets, crc_of, packed_info
 from headrace.storage.paths import redact
@@ -113,13 +115,14 @@ class HDF5Source(ArraysSource):
         dataset, where = self._named(file, name), f"{redact(self.path)}: {name!r}"
         if not dataset.shape:
             raise FormatError(f"{where} is a single value, it has no axis of samples")
-        check_links(dataset, self._file, self._far)
+        versions = Versions(dataset, self._file, name, self._opened.files)
+        versions.add(other_files(dataset, versions.path, self._far))
         if holds_objects(dataset.dtype, where):
-            _check_filters(dataset, where)
-            return ObjectRows(self._opened.library, self._file, name, tuple(dataset.shape), dataset.dtype)
-        chunks = chunks_of(dataset, self._file, name, self._opened.files, self._opened.library, **options)
+            check_filters(dataset, where)
+            return ObjectRows(self._opened.library, self._file, name, dataset, versions if self._far is None else None)
+        chunks = chunks_of(dataset, self._file, name, self._opened.files, self._opened.library, versions, **options)
         if isinstance(chunks, LibraryChunks):
-            _check_filters(dataset, where)
+            check_filters(dataset, where)
         return ArrayReader(chunks, self._opened.chunks, f"{self._file}\0{name}")
 
     def _named(self, file: h5py.File, name: str) -> h5py.Dataset:
@@ -149,7 +152,9 @@ class HDF5Source(ArraysSource):
             )
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        column = np.asarray(self._named(file, name))
+        dataset = self._named(file, name)
+        other_files(dataset, Versions(dataset, self._file, name, self._opened.files).path, self._far)
+        column = np.asarray(dataset)
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
             raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
@@ -248,10 +253,3 @@ class HDF5Source(ArraysSource):
         """Is there a dataset of that name?"""
         with reading_hdf5(self._file, self._far) as file:
             return name in file
-
-
-def _check_filters(dataset: h5py.Dataset, where: str) -> None:
-    """Raises a FormatError where only h5py could read a dataset, and lacks a filter."""
-    missing = missing_plugins(dataset)
-    if missing:
-        raise FormatError(f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip install hdf5plugin, and import it")

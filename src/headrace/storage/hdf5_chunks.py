@@ -25,14 +25,16 @@ from headrace.errors import AccessError, DataNotFoundError, FormatError, Headrac
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.machine import cache_folder
 from headrace.storage.chunks import Chunks, DirectChunks, Grid, LibraryChunks
-from headrace.storage.codecs import Blosc, Codec, Fletcher32, Inflate, Pipeline, TooLongError, Unshuffle, Zstd
+from headrace.storage.codecs import Fletcher32, Pipeline, TooLongError
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_far import FarHDF5, patiently
+from headrace.storage.hdf5_filters import codecs_of
+from headrace.storage.hdf5_versions import Versions
 from headrace.storage.kept import KeptArrays, UntrustedError
 from headrace.storage.paths import redact
 from headrace.storage.stamps import KnownFile
-from headrace.storage.stretches import Files, Places, Stretch
+from headrace.storage.stretches import Files, Places, Stretch, read_stretches
 
 _log = logging.getLogger(__name__)
 
@@ -41,26 +43,48 @@ KEPT_FROM = 20_000
 """Chunks from which on a table is kept in the cache folder: fewer are counted in some 40 ms."""
 _PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both ways when the file is opened
 
-_FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc"}
-_FILTERS |= {32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz", 32026: "blosc2"}
 _COUNTABLE = (1 << 63) - 1
 _SPARSE = 4  # times as many chunks as were written, from which on those are listed alone
 _OF_THE_WAY = (RemoteError, ReplacedError, DataNotFoundError, AccessError)
-_PLUGINS = 256  # numbers of filters from here on are not HDF5's own
 
 
 class _Library:
     """Reads parts of a dataset through h5py."""
 
-    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str) -> None:
-        self._opened, self._path, self._name = opened, path, name
+    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, versions: Versions, axes: int) -> None:
+        self._opened, self._path, self._name, self._versions, self._axes = opened, path, name, versions, axes
+
+    def check(self, numbers: Sequence[int]) -> None:
+        """Are the files that hold chunks still those that were opened? The chunks of what lies in several files are rows."""
+        with self._opened.reading(self._path) as file:
+            self._versions.check(file, numbers)
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         return patiently(functools.partial(self._read, part))
 
     def _read(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
-            return np.asarray(file[self._name][part])
+            found = np.asarray(file[self._name][part[: self._axes]])
+        rest: Any = (..., *part[self._axes :])  # elements may be arrays, which have axes of their own
+        return np.asarray(found[rest])
+
+
+class _LibraryChunks(LibraryChunks):
+    """Chunks that h5py reads, of the versions of files that were opened; what is read from a server is checked there."""
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], library: _Library, how: str, is_local: bool) -> None:
+        super().__init__(grid, dtype, library, how)
+        self._library, self._is_local = library, is_local
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        if self._is_local:
+            self._library.check(numbers)
+        return super().read(numbers)
+
+    def check_held(self, number: int) -> None:
+        """As `read` checks it, for a chunk that is held decoded."""
+        if self._is_local:
+            self._library.check([number])
 
 
 class _Whole:
@@ -135,6 +159,7 @@ def chunks_of(
     name: str,
     files: Files,
     opened: WorkerFiles[h5py.File],
+    versions: Versions,
     *,
     far: FarHDF5 | None = None,
     direct: bool = True,
@@ -146,6 +171,7 @@ def chunks_of(
         dataset: open.
         path, name: of the file, and in it.
         files, opened: what each process opens to read from it, itself and through h5py.
+        versions: of the files that hold it.
         far: of the server, for a URL.
         direct: False: through h5py in any case.
         cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache folder.
@@ -153,37 +179,56 @@ def chunks_of(
     Raises:
         FormatError: the file is shorter than its own table says; a source of a virtual dataset is missing.
     """
-    shape = tuple(dataset.shape)
-    rows = (1, *shape[1:])
+    elements, dtype = _elements(dataset)
+    shape = (*dataset.shape, *elements)
     why = _obstacle(dataset) if direct else "direct=False"
-    library = LibraryChunks(Grid(shape, dataset.chunks or rows), dataset.dtype, _Library(opened, path, name), f"h5py: {why}")
-    if why is not None or not dataset.size:
+    load, known = _Library(opened, path, name, versions, len(dataset.shape)), versions.known
+    height = dataset.chunks or (1, *dataset.shape[1:])
+    library = _LibraryChunks(Grid(shape, (*height, *elements)), dtype, load, f"h5py: {why}", far is None)
+    if why is not None or known is None or not dataset.size:
         return library
-    known = KnownFile(path, files)
     if dataset.chunks is None:
-        begin = dataset.id.get_offset()
+        begin, nbytes = dataset.id.get_offset(), math.prod(shape) * dtype.itemsize
         if begin is None:
             library.how = "h5py: nothing has been written"
             return library
-        whole = _Whole(known, begin, math.prod(shape) * dataset.dtype.itemsize)
-        if begin + math.prod(shape) * dataset.dtype.itemsize > known.size:
-            raise FormatError(f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
-        return DirectChunks(Grid(shape, shape), dataset.dtype, whole, Pipeline(), files, where=_Where(path, name, Grid(shape, shape)))
-    grid = Grid(shape, dataset.chunks)
+        if begin + nbytes > known.size:
+            raise FormatError(f"{redact(known.path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
+        where = _Where(known.path, name, Grid(shape, shape))
+        return DirectChunks(Grid(shape, shape), dtype, _Whole(known, begin, nbytes), Pipeline(), files, where=where)
+    grid = Grid(tuple(dataset.shape), dataset.chunks)
     if math.prod(grid.counts) > _COUNTABLE:
         raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
-    table = _table(dataset, known, far, name, grid, cache_dir)
+    table = _table(dataset, versions, far, name, grid, cache_dir)
     if table is None:
         library.how = "h5py: the index of its chunks is unusual"
         return library
-    pipeline, where = Pipeline(_codecs(dataset)), _Where(path, name, grid)
-    found = DirectChunks(grid, dataset.dtype, table, pipeline, files, fill=dataset.fillvalue, where=where)
-    look = functools.partial(_doubt, dataset, found, table.written())
+    written, fill = table.written(), _fill_value(dataset, dtype)
+    if fill is None and len(written) < math.prod(grid.counts):
+        library.how = "h5py: what was not written is no zeros, and each element an array"
+        return library
+    pipeline, where = Pipeline(codecs_of(dataset)), _Where(known.path, name, grid)
+    found = DirectChunks(Grid(shape, (*grid.chunks, *elements)), dtype, table, pipeline, files, fill=fill, where=where)
+    look = functools.partial(_doubt, dataset, found, written)
     doubt = look() if far is None else far.doubt(path, name, look)
     if doubt is not None:
         library.how = f"h5py: {doubt}"
         return library
     return found
+
+
+def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape of an element, where each is an array, and the dtype of what is in it; else () and the dtype."""
+    dtype: np.dtype[Any] = dataset.dtype
+    return ((), dtype) if dtype.subdtype is None else (dtype.subdtype[1], dtype.subdtype[0])
+
+
+def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
+    """What HDF5 gives of chunks that were never written; None: h5py can't tell it."""
+    plist = dataset.id.get_create_plist()
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER:
+        return np.zeros((), dtype)[()]
+    return dataset.fillvalue if dataset.dtype == dtype else None
 
 
 def _obstacle(dataset: h5py.Dataset) -> str | None:
@@ -210,41 +255,10 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
     if len(grows) == 1 and grows != [0]:  # HDF5 2.0 gives wrong places for them, where they are kept in an extensible array
         return "HDF5 can't list the chunks of what grows along another axis than the first"
     try:
-        Pipeline(_codecs(dataset))
+        Pipeline(codecs_of(dataset))
     except ValueError as error:
         return str(error)
     return None
-
-
-def _codecs(dataset: h5py.Dataset) -> list[Codec]:
-    """The filters, in the order in which they encode.
-
-    Raises:
-        ValueError: there is one that we have not.
-    """
-    plist, codecs = dataset.id.get_create_plist(), list[Codec]()
-    for number in range(plist.get_nfilters()):
-        code, _, values, _ = plist.get_filter(number)
-        if code == 1:
-            codecs.append(Inflate())
-        elif code == 2:
-            codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
-        elif code == 3:
-            codecs.append(Fletcher32())
-        elif code == 32001:
-            codecs.append(Blosc())
-        elif code == 32015:
-            codecs.append(Zstd())
-        else:
-            raise ValueError(f"filter {_FILTERS.get(code, code)}")
-    return codecs
-
-
-def missing_plugins(dataset: h5py.Dataset) -> list[str]:
-    """The filters of a dataset that h5py can't undo as it is."""
-    plist = dataset.id.get_create_plist()
-    codes = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
-    return [_FILTERS.get(code, f"filter {code}") for code in codes if not h5py.h5z.filter_avail(code)]
 
 
 def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
@@ -254,13 +268,23 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.
     is damaged, and leaves no doubt.
     """
     grid = chunks.grid
-    if not chunks.pipeline or not len(written) or chunks.nbytes > _PROBE:
+    if not len(written):
+        return None
+    if dataset.file.userblock_size and not _lies_there(dataset, chunks, int(written[0])):
+        return "HDF5 lists its chunks without the file's user block"
+    if not chunks.pipeline:
         return None
     some = {int(written[0])}
     for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
         if extent % chunk:
             at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
             some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
+    if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
+        some = {
+            number
+            for number, stretch in zip(some, chunks.stretches(list(some)), strict=True)
+            if stretch and stretch.nbytes == chunks.nbytes
+        }
     for number in sorted(some):
         corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
         ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
@@ -276,7 +300,7 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.
             problem = error
         try:
             with asking("h5py", chunks.where(number)):
-                expected = dataset[part]
+                expected = dataset[part[: len(dataset.shape)]]
         except _OF_THE_WAY:
             raise
         except Exception as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
@@ -290,6 +314,18 @@ def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.
         if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
             return f"chunk {grid.place(number)} is another one when it is read directly"
     return None
+
+
+def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
+    """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
+    corner = [place * extent for place, extent in zip(chunks.grid.place(number), chunks.grid.chunks, strict=True)]
+    _, expected = dataset.id.read_direct_chunk(tuple(corner[: len(dataset.shape)]))
+    stretch = chunks.stretches([number])[0]
+    assert stretch is not None
+    try:
+        return bytes(read_stretches([stretch], chunks.files)[0] or b"") == bytes(expected)
+    except FormatError:
+        return False
 
 
 def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
@@ -307,12 +343,15 @@ def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> 
 
 
 def _table(
-    dataset: h5py.Dataset, file: KnownFile, far: FarHDF5 | None, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
+    dataset: h5py.Dataset, versions: Versions, far: FarHDF5 | None, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
 ) -> _Table | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
-    number = math.prod(grid.counts)
+    number, file = math.prod(grid.counts), versions.known
+    assert file is not None
     shown = redact(file.path)
     about = {"path": shown, "size": file.size, "mtime": file.when, "name": name, "grid": [grid.shape, grid.chunks]}
+    if versions.is_linked:  # the name is none of that file
+        about["header"] = h5py.h5o.get_info(dataset.id).addr
     if far is not None:
         about["place"] = far.files.place
     folder = cache_folder(cache_dir)

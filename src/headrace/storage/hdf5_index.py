@@ -12,8 +12,9 @@ from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_chunks import chunks_of
 from headrace.storage.hdf5_far import FarHDF5
 from headrace.storage.hdf5_files import reading_hdf5
-from headrace.storage.hdf5_links import check_links
+from headrace.storage.hdf5_links import other_files
 from headrace.storage.hdf5_objects import holds_objects
+from headrace.storage.hdf5_versions import Versions
 from headrace.storage.index import Arrays, IndexKind
 from headrace.storage.packed import CRC, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, packed_info
 from headrace.storage.paths import redact
@@ -52,8 +53,9 @@ def _read_all(far: FarHDF5, url: str) -> None:
 def _read(dataset: h5py.Dataset, url: str, name: str, far: FarHDF5, is_column: bool) -> None:
     """Reads what opening a dataset takes; and the values of one that is small enough to hold targets, or is a column of a packed file."""
     if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
-        check_links(dataset, url, far)
+        other_files(dataset, url, far)
+        versions = Versions(dataset, url, name, far.files)
         library: WorkerFiles[h5py.File] = WorkerFiles(far.open, h5py.File.close)  # nothing is read through it here
-        chunks_of(dataset, url, name, far.files, library, far=far)
+        chunks_of(dataset, url, name, far.files, library, versions, far=far)
     if is_column or (dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES):
         np.asarray(dataset)

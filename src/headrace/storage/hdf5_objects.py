@@ -14,6 +14,7 @@ from headrace.storage.arrays import LibraryRows
 from headrace.storage.foreign import asking
 from headrace.storage.handles import WorkerFiles
 from headrace.storage.hdf5_far import patiently
+from headrace.storage.hdf5_versions import Versions
 from headrace.storage.paths import redact
 
 
@@ -36,11 +37,13 @@ class ObjectRows(LibraryRows):
     Args:
         opened: what each process has open.
         path, name: of the file, and of the dataset in it.
-        shape, dtype: of the dataset.
+        dataset: open.
+        versions: of its files; None: each read from a server is checked there.
     """
 
-    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._opened, self._path, self._name, self.shape, self.dtype = opened, path, name, shape, dtype
+    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, dataset: h5py.Dataset, versions: Versions | None) -> None:
+        self._opened, self._path, self._name, self._versions = opened, path, name, versions
+        self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
         self.how = "h5py: elements of any size"
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -48,10 +51,13 @@ class ObjectRows(LibraryRows):
 
         Raises:
             FormatError, BudgetError: they are damaged.
+            ReplacedError: the file has been changed.
         """
         return patiently(functools.partial(self._read, rows))
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
+            if self._versions is not None:
+                self._versions.check(file, rows)
             dataset = file[self._name]
             return [dataset[row] for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from headrace.errors import AccessError
+from headrace.errors import AccessError, ReplacedError
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles
 from headrace.storage.stretches import Files
@@ -15,12 +15,18 @@ class Stamp:
 
     Args:
         path: of the file.
+        status: of the file, if it is open already.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, status: os.stat_result | None = None) -> None:
         self.path = path
-        status = os.stat(path)
-        self.size, self.mtime = status.st_size, status.st_mtime_ns
+        status = os.stat(path) if status is None else status
+        self.size: int = status.st_size
+        self.mtime: int = status.st_mtime_ns
+
+    def is_of(self, status: os.stat_result) -> bool:
+        """True if a file of that status is still that one."""
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime)
 
     def check(self, fd: int) -> None:
         """Is the open file still that one?
@@ -28,8 +34,7 @@ class Stamp:
         Raises:
             AccessError: it has been changed.
         """
-        status = os.fstat(fd)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.mtime):
+        if not self.is_of(os.fstat(fd)):
             raise AccessError(f"{redact(self.path)} has been changed since it was opened: open the dataset again")
 
 
@@ -39,13 +44,14 @@ class KnownFile:
     Args:
         path: of the file, or its URL.
         files: by which it is read.
+        status: of a local file, if it is open already.
 
     Attributes:
         size: its bytes.
         when: what changes when the file does.
     """
 
-    def __init__(self, path: str, files: Files) -> None:
+    def __init__(self, path: str, files: Files, status: os.stat_result | None = None) -> None:
         self.path, self._files = path, files
         self._stamp: Stamp | None = None
         self.size: int
@@ -54,15 +60,27 @@ class KnownFile:
             version = files.version(path)
             self.size, self.when = version.size, version.tag
         else:
-            self._stamp = Stamp(path)
+            self._stamp = Stamp(path, status)
             self.size, self.when = self._stamp.size, self._stamp.mtime
 
-    def check(self) -> None:
+    def check(self, status: os.stat_result | None = None) -> None:
         """Is it still that one? Far away nothing is asked: each read is of that version, or an error.
 
+        Args:
+            status: of the file as another library has it open; None: of the file that `files` has open.
+
         Raises:
-            AccessError: it has been changed.
+            ReplacedError: it has been changed.
         """
-        if self._stamp is not None and not isinstance(self._files, RemoteFiles):
+        if self._stamp is None or isinstance(self._files, RemoteFiles):
+            return
+        if status is None:
             with self._files.reading(self.path) as fd:
-                self._stamp.check(fd)
+                status = os.fstat(fd)
+        if not self._stamp.is_of(status):
+            raise changed(self.path)
+
+
+def changed(path: str) -> ReplacedError:
+    """What to say of a file that is another one than when it was opened."""
+    return ReplacedError(f"{redact(path)} has been changed since it was opened: open the dataset again")

@@ -9,31 +9,46 @@ import numpy as np
 from headrace.errors import FormatError
 
 
-def as_value(record: Any, dtype: np.dtype[Any] | None = None) -> Any:
+def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
     """A record in plain terms: strings as str, compounds as dicts of their fields, arrays of strings as lists; numbers stay.
 
+    Args:
+        record: as h5py or NumPy gives it.
+        encoding: of strings; None: they stay bytes.
+
     Raises:
-        FormatError: a string is not UTF-8.
+        FormatError: a string is none of that encoding.
     """
-    dtype = getattr(record, "dtype", None) if dtype is None else dtype
+    dtype = getattr(record, "dtype", None)
     if isinstance(record, (bytes, np.bytes_)):
-        return _text(record)
+        return bytes(record) if encoding is None else _text(record, encoding)
     if isinstance(record, str) or dtype is None:
         return str(record) if isinstance(record, str) else record
     if dtype.names is not None:
-        return {name: as_value(record[name], dtype[name]) for name in dtype.names}
-    if dtype.kind in "SO" and isinstance(record, np.ndarray):
-        return as_value(record[()]) if record.ndim == 0 else [as_value(item) for item in record]
-    return record
+        return {name: as_value(record[name], encoding) for name in dtype.names}
+    if dtype.kind in "SUO" and isinstance(record, np.ndarray):
+        return as_value(record[()], encoding) if record.ndim == 0 else [as_value(item, encoding) for item in record]
+    # a field lies among the others of its compound, at any byte and with their strides: torch has no such tensors
+    return np.require(record, requirements=["C", "A"]) if isinstance(record, np.ndarray) else record
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes, encoding: str) -> str:
     try:
-        return bytes(data).decode()
+        return bytes(data).decode(encoding)
     except UnicodeDecodeError as error:
-        raise FormatError(f"a string is not UTF-8: {error}") from error
+        raise FormatError(
+            f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its encoding=, or encoding=None to get bytes"
+        ) from error
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
     """Is `as_value` of its rows the row itself?"""
-    return dtype.names is None and dtype.kind not in "SO"
+    return dtype.names is None and dtype.kind not in "SUO"
+
+
+def long_doubles_in(dtype: np.dtype[Any]) -> str | None:
+    """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there, "" for itself; None: nowhere."""
+    if dtype.names is not None:
+        found = ((name, long_doubles_in(dtype[name])) for name in dtype.names)
+        return next((f"{name}.{rest}".rstrip(".") for name, rest in found if rest is not None), None)
+    return "" if dtype.base.char in "gG" else None
