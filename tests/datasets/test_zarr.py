@@ -169,6 +169,27 @@ def test_options_that_make_no_sense(store: Path, options: dict[str, Any], said: 
 # -- rows, and stores
 
 
+class Doubled(ZarrDataset):
+    def decode(self, record: Any) -> Any:
+        return super().decode(record) * 2
+
+
+class Negated(ZarrDataset):
+    def present(self, value: Any) -> Any:
+        return -super().present(value)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+@pytest.mark.parametrize(("kind", "factor"), [(Doubled, 2), (Negated, -1)])
+def test_batches_follow_what_a_subclass_overrides(tmp_path: Path, mode: str, kind: type[ZarrDataset], factor: int) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    zarr.create_array(tmp_path / "a.zarr", data=rows)
+    dataset = kind(tmp_path / "a.zarr", loading_mode=mode, progress=False)
+    loader = create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)
+    assert np.array_equal(torch.cat(list(loader)).numpy(), rows * factor)
+    dataset.close()
+
+
 def test_rows_of_several_stores(tmp_path: Path) -> None:
     data = [np.random.default_rng(n).integers(0, 99, (n, 4)).astype("i4") for n in (5, 9)]
     for number, some in enumerate(data):

@@ -115,9 +115,9 @@ class ZarrDataset(ArrayDataset):
             source, self._found = patch_source(paths[0], dataset_name, target_name, scale, patches, opened, direct=direct, missing=missing)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
-    def decode(self, record: Any) -> Any:
+    def _decoded_record(self, record: Any) -> Any:
         if not self._has_labels:
-            return super().decode(record)
+            return super()._decoded_record(record)
         patch, labels = record
         return patch if self._dtype is None else patch.astype(self._dtype), labels
 
@@ -182,6 +182,8 @@ class ZarrDataset(ArrayDataset):
         source: Any = self._source
         if not isinstance(source, PatchSource):
             return super().held_nbytes()
+        if type(self).decode is not ArrayDataset.decode:
+            return None
         return source.sample_bytes(self._dtype) * len(source)
 
     @property
