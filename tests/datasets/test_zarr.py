@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from headrace import (
     DataNotFoundError,
     FormatError,
     MissingNameError,
+    ReplacedError,
     SampleError,
     ZarrDataset,
     create_dataloader,
@@ -216,16 +220,124 @@ def test_a_store_that_is_damaged_or_is_none(store: Path, tmp_path: Path) -> None
         ZarrDataset(store, "x")
     shard = store / "volume" / "c" / "0" / "0" / "0" / "0"
     whole = shard.read_bytes()
-    dataset = ZarrDataset(store, "volume", patch_shape=(4, 4, 5))
     for damage, said in ((whole[:10], "no room for the index"), (whole[:-1] + b"\0", "index of the shard: wrong checksum")):
         shard.write_bytes(damage)
-        dataset.close()
+        dataset = ZarrDataset(store, "volume", patch_shape=(4, 4, 5))
         with pytest.raises(SampleError, match=rf"sample 0 can't be read: .*patch 0 at \[0, 0, 0\].*{said}"):
             dataset[0]
     place = store / "volume" / "zarr.json"
     place.write_text(place.read_text()[:40])
     with pytest.raises(FormatError, match=r"volume/zarr\.json is damaged"):
         ZarrDataset(store, "volume")
+
+
+def test_zips_with_a_folder_at_their_root(tmp_path: Path) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("deep/x", data=rows, chunks=(2, 3))
+    files = [file for file in (tmp_path / "a.zarr").rglob("*") if file.is_file()]
+    for number, (method, before) in enumerate(itertools.product((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), ("a.zarr", "some/where/a"))):
+        path = tmp_path / f"{number}.zip"
+        with zipfile.ZipFile(path, "w", method) as file:
+            file.writestr("__MACOSX/a.zarr/zarr.json", "junk")
+            for one in files:
+                file.write(one, f"{before}/{one.relative_to(tmp_path / 'a.zarr')}")
+        dataset = ZarrDataset(path)
+        assert np.array_equal(torch.stack([dataset[i] for i in range(8)]).numpy(), rows)
+        assert isinstance(open_dataset(path, dataset_name="deep/x"), ZarrDataset)
+        dataset.close()
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as file:
+        file.writestr("a/zarr.json", "{}")
+        file.writestr("b/.zgroup", "{}")
+    with pytest.raises(FormatError, match=r"two\.zip: it holds several Zarr stores, such as 'a' and 'b': pack one of them alone"):
+        ZarrDataset(tmp_path / "two.zip")
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_sibling_of_another_kind_does_not_matter(tmp_path: Path, consolidated: bool) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("x", data=rows)
+    root.create_array("other", data=rows)
+    if consolidated:
+        zarr.consolidate_metadata(tmp_path / "a.zarr")
+    for place in (tmp_path / "a.zarr" / "other" / "zarr.json", tmp_path / "a.zarr" / "zarr.json"):
+        place.write_text(place.read_text().replace('"name": "zstd"', '"name": "of tomorrow"', 2 if place.parent.name == "other" else 1))
+    for direct in (True, False):
+        assert ZarrDataset(tmp_path / "a.zarr", "x", direct=direct)[7].tolist() == rows[7].tolist()
+    with pytest.raises(FormatError, match=r"'other' can't be opened by zarr-python: .*of tomorrow"):
+        ZarrDataset(tmp_path / "a.zarr", "other")
+
+
+# -- stores that change
+
+
+def write_rows(path: Path, value: int, layout: dict[str, Any], mode: str = "w") -> None:
+    time.sleep(0.02)  # longer than a tick of the clock that files get their times from
+    array = zarr.create_array(path, shape=(40, 6), chunks=(4, 6), dtype="i4", **layout) if mode == "w" else zarr.open_array(path, mode="r+")
+    array[...] = value
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "raw": ({"compressors": None, "fill_value": 9}, {}),
+    "zstd": ({"fill_value": 9}, {}),
+    "shards": ({"shards": (20, 6), "fill_value": 9}, {}),
+    "raw shards": ({"shards": (20, 6), "compressors": None, "fill_value": 9}, {}),
+    "library": ({"fill_value": 9}, {"direct": False}),
+    "sharded library": ({"shards": (20, 6), "fill_value": 9}, {"direct": False}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("change", ["rewritten", "replaced", "moved", "emptied"])
+def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change: str) -> None:
+    path, (written, read) = tmp_path / "a.zarr", LAYOUTS[layout]
+    write_rows(path, 1, written)
+    before, between = (ZarrDataset(path, **read) for _ in range(2))
+    assert sum(int(between[i].sum()) for i in range(0, 40, 10)) == 24
+    if change == "moved":  # a copy with the times of the original
+        shutil.copytree(path, tmp_path / "b.zarr", copy_function=shutil.copy2)
+    if change in ("replaced", "moved"):
+        shutil.rmtree(path)
+    if change == "moved":
+        os.rename(tmp_path / "b.zarr", path)
+    elif change == "emptied":
+        time.sleep(0.02)
+        for chunk in [file for file in path.rglob("*") if file.is_file() and file.name != "zarr.json"]:
+            chunk.unlink()
+    else:
+        write_rows(path, 2, written, mode="w" if change == "replaced" else "r+")
+    for dataset in (before, between):
+        for index in (0, 13, 39):
+            with pytest.raises(ReplacedError, match=r"changed after the dataset was opened.*open the dataset again"):
+                dataset[index]
+        dataset.close()
+    assert int(ZarrDataset(path, **read)[5][0]) == {"rewritten": 2, "replaced": 2, "moved": 1, "emptied": 9}[change]
+
+
+def test_a_zip_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
+    for compress in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        path = tmp_path / f"{compress}.zarr.zip"
+        for value in (1, 2):
+            with zarr.storage.ZipStore(path, mode="w", compression=compress) as store:
+                zarr.create_array(store, data=np.full((8, 3), value, "i4"), chunks=(2, 3))
+            if value == 1:
+                dataset = ZarrDataset(path)
+                assert dataset[0].tolist() == [1, 1, 1]
+        with pytest.raises(ReplacedError):
+            dataset[5]
+        dataset.close()
+
+
+def test_workers_never_mix_two_versions(tmp_path: Path) -> None:
+    path, layout = tmp_path / "a.zarr", {"compressors": None}
+    write_rows(path, 1, layout)
+    loader = create_dataloader(ZarrDataset(path), batch_size=4, num_workers=2, seed=1)
+    assert {int(batch.sum()) for batch in loader} == {24}
+    write_rows(path, 2, layout, mode="r+")
+    with pytest.raises(ReplacedError):
+        list(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -19,23 +19,23 @@ from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles
 from headrace.storage.stretches import Files
-from headrace.storage.zarr_chunks import chunks_of, library_chunks
+from headrace.storage.zarr_chunks import chunks_of, library_chunks, library_key
 from headrace.storage.zarr_files import array_named
 from headrace.storage.zarr_stores import FarStore, Store, open_store
 
 
-class _LibraryRoots:
-    """Opens stores with zarr-python, each process for itself. Picklable.
+class _LibraryArrays:
+    """Opens arrays with zarr-python, each process for itself, and each array alone: what else is in a store may be anything. Picklable.
 
     Attributes:
-        far: those behind URLs, by their URL.
+        far: stores behind URLs, by their URL.
     """
 
     def __init__(self) -> None:
         self.far: dict[str, FarStore] = {}
 
-    def __call__(self, path: str) -> Any:
-        """The root node of a store.
+    def __call__(self, key: str) -> Any:
+        """The array that a key names; see `library_key`.
 
         Raises:
             FormatError: it can't be opened.
@@ -43,6 +43,7 @@ class _LibraryRoots:
         """
         import zarr
 
+        path, _, name = key.partition("\0")
         store: Any = path
         if path in self.far:
             from headrace.storage.zarr_library import FarZarr
@@ -51,18 +52,16 @@ class _LibraryRoots:
         elif os.path.isfile(path):
             store = zarr.storage.ZipStore(path, mode="r")
         try:
-            return zarr.open(store, mode="r")
+            return zarr.open_array(store, path=name, mode="r")
         except HeadraceError:
             raise
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-            raise FormatError(f"{redact(path)} can't be opened by zarr-python: {' '.join(str(error).split())}") from error
+            raise FormatError(f"{redact(path)}: {name!r} can't be opened by zarr-python: {' '.join(str(error).split())}") from error
 
 
-def _close_root(root: Any) -> None:
-    """Closes the store of a node."""
-    store = getattr(root, "store", None)
-    if store is not None:
-        store.close()
+def _close_array(array: Any) -> None:
+    """Closes the store of an array."""
+    array.store.close()
 
 
 class OpenZarr:
@@ -75,8 +74,8 @@ class OpenZarr:
     def __init__(self, far: RemoteFiles | None = None) -> None:
         self.far = far
         self.files: Files = WorkerFiles() if far is None else far
-        self._roots = _LibraryRoots()
-        self.library: WorkerFiles[Any] = WorkerFiles(self._roots, _close_root, 16, survives_fork=False)
+        self._arrays = _LibraryArrays()
+        self.library: WorkerFiles[Any] = WorkerFiles(self._arrays, _close_array, 16, survives_fork=False)
         self.chunks = ChunkCache(0)
 
     def store(self, path: str | os.PathLike[Any], names: str | Sequence[str | None] | None = ()) -> Store:
@@ -90,13 +89,13 @@ class OpenZarr:
             DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
         """
         wanted = [names] if isinstance(names, str) else list(names or ())
-        nodes, known = [name.strip("/") for name in wanted if name], self._roots.far.get(os.fspath(path))
+        nodes, known = [name.strip("/") for name in wanted if name], self._arrays.far.get(os.fspath(path))
         if known is not None:
             known.know(nodes)
             return known
         store = open_store(path, self.far, nodes)
         if isinstance(store, FarStore):
-            self._roots.far[store.path] = store
+            self._arrays.far[store.path] = store
         return store
 
     def close(self) -> None:
@@ -125,9 +124,8 @@ def zarr_reader(
     def library(why: str) -> Chunks:
         if missing == "error":
             raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
-        with opened.library.reading(store.path) as root, asking("zarr-python", f"{redact(store.path)}: {name!r} ({why})"):
-            array = root[name] if name else root
-            found = library_chunks(array, opened.library, store.path, name, why)
+        with asking("zarr-python", f"{redact(store.path)}: {name!r} ({why})"), opened.library.reading(library_key(store, name)) as array:
+            found = library_chunks(array, opened.library, store, name, why)
         if found.dtype.hasobject or found.dtype.kind not in "biufcSUV":
             raise FormatError(f"{redact(store.path)}: {name!r} holds {found.dtype}; only numbers are read by now")
         opened.library.close()
