@@ -231,6 +231,45 @@ def test_a_store_that_is_damaged_or_is_none(store: Path, tmp_path: Path) -> None
         ZarrDataset(store, "volume")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_strings_of_any_length(tmp_path: Path, version: Any, zipped: bool) -> None:
+    words = np.array([f"{'ä' * (i % 7)}{i}" for i in range(12)], dtype=object)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    root.create_array("words", shape=(12,), chunks=(5,), dtype="string")[...] = words
+    root.create_array("pairs", shape=(6, 2), chunks=(4, 1), dtype="string")[...] = words.reshape(6, 2)
+    root.create_array("fixed", data=words.astype("U9"), chunks=(5,))
+    root.create_array("x", data=np.arange(12), chunks=(5,))
+    path = tmp_path / "a.zarr"
+    if zipped:
+        path = Path(shutil.make_archive(str(tmp_path / "b"), "zip", path))
+    dataset = ZarrDataset(path, "x", "words")
+    assert [dataset[i] for i in (11, 0)] == [(11, words[11]), (0, words[0])] and type(dataset[1][1]) is str
+    for name in ("words", "fixed"):
+        alone = ZarrDataset(path, name, loading_mode="eager", progress=False)
+        assert [alone[i] for i in range(12)] == words.tolist()
+        alone.close()
+    both = ZarrDataset(path, ["x", "words"])
+    assert both.__getitems__([3, 3, 1]) == [{"x": i, "words": words[i]} for i in (3, 3, 1)]
+    assert [ZarrDataset(path, "pairs")[i] for i in range(6)] == words.reshape(6, 2).tolist()
+    loader = create_dataloader(ZarrDataset(path, "words"), batch_size=5, shuffle=False, num_workers=0)
+    assert [word for batch in loader for word in batch] == words.tolist()
+    with pytest.raises(ConfigError, match="missing='error' can't be had for 'words'"):
+        ZarrDataset(path, "words", missing="error")
+    with pytest.raises(FormatError, match="of which samples can't be made"):
+        ZarrDataset(path, "words", patch_shape=(2,))
+
+
+def test_strings_that_are_changed_are_an_error(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(12,), chunks=(5,), dtype="string")
+    array[...] = "old"
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    time.sleep(0.02)
+    array[...] = "new"
+    with pytest.raises(ReplacedError):
+        dataset[3]
+
+
 def test_zips_with_a_folder_at_their_root(tmp_path: Path) -> None:
     rows = np.arange(24, dtype="i4").reshape(8, 3)
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")

@@ -22,7 +22,7 @@ def as_value(record: Any, dtype: np.dtype[Any] | None = None) -> Any:
         return str(record) if isinstance(record, str) else record
     if dtype.names is not None:
         return {name: as_value(record[name], dtype[name]) for name in dtype.names}
-    if dtype.kind in "SO" and isinstance(record, np.ndarray):
+    if dtype.kind in "SUO" and isinstance(record, np.ndarray):
         return as_value(record[()]) if record.ndim == 0 else [as_value(item) for item in record]
     return record
 
@@ -36,4 +36,4 @@ def _text(data: bytes) -> str:
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
     """Is `as_value` of its rows the row itself?"""
-    return dtype.names is None and dtype.kind not in "SO"
+    return dtype.names is None and dtype.kind not in "SUO"
