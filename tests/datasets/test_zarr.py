@@ -62,13 +62,13 @@ def test_index_and_corner_follow_from_one_another(data: Any) -> None:
         starts = [a for a in range(0, size, step) if a + extent <= size]
         if edges == "pad":
             starts = [0]
-            while starts[-1] + extent < size:
+            while starts[-1] + extent < size and starts[-1] + step < size:
                 starts.append(starts[-1] + step)
         elif edges == "shift" and starts and starts[-1] + extent < size:
             starts.append(size - extent)
         along.append(starts)
-    if edges != "pad" or all(start < size for starts, size in zip(along, shape, strict=True) for start in starts):
-        assert corners == list(itertools.product(*along))
+    assert corners == list(itertools.product(*along))
+    assert all(start < size for corner in corners for start, size in zip(corner, shape, strict=True))
 
 
 def test_boxes() -> None:
@@ -156,6 +156,14 @@ def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
     ("options", "said"),
     [
         ({"patch_shape": (4, 4, 5, 2, 2)}, r"has 5 extents, and 'volume' has shape \[2, 9, 11, 13\]"),
+        ({"patch_shape": (40, 4, 5)}, r"a\.zarr, volume: no patch of \[40, 4, 5\] fits into a volume of \[9, 11, 13\]: axis 0 has 9 of 40"),
+        (
+            {"patch_shape": (40, 40, 5), "edges": "shift"},
+            "axis 0 has 9 of 40, axis 1 has 11 of 40; use a smaller patch_shape, or edges='pad'",
+        ),
+        ({"patch_shape": (4, 4, 4), "boxes": [((0, 0, 0), (3, 9, 9)), ((0, 0, 0), (9, 3, 9))]}, "fits into any of the boxes; use"),
+        ({"patch_shape": 64}, "no patch of \\[64, 64, 64\\] fits"),
+        ({"patch_shape": 0}, "needs 3 extents of at least 1"),
         ({"patch_shape": (4, 0, 5)}, r"patch_shape=\[4, 0, 5\] needs 3 extents of at least 1"),
         ({"patch_shape": (4, 4, 5), "stride": (1, 1)}, r"stride=\[1, 1\] needs 3 extents"),
         ({"patch_shape": (4, 4, 5), "edges": "wrap"}, "edges must be one of 'drop', 'pad', 'shift', not 'wrap'"),
@@ -168,6 +176,92 @@ def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
 def test_options_that_make_no_sense(store: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ZarrDataset(store, "volume", **options)
+
+
+def test_one_extent_means_all_axes_of_space(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    shapes = {"line": (30,), "image": (9, 11), "many": (2, 3, 9, 11, 13)}
+    for name, shape in shapes.items():
+        root.create_array(name, shape=shape, dtype="u1")
+    named = root.create_array("named", shape=(9, 11, 4), dtype="u1", dimension_names=["Y", "x", "channel"])
+    named[...] = np.random.default_rng(1).integers(0, 99, named.shape)
+    found = {name: tuple(ZarrDataset(tmp_path / "a.zarr", name, patch_shape=4)[0].shape) for name in (*shapes, "named")}
+    assert found == {"line": (4,), "image": (4, 4), "many": (2, 3, 4, 4, 4), "named": (4, 4, 4)}
+    dataset = ZarrDataset(tmp_path / "a.zarr", "named", patch_shape=np.int64(5), stride=np.int64(3))
+    assert len(dataset) == 2 * 3 and dataset[0].shape == (5, 5, 4)
+    assert np.array_equal(dataset[4], named[3:8, 3:8])
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "streaming"])
+def test_patches_of_several_volumes(tmp_path: Path, mode: str) -> None:
+    volumes = [np.random.default_rng(n).integers(0, 99, (2, 8 + 2 * n, 9, 10)).astype("i2") for n in range(3)]
+    for number, volume in enumerate(volumes):
+        root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number % 2)
+        root.create_array("raw", data=volume, chunks=(1, 4, 4, 4))
+        root.create_array("labels", data=(volume[0] % 5).astype("u1"), chunks=(4, 4, 4))
+    options: dict[str, Any] = {"patch_shape": 4, "stride": 3, "edges": "shift"}
+    alone = [ZarrDataset(tmp_path / f"{n}.zarr", "raw", "labels", **options) for n in range(3)]
+    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "raw", "labels", loading_mode=mode, progress=False, **options)
+    expected = [(n, one.corner_of(i), one[i]) for n, one in enumerate(alone) for i in range(len(one))]
+    assert len(dataset) == len(expected) and len(set(map(len, alone))) > 1
+    if mode != "streaming":
+        for index, (number, corner, (patch, labels)) in enumerate(expected):
+            assert (dataset.volume_of(index), dataset.corner_of(index)) == (number, corner)
+            assert torch.equal(dataset[index][0], patch) and torch.equal(dataset[index][1], labels)
+    assert f"2.zarr, raw, patch {len(alone[2]) - 1} at" in dataset.source_of(-1)
+    loader = create_dataloader(dataset, batch_size=7, shuffle="block", num_workers=0, seed=3)
+    seen = sorted(patch.numpy().tobytes() for batch, _ in loader for patch in batch)
+    assert seen == sorted(patch.numpy().tobytes() for _, _, (patch, _) in expected)
+    dataset.close()
+
+
+def test_volumes_that_are_of_different_kinds(tmp_path: Path) -> None:
+    for number, (dtype, channels) in enumerate((("i2", 2), ("i2", 3), ("i4", 2))):
+        zarr.create_array(tmp_path / f"{number}.zarr", shape=(channels, 8, 8, 8), dtype=dtype)
+    paths = [tmp_path / f"{number}.zarr" for number in range(3)]
+    for pair, said in (
+        (paths[:2], r"int16 \[3, 4, 4, 4\] here, and of int16 \[2, 4, 4, 4\] there"),
+        (paths[::2], r"int32 \[2, 4, 4, 4\] here"),
+    ):
+        with pytest.raises(FormatError, match=said):
+            ZarrDataset(pair, patch_shape=4)
+    with pytest.raises(ConfigError, match="boxes are parts of one volume, and data_path names 2 stores"):
+        ZarrDataset(paths[:2], patch_shape=4, boxes=[((0, 0, 0), (4, 4, 4))])
+    with pytest.raises(ConfigError, match=r"2\.zarr, the array: no patch of \[9, 9, 9\] fits"):
+        ZarrDataset(paths[2:], patch_shape=9)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("version", [2, 3])
+def test_constant_padding_is_the_fill_value(tmp_path: Path, direct: bool, version: Any) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(5, 5), chunks=(2, 2), dtype="f4", fill_value=-7.5, zarr_format=version)
+    array[:4, :4] = 1
+    dataset = ZarrDataset(tmp_path / "a.zarr", patch_shape=(4, 4), edges="pad", pad="constant", direct=direct)
+    expected = np.full((8, 8), -7.5, "f4")
+    expected[:4, :4] = 1
+    assert all(np.array_equal(dataset[i], expected[4 * (i // 2) :, 4 * (i % 2) :][:4, :4]) for i in range(4))
+
+
+def test_random_crops_of_a_volume(store: Path) -> None:
+    dataset = ZarrDataset(store, "volume", "labels", patch_shape=4, stride=1)  # every place where a patch fits
+    assert len(dataset) == 6 * 8 * 10
+    epochs = []
+    for workers in (0, 2):
+        with_workers = create_dataloader(dataset, batch_size=8, num_samples=32, seed=5, num_workers=workers)
+        for epoch in (0, 1):
+            with_workers.set_epoch(epoch)
+            epochs.append([(patch, labels) for batch in with_workers for patch, labels in zip(*batch, strict=True)])
+        with_workers.close()
+    assert [len(epoch) for epoch in epochs] == [32] * 4
+    for first, again in ((0, 2), (1, 3)):
+        assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(epochs[first], epochs[again], strict=True))
+    places = {
+        VOLUME[:, z : z + 4, y : y + 4, x : x + 4].tobytes(): (z, y, x) for z, y, x in itertools.product(range(6), range(8), range(10))
+    }
+    drawn = [[places[patch.numpy().tobytes()] for patch, _ in epoch] for epoch in epochs[:2]]
+    assert drawn[0] != drawn[1] and len({*drawn[0], *drawn[1]}) > 40
+    for (z, y, x), (_, labels) in zip(drawn[0], epochs[0], strict=True):
+        assert np.array_equal(labels, LABELS[z : z + 4, y : y + 4, x : x + 4])
 
 
 # -- rows, and stores
