@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from headrace import (
     DataNotFoundError,
     FormatError,
     MissingNameError,
+    ReplacedError,
     SampleError,
     ZarrDataset,
     create_dataloader,
@@ -58,13 +62,13 @@ def test_index_and_corner_follow_from_one_another(data: Any) -> None:
         starts = [a for a in range(0, size, step) if a + extent <= size]
         if edges == "pad":
             starts = [0]
-            while starts[-1] + extent < size:
+            while starts[-1] + extent < size and starts[-1] + step < size:
                 starts.append(starts[-1] + step)
         elif edges == "shift" and starts and starts[-1] + extent < size:
             starts.append(size - extent)
         along.append(starts)
-    if edges != "pad" or all(start < size for starts, size in zip(along, shape, strict=True) for start in starts):
-        assert corners == list(itertools.product(*along))
+    assert corners == list(itertools.product(*along))
+    assert all(start < size for corner in corners for start, size in zip(corner, shape, strict=True))
 
 
 def test_boxes() -> None:
@@ -152,6 +156,14 @@ def test_patches_of_whole_axes_and_of_boxes(store: Path) -> None:
     ("options", "said"),
     [
         ({"patch_shape": (4, 4, 5, 2, 2)}, r"has 5 extents, and 'volume' has shape \[2, 9, 11, 13\]"),
+        ({"patch_shape": (40, 4, 5)}, r"a\.zarr, volume: no patch of \[40, 4, 5\] fits into a volume of \[9, 11, 13\]: axis 0 has 9 of 40"),
+        (
+            {"patch_shape": (40, 40, 5), "edges": "shift"},
+            "axis 0 has 9 of 40, axis 1 has 11 of 40; use a smaller patch_shape, or edges='pad'",
+        ),
+        ({"patch_shape": (4, 4, 4), "boxes": [((0, 0, 0), (3, 9, 9)), ((0, 0, 0), (9, 3, 9))]}, "fits into any of the boxes; use"),
+        ({"patch_shape": 64}, "no patch of \\[64, 64, 64\\] fits"),
+        ({"patch_shape": 0}, "needs 3 extents of at least 1"),
         ({"patch_shape": (4, 0, 5)}, r"patch_shape=\[4, 0, 5\] needs 3 extents of at least 1"),
         ({"patch_shape": (4, 4, 5), "stride": (1, 1)}, r"stride=\[1, 1\] needs 3 extents"),
         ({"patch_shape": (4, 4, 5), "edges": "wrap"}, "edges must be one of 'drop', 'pad', 'shift', not 'wrap'"),
@@ -166,7 +178,114 @@ def test_options_that_make_no_sense(store: Path, options: dict[str, Any], said: 
         ZarrDataset(store, "volume", **options)
 
 
+def test_one_extent_means_all_axes_of_space(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    shapes = {"line": (30,), "image": (9, 11), "many": (2, 3, 9, 11, 13)}
+    for name, shape in shapes.items():
+        root.create_array(name, shape=shape, dtype="u1")
+    named = root.create_array("named", shape=(9, 11, 4), dtype="u1", dimension_names=["Y", "x", "channel"])
+    named[...] = np.random.default_rng(1).integers(0, 99, named.shape)
+    found = {name: tuple(ZarrDataset(tmp_path / "a.zarr", name, patch_shape=4)[0].shape) for name in (*shapes, "named")}
+    assert found == {"line": (4,), "image": (4, 4), "many": (2, 3, 4, 4, 4), "named": (4, 4, 4)}
+    dataset = ZarrDataset(tmp_path / "a.zarr", "named", patch_shape=np.int64(5), stride=np.int64(3))
+    assert len(dataset) == 2 * 3 and dataset[0].shape == (5, 5, 4)
+    assert np.array_equal(dataset[4], named[3:8, 3:8])
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "streaming"])
+def test_patches_of_several_volumes(tmp_path: Path, mode: str) -> None:
+    volumes = [np.random.default_rng(n).integers(0, 99, (2, 8 + 2 * n, 9, 10)).astype("i2") for n in range(3)]
+    for number, volume in enumerate(volumes):
+        root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number % 2)
+        root.create_array("raw", data=volume, chunks=(1, 4, 4, 4))
+        root.create_array("labels", data=(volume[0] % 5).astype("u1"), chunks=(4, 4, 4))
+    options: dict[str, Any] = {"patch_shape": 4, "stride": 3, "edges": "shift"}
+    alone = [ZarrDataset(tmp_path / f"{n}.zarr", "raw", "labels", **options) for n in range(3)]
+    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "raw", "labels", loading_mode=mode, progress=False, **options)
+    expected = [(n, one.corner_of(i), one[i]) for n, one in enumerate(alone) for i in range(len(one))]
+    assert len(dataset) == len(expected) and len(set(map(len, alone))) > 1
+    if mode != "streaming":
+        for index, (number, corner, (patch, labels)) in enumerate(expected):
+            assert (dataset.volume_of(index), dataset.corner_of(index)) == (number, corner)
+            assert torch.equal(dataset[index][0], patch) and torch.equal(dataset[index][1], labels)
+    assert f"2.zarr, raw, patch {len(alone[2]) - 1} at" in dataset.source_of(-1)
+    loader = create_dataloader(dataset, batch_size=7, shuffle="block", num_workers=0, seed=3)
+    seen = sorted(patch.numpy().tobytes() for batch, _ in loader for patch in batch)
+    assert seen == sorted(patch.numpy().tobytes() for _, _, (patch, _) in expected)
+    dataset.close()
+
+
+def test_volumes_that_are_of_different_kinds(tmp_path: Path) -> None:
+    for number, (dtype, channels) in enumerate((("i2", 2), ("i2", 3), ("i4", 2))):
+        zarr.create_array(tmp_path / f"{number}.zarr", shape=(channels, 8, 8, 8), dtype=dtype)
+    paths = [tmp_path / f"{number}.zarr" for number in range(3)]
+    for pair, said in (
+        (paths[:2], r"int16 \[3, 4, 4, 4\] here, and of int16 \[2, 4, 4, 4\] there"),
+        (paths[::2], r"int32 \[2, 4, 4, 4\] here"),
+    ):
+        with pytest.raises(FormatError, match=said):
+            ZarrDataset(pair, patch_shape=4)
+    with pytest.raises(ConfigError, match="boxes are parts of one volume, and data_path names 2 stores"):
+        ZarrDataset(paths[:2], patch_shape=4, boxes=[((0, 0, 0), (4, 4, 4))])
+    with pytest.raises(ConfigError, match=r"2\.zarr, the array: no patch of \[9, 9, 9\] fits"):
+        ZarrDataset(paths[2:], patch_shape=9)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("version", [2, 3])
+def test_constant_padding_is_the_fill_value(tmp_path: Path, direct: bool, version: Any) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(5, 5), chunks=(2, 2), dtype="f4", fill_value=-7.5, zarr_format=version)
+    array[:4, :4] = 1
+    dataset = ZarrDataset(tmp_path / "a.zarr", patch_shape=(4, 4), edges="pad", pad="constant", direct=direct)
+    expected = np.full((8, 8), -7.5, "f4")
+    expected[:4, :4] = 1
+    assert all(np.array_equal(dataset[i], expected[4 * (i // 2) :, 4 * (i % 2) :][:4, :4]) for i in range(4))
+
+
+def test_random_crops_of_a_volume(store: Path) -> None:
+    dataset = ZarrDataset(store, "volume", "labels", patch_shape=4, stride=1)  # every place where a patch fits
+    assert len(dataset) == 6 * 8 * 10
+    epochs = []
+    for workers in (0, 2):
+        with_workers = create_dataloader(dataset, batch_size=8, num_samples=32, seed=5, num_workers=workers)
+        for epoch in (0, 1):
+            with_workers.set_epoch(epoch)
+            epochs.append([(patch, labels) for batch in with_workers for patch, labels in zip(*batch, strict=True)])
+        with_workers.close()
+    assert [len(epoch) for epoch in epochs] == [32] * 4
+    for first, again in ((0, 2), (1, 3)):
+        assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(epochs[first], epochs[again], strict=True))
+    places = {
+        VOLUME[:, z : z + 4, y : y + 4, x : x + 4].tobytes(): (z, y, x) for z, y, x in itertools.product(range(6), range(8), range(10))
+    }
+    drawn = [[places[patch.numpy().tobytes()] for patch, _ in epoch] for epoch in epochs[:2]]
+    assert drawn[0] != drawn[1] and len({*drawn[0], *drawn[1]}) > 40
+    for (z, y, x), (_, labels) in zip(drawn[0], epochs[0], strict=True):
+        assert np.array_equal(labels, LABELS[z : z + 4, y : y + 4, x : x + 4])
+
+
 # -- rows, and stores
+
+
+class Doubled(ZarrDataset):
+    def decode(self, record: Any) -> Any:
+        return super().decode(record) * 2
+
+
+class Negated(ZarrDataset):
+    def present(self, value: Any) -> Any:
+        return -super().present(value)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+@pytest.mark.parametrize(("kind", "factor"), [(Doubled, 2), (Negated, -1)])
+def test_batches_follow_what_a_subclass_overrides(tmp_path: Path, mode: str, kind: type[ZarrDataset], factor: int) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    zarr.create_array(tmp_path / "a.zarr", data=rows)
+    dataset = kind(tmp_path / "a.zarr", loading_mode=mode, progress=False)
+    loader = create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)
+    assert np.array_equal(torch.cat(list(loader)).numpy(), rows * factor)
+    dataset.close()
 
 
 def test_rows_of_several_stores(tmp_path: Path) -> None:
@@ -195,16 +314,163 @@ def test_a_store_that_is_damaged_or_is_none(store: Path, tmp_path: Path) -> None
         ZarrDataset(store, "x")
     shard = store / "volume" / "c" / "0" / "0" / "0" / "0"
     whole = shard.read_bytes()
-    dataset = ZarrDataset(store, "volume", patch_shape=(4, 4, 5))
     for damage, said in ((whole[:10], "no room for the index"), (whole[:-1] + b"\0", "index of the shard: wrong checksum")):
         shard.write_bytes(damage)
-        dataset.close()
+        dataset = ZarrDataset(store, "volume", patch_shape=(4, 4, 5))
         with pytest.raises(SampleError, match=rf"sample 0 can't be read: .*patch 0 at \[0, 0, 0\].*{said}"):
             dataset[0]
     place = store / "volume" / "zarr.json"
     place.write_text(place.read_text()[:40])
     with pytest.raises(FormatError, match=r"volume/zarr\.json is damaged"):
         ZarrDataset(store, "volume")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_strings_of_any_length(tmp_path: Path, version: Any, zipped: bool) -> None:
+    words = np.array([f"{'ä' * (i % 7)}{i}" for i in range(12)], dtype=object)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    root.create_array("words", shape=(12,), chunks=(5,), dtype="string")[...] = words
+    root.create_array("pairs", shape=(6, 2), chunks=(4, 1), dtype="string")[...] = words.reshape(6, 2)
+    root.create_array("fixed", data=words.astype("U9"), chunks=(5,))
+    root.create_array("x", data=np.arange(12), chunks=(5,))
+    path = tmp_path / "a.zarr"
+    if zipped:
+        path = Path(shutil.make_archive(str(tmp_path / "b"), "zip", path))
+    dataset = ZarrDataset(path, "x", "words")
+    assert [dataset[i] for i in (11, 0)] == [(11, words[11]), (0, words[0])] and type(dataset[1][1]) is str
+    for name in ("words", "fixed"):
+        alone = ZarrDataset(path, name, loading_mode="eager", progress=False)
+        assert [alone[i] for i in range(12)] == words.tolist()
+        alone.close()
+    both = ZarrDataset(path, ["x", "words"])
+    assert both.__getitems__([3, 3, 1]) == [{"x": i, "words": words[i]} for i in (3, 3, 1)]
+    assert [ZarrDataset(path, "pairs")[i] for i in range(6)] == words.reshape(6, 2).tolist()
+    loader = create_dataloader(ZarrDataset(path, "words"), batch_size=5, shuffle=False, num_workers=0)
+    assert [word for batch in loader for word in batch] == words.tolist()
+    with pytest.raises(ConfigError, match="missing='error' can't be had for 'words'"):
+        ZarrDataset(path, "words", missing="error")
+    with pytest.raises(FormatError, match="of which samples can't be made"):
+        ZarrDataset(path, "words", patch_shape=(2,))
+
+
+def test_strings_that_are_changed_are_an_error(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(12,), chunks=(5,), dtype="string")
+    array[...] = "old"
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    time.sleep(0.02)
+    array[...] = "new"
+    with pytest.raises(ReplacedError):
+        dataset[3]
+
+
+def test_zips_with_a_folder_at_their_root(tmp_path: Path) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("deep/x", data=rows, chunks=(2, 3))
+    files = [file for file in (tmp_path / "a.zarr").rglob("*") if file.is_file()]
+    for number, (method, before) in enumerate(itertools.product((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), ("a.zarr", "some/where/a"))):
+        path = tmp_path / f"{number}.zip"
+        with zipfile.ZipFile(path, "w", method) as file:
+            file.writestr("__MACOSX/a.zarr/zarr.json", "junk")
+            for one in files:
+                file.write(one, f"{before}/{one.relative_to(tmp_path / 'a.zarr')}")
+        dataset = ZarrDataset(path)
+        assert np.array_equal(torch.stack([dataset[i] for i in range(8)]).numpy(), rows)
+        assert isinstance(open_dataset(path, dataset_name="deep/x"), ZarrDataset)
+        dataset.close()
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as file:
+        file.writestr("a/zarr.json", "{}")
+        file.writestr("b/.zgroup", "{}")
+    with pytest.raises(FormatError, match=r"two\.zip: it holds several Zarr stores, such as 'a' and 'b': pack one of them alone"):
+        ZarrDataset(tmp_path / "two.zip")
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_sibling_of_another_kind_does_not_matter(tmp_path: Path, consolidated: bool) -> None:
+    rows = np.arange(24, dtype="i4").reshape(8, 3)
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("x", data=rows)
+    root.create_array("other", data=rows)
+    if consolidated:
+        zarr.consolidate_metadata(tmp_path / "a.zarr")
+    for place in (tmp_path / "a.zarr" / "other" / "zarr.json", tmp_path / "a.zarr" / "zarr.json"):
+        place.write_text(place.read_text().replace('"name": "zstd"', '"name": "of tomorrow"', 2 if place.parent.name == "other" else 1))
+    for direct in (True, False):
+        assert ZarrDataset(tmp_path / "a.zarr", "x", direct=direct)[7].tolist() == rows[7].tolist()
+    with pytest.raises(FormatError, match=r"'other' can't be opened by zarr-python: .*of tomorrow"):
+        ZarrDataset(tmp_path / "a.zarr", "other")
+
+
+# -- stores that change
+
+
+def write_rows(path: Path, value: int, layout: dict[str, Any], mode: str = "w") -> None:
+    time.sleep(0.02)  # longer than a tick of the clock that files get their times from
+    array = zarr.create_array(path, shape=(40, 6), chunks=(4, 6), dtype="i4", **layout) if mode == "w" else zarr.open_array(path, mode="r+")
+    array[...] = value
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "raw": ({"compressors": None, "fill_value": 9}, {}),
+    "zstd": ({"fill_value": 9}, {}),
+    "shards": ({"shards": (20, 6), "fill_value": 9}, {}),
+    "raw shards": ({"shards": (20, 6), "compressors": None, "fill_value": 9}, {}),
+    "library": ({"fill_value": 9}, {"direct": False}),
+    "sharded library": ({"shards": (20, 6), "fill_value": 9}, {"direct": False}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("change", ["rewritten", "replaced", "moved", "emptied"])
+def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change: str) -> None:
+    path, (written, read) = tmp_path / "a.zarr", LAYOUTS[layout]
+    write_rows(path, 1, written)
+    before, between = (ZarrDataset(path, **read) for _ in range(2))
+    assert sum(int(between[i].sum()) for i in range(0, 40, 10)) == 24
+    if change == "moved":  # a copy with the times of the original
+        shutil.copytree(path, tmp_path / "b.zarr", copy_function=shutil.copy2)
+    if change in ("replaced", "moved"):
+        shutil.rmtree(path)
+    if change == "moved":
+        os.rename(tmp_path / "b.zarr", path)
+    elif change == "emptied":
+        time.sleep(0.02)
+        for chunk in [file for file in path.rglob("*") if file.is_file() and file.name != "zarr.json"]:
+            chunk.unlink()
+    else:
+        write_rows(path, 2, written, mode="w" if change == "replaced" else "r+")
+    for dataset in (before, between):
+        for index in (0, 13, 39):
+            with pytest.raises(ReplacedError, match=r"changed after the dataset was opened.*open the dataset again"):
+                dataset[index]
+        dataset.close()
+    assert int(ZarrDataset(path, **read)[5][0]) == {"rewritten": 2, "replaced": 2, "moved": 1, "emptied": 9}[change]
+
+
+def test_a_zip_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
+    for compress in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        path = tmp_path / f"{compress}.zarr.zip"
+        for value in (1, 2):
+            with zarr.storage.ZipStore(path, mode="w", compression=compress) as store:
+                zarr.create_array(store, data=np.full((8, 3), value, "i4"), chunks=(2, 3))
+            if value == 1:
+                dataset = ZarrDataset(path)
+                assert dataset[0].tolist() == [1, 1, 1]
+        with pytest.raises(ReplacedError):
+            dataset[5]
+        dataset.close()
+
+
+def test_workers_never_mix_two_versions(tmp_path: Path) -> None:
+    path, layout = tmp_path / "a.zarr", {"compressors": None}
+    write_rows(path, 1, layout)
+    loader = create_dataloader(ZarrDataset(path), batch_size=4, num_workers=2, seed=1)
+    assert {int(batch.sum()) for batch in loader} == {24}
+    write_rows(path, 2, layout, mode="r+")
+    with pytest.raises(ReplacedError):
+        list(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize("sharded", [False, True])

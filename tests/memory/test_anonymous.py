@@ -153,6 +153,54 @@ class TestSharedInt:
             number.value = 2**63
         assert number.value == 5
 
+    @linux
+    def test_thousands_share_one_file(self) -> None:
+        before = fds_of("int")
+        numbers = [SharedInt(value) for value in range(10_000)]
+        assert [number.value for number in numbers] == list(range(10_000))
+        assert fds_of("int") - before <= 4  # two files, each with its mapping
+        del numbers
+        assert fds_of("int") <= before + 2
+
+    def test_integers_after_a_fork_are_apart(self) -> None:
+        SharedInt()
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs:
+            worker = multiprocessing.get_context("fork").Process(target=make_an_int, args=(theirs,))
+            worker.start()
+            made = [SharedInt(5) for _ in range(3)]
+            ours.send("changed")
+            assert ours.recv() == [7, 7, 7]
+            worker.join()
+        assert [number.value for number in made] == [5, 5, 5]
+
+    @pytest.mark.parametrize("method", [method for method in METHODS if method != "spawn"])  # which passes descriptors on as forkserver
+    def test_all_of_a_worker_arrive_with_one_descriptor(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        numbers = [SharedInt(value) for value in range(300)]
+        ours, theirs = context.Pipe()
+        with ours, theirs:
+            worker = context.Process(target=add_to_all, args=(numbers, theirs))
+            worker.start()
+            assert ours.recv() == (sum(range(300)), True)
+            worker.join()
+        assert [number.value for number in numbers] == list(range(1, 301))
+
+
+def make_an_int(pipe: Connection) -> None:
+    """In a forked worker: integers of its own, while the parent makes some too."""
+    made = [SharedInt(7) for _ in range(3)]
+    pipe.recv()
+    pipe.send([number.value for number in made])
+
+
+def add_to_all(numbers: list[SharedInt], pipe: Connection) -> None:
+    """In a worker: the sum, whether they lie in one memory, and each is made one larger."""
+    total = sum(number.value for number in numbers)
+    for number in numbers:
+        number.value += 1
+    pipe.send((total, len({id(number._memory) for number in numbers}) == 1))
+
 
 def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
     """In a worker: what arrived, whether it may be written to, and what a worker of this worker would get."""

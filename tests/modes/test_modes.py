@@ -153,6 +153,23 @@ class TestEager:
         gc.collect()
         assert budget.reserved == 0
 
+    def test_small_rows_reserve_little_more_than_themselves(self) -> None:
+        budget = budget_of(100 * MB)
+        load = Load(lambda i: np.full(4, i, np.float32))
+        mode = Eager(20_000, load, budget, 20_000 * 16, like=((4,), np.dtype(np.float32)))
+        assert budget.reserved <= 20_000 * 40 + (1 << 20) and load.asked == Counter(range(20_000))
+        assert [int(v[0]) for v in mode.get([0, 19_999])] == [0, 19_999]
+        mode.close()
+
+    def test_rows_that_are_not_as_they_were_said_are_held_too(self) -> None:
+        def load(indices: Sequence[int]) -> list[Any]:
+            return [_failing(i) if i == 7 else np.full(4 if i < 900 else 3, i, np.float32) for i in indices]
+
+        mode = Eager(1000, load, budget_of(10 * MB), 16_000, like=((4,), np.dtype(np.float32)))
+        assert mode.stats()["held"] == 999 and isinstance(mode.get([7])[0], SampleError)
+        assert [v.tolist() for v in mode.get([899, 999])] == [[899] * 4, [999] * 3]
+        mode.close()
+
     @pytest.mark.parametrize("nbytes", [0, 1, 100, 511, 512, 5000])
     @pytest.mark.parametrize("kind", [lambda n: bytes(n), lambda n: np.zeros(n, np.uint8)])
     def test_the_overhead_is_enough_for_samples_of_any_size(self, nbytes: int, kind: Any) -> None:

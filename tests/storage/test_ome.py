@@ -294,6 +294,23 @@ def test_damaged_metadata(tmp_path: Path, number: int) -> None:
         ZarrDataset(tmp_path / "a.zarr", patch_shape=(2, 3))
 
 
+@pytest.mark.parametrize("version", ["0.6", "0.6.dev1", "1.0"])
+def test_a_later_version_is_not_supported_yet(tmp_path: Path, version: str) -> None:
+    said = described("zyx", [("0", lie((1, 1, 1)))], "0.5")
+    said["ome"]["version"] = version
+    said["ome"]["multiscales"][0]["coordinateSystems"] = [{"name": "physical", "axes": said["ome"]["multiscales"][0].pop("axes")}]
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w", attributes=said)
+    root.create_array("0", data=LABELS)
+    with pytest.raises(FormatError, match=rf"OME-NGFF {version}, which is not supported yet; .*pass the path of an array as dataset_name"):
+        ZarrDataset(tmp_path / "a.zarr", patch_shape=2)
+    assert ZarrDataset(tmp_path / "a.zarr", "0", patch_shape=2)[0].shape == (2, 2, 2)
+
+
+def test_one_extent_means_the_axes_of_space(root: Any) -> None:
+    dataset = ZarrDataset(path_of(root), target_name="cells", patch_shape=3)
+    assert dataset[0][0].shape == (2, 3, 3, 3) and dataset[0][1].shape == (3, 3, 3)
+
+
 def test_no_image_at_all(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "a.zarr", mode="w", attributes={"ome": {"version": "0.5", "labels": []}})
     assert image_at(open_store(tmp_path / "a.zarr"), "") is None

@@ -189,6 +189,26 @@ def test_in_a_zip_file_that_is_compressed(far: Any) -> None:
     assert all(same(dataset[index], torch.from_numpy(ROWS[index])) for index in (0, 39, 17))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_in_a_zip_file_below_a_folder(folder: Path, far: Any, method: int) -> None:
+    with zipfile.ZipFile(folder / f"rooted{method}.zip", "w", method) as file:
+        for path in sorted((folder / "one.zarr").rglob("*")):
+            file.write(path, str(path.relative_to(folder)))
+    dataset = far(f"rooted{method}.zip")
+    assert all(same(dataset[index], torch.from_numpy(ROWS[index])) for index in (0, 39, 17))
+
+
+def test_strings_and_several_volumes(folder: Path, server: RangeServer, far: Any, tmp_path: Path) -> None:
+    words = [f"word {number}" for number in range(9)]
+    zarr.create_array(folder / "words.zarr", shape=(9,), chunks=(4,), dtype="string")[...] = words
+    assert list(far("words.zarr")) == words
+    zarr.create_array(folder / "second.zarr", data=VOLUME[:, :6], chunks=(1, 4, 5, 6))
+    near = [ZarrDataset(folder / "a.zarr", "volume", patch_shape=4), ZarrDataset(folder / "second.zarr", patch_shape=4)]
+    zarr.create_array(folder / "first.zarr", data=VOLUME, chunks=(2, 4, 5, 6))
+    both = ZarrDataset([f"{server.url}/{name}.zarr" for name in ("first", "second")], patch_shape=4, cache_dir=tmp_path)
+    assert all(same(a, b) for a, b in zip(both, itertools.chain(*near), strict=True))
+
+
 def test_heads_of_a_zip_file_that_its_directory_does_not_tell(folder: Path, far: Any) -> None:
     """Longer ones than the directory says, and gaps."""
     with zipfile.ZipFile(folder / "odd.zip", "w", zipfile.ZIP_STORED) as file:

@@ -58,6 +58,9 @@ class ArrayDataset(BaseDataset):
 
     def decode(self, record: Any) -> Any:
         """A row in plain terms, cast where `dtype` says so."""
+        return self._decoded_record(record)
+
+    def _decoded_record(self, record: Any) -> Any:
         if isinstance(record, dict):
             return {name: self._decoded_row(row) for name, row in record.items()}
         return self._decoded_row(record)
@@ -69,8 +72,13 @@ class ArrayDataset(BaseDataset):
         return value
 
     @property
+    def _decodes_plainly(self) -> bool:
+        """True if a value is its row, cast perhaps: no subclass decodes in its own way."""
+        return self._is_plain and type(self).decode is ArrayDataset.decode
+
+    @property
     def stores_values(self) -> bool:
-        return self._is_plain and self._dtype is None
+        return self._decodes_plainly and self._dtype is None
 
     def present(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -80,21 +88,21 @@ class ArrayDataset(BaseDataset):
         return as_tensor(value) if isinstance(value, np.ndarray) else value
 
     def value_like(self) -> Like | None:
-        found = self._source.rows_like() if self._is_plain else None
+        found = self._source.rows_like() if self._decodes_plainly else None
         return None if found is None or found[1].kind not in "biufc" else (found[0], self._dtype or found[1])
 
     def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
-        return shape, dtype
+        return (shape, dtype) if type(self).present is ArrayDataset.present else None
 
     def held_nbytes(self) -> int | None:
-        if not self._is_plain:
+        if not self._decodes_plainly:
             return None
         factor = 1 if self._dtype is None else self._dtype.itemsize / max(1, self._sources[0].dtype.itemsize)
         return int(sum(source.total_bytes for source in self._sources) * factor)
 
     def sample_nbytes(self) -> int | None:
         like = self.value_like()
-        if like is None or self._is_random or not len(self._source):
+        if like is None or self.input_like(*like) is None or self._is_random or not len(self._source):
             return None
         return int(np.prod(like[0], dtype=np.int64)) * like[1].itemsize
 

@@ -534,7 +534,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         n = len(self._source)
         if self.loading_mode is LoadingMode.EAGER:
             threads = None if self._source.thread_safe else 1
-            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress, threads=threads, place=self._place())
+            like = None if self.holds_encoded else self.value_like()
+            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress, threads=threads, place=self._place(), like=like)
         if self.loading_mode is LoadingMode.CACHED:
             return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes(), self._place())
         if self.loading_mode is LoadingMode.STREAMING:

@@ -107,10 +107,19 @@ class SampleReading(ABC):
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
         """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
-        records = self._records(list(indices), self._source.read)
+        records = self._records(list(indices), self._read_rows)
         if self.decodes_together and not self.holds_encoded:
             return self._together(list(zip(indices, records, strict=True)))
         return [self._kept(i, r) for i, r in zip(indices, records, strict=True)]
+
+    def _read_rows(self, indices: Sequence[int]) -> list[Any]:
+        """Records; those that are values as they lie, of one shape, by one call into one array."""
+        like = self._source.rows_like() if self.stores_values and len(indices) > 1 else None
+        if like is None:
+            return self._source.read(indices)
+        rows = np.empty((len(indices), *like[0]), like[1])
+        self._source.read_into(indices, rows)
+        return [rows[number, ...] for number in range(len(rows))]
 
     def _kept(self, index: int, record: Any) -> Any:
         return record if self.holds_encoded or isinstance(record, SampleError) else self._decoded(index, record)

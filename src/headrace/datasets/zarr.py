@@ -12,8 +12,9 @@ from headrace.datasets.base import CommonOptions
 from headrace.datasets.checks import check_arguments
 from headrace.datasets.filling import Like
 from headrace.display import Lines
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.concat import ConcatSource
 from headrace.storage.far_list import far_stores
 from headrace.storage.ome import Scale
 from headrace.storage.paths import is_url
@@ -31,8 +32,8 @@ class ZarrDataset(ArrayDataset):
     of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label of the nearest one.
 
     Args:
-        data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); for rows several, as
-            a list or a glob.
+        data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); or several, as a
+            list or a glob: the rows, or the patches, of all, one store after the other.
         dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
             OME-NGFF 0.4 or 0.5; None: the store itself.
         target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
@@ -40,11 +41,13 @@ class ZarrDataset(ArrayDataset):
         transform: called with the row or patch as a tensor; for patches with labels, `transforms` is called with both.
         loading_mode: see `LoadingMode`.
         patch_shape: extents of a patch along the last axes, all earlier axes being whole; -1: the whole axis. Or a dict of extents by the
-            names of axes, where the store names them. None: rows.
+            names of axes, where the store names them. Or one extent for all axes of space: those that an image of OME-NGFF says, or that
+            the store names x, y and z, or else the last three; all others (channels, time) are whole. None: rows.
         stride: from one patch to the next, along the same axes; None: `patch_shape`, so that patches don't overlap.
         scale: which level of an image of OME-NGFF: that whose voxels are nearest in size, in the image's unit. A number: the least of a
             voxel's extents; several: those along the axes of space; a dict: along the axes that it names. None: the finest level.
-        edges: what becomes of the rest at the end of an axis: "drop" it; "pad" the last patch; or "shift" it back, so that it overlaps.
+        edges: what becomes of the rest at the end of an axis: "drop" it; "pad" the last patch; or "shift" it back, so that it overlaps. A
+            volume into which no patch fits is an error, but with "pad".
         pad: for edges="pad": "reflect", "edge" or "constant" (the array's fill value; labels: 0).
         boxes: sample patches from these parts of the volume only: pairs of corners (first, and one past the last) along the same axes.
         dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does), labels are not; None: they stay as they are.
@@ -73,7 +76,7 @@ class ZarrDataset(ArrayDataset):
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        patch_shape: Extents | None = None,
+        patch_shape: Extents | int | None = None,
         stride: Extents | int | None = None,
         scale: Scale | None = None,
         edges: Literal["drop", "pad", "shift"] = "drop",
@@ -101,27 +104,33 @@ class ZarrDataset(ArrayDataset):
             far, paths = far_stores(paths, reach)
             opened = OpenZarr(far)
         self._has_labels = False
-        self._found: Found | None = None
-        targets = None
+        self._volumes: list[tuple[PatchSource, Found]] = []
+        targets: Any = None
+        source: Any
+        reading: dict[str, Any]
         if patch_shape is None:
             for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
                     raise ConfigError(f"{option} goes with patches: give patch_shape too")
-            reading: dict[str, Any] = {"direct": direct, "missing": missing, "opened": opened, "column": target_name}
+            reading = {"direct": direct, "missing": missing, "opened": opened, "column": target_name}
             sources = [ZarrSource(path, _rows_of(path, dataset_name, target_name, scale, opened), **reading) for path in paths]
             source = self._describe(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
-            if len(paths) != 1 or not (dataset_name is None or isinstance(dataset_name, str)):
-                raise ConfigError("patches come from one array of one store: give one data_path and one dataset_name")
+            if not (dataset_name is None or isinstance(dataset_name, str)):
+                raise ConfigError("patches come from one array of each store: give one dataset_name")
+            if boxes is not None and len(paths) > 1:
+                raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
             self._dtype, self._is_plain, self._has_labels = dtype_named(dtype), target_name is None, target_name is not None
             patches = Patches(patch_shape, stride, edges, pad, boxes)
-            source, self._found = patch_source(paths[0], dataset_name, target_name, scale, patches, opened, direct=direct, missing=missing)
+            reading = {"direct": direct, "missing": missing}
+            self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened, **reading) for path in paths]
+            source = _joined_volumes(self._volumes)
         super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
 
-    def decode(self, record: Any) -> Any:
+    def _decoded_record(self, record: Any) -> Any:
         if not self._has_labels:
-            return super().decode(record)
+            return super()._decoded_record(record)
         patch, labels = record
         return patch if self._dtype is None else patch.astype(self._dtype), labels
 
@@ -147,10 +156,24 @@ class ZarrDataset(ArrayDataset):
         Raises:
             ConfigError: samples are rows.
         """
-        source: Any = self._source
-        if not isinstance(source, PatchSource):
+        number, inner = self._place_of(index)
+        return self._volumes[number][0].grid.corner(inner)
+
+    def volume_of(self, index: int) -> int:
+        """Which volume a patch lies in: its number among the stores that `data_path` names.
+
+        Raises:
+            ConfigError: samples are rows.
+        """
+        return self._place_of(index)[0]
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """The number of the volume, and that of the patch in it."""
+        if not self._volumes:
             raise ConfigError("samples are rows, which have no corner: give patch_shape")
-        return source.grid.corner(int(self._whole_indices([range(len(self))[index]])[0]))
+        source: Any = self._source
+        whole = int(self._whole_indices([range(len(self))[index]])[0])
+        return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
 
     def position_of(self, index: int) -> tuple[float, ...]:
         """Where the centre of a patch's lowest voxel lies, in the image's units, along the axes of `patch_shape`.
@@ -158,39 +181,56 @@ class ZarrDataset(ArrayDataset):
         Raises:
             ConfigError: samples are rows, or the volume is no image of OME-NGFF.
         """
-        corner = self.corner_of(index)
-        assert self._found is not None
-        return position(self._found, corner)
+        number, inner = self._place_of(index)
+        patches, found = self._volumes[number]
+        return position(found, patches.grid.corner(inner))
 
     @property
     def axes(self) -> tuple[str, ...] | None:
         """The names of the axes of a patch, such as ("c", "z", "y", "x"); None: the volume is no image of OME-NGFF."""
-        image = None if self._found is None else self._found.image
+        image = self._volumes[0][1].image if self._volumes else None
         return None if image is None else image.names
 
     @property
     def voxel_size(self) -> tuple[float, ...] | None:
-        """From one voxel to the next along each of `axes`, in the image's units; None: the volume is no image of OME-NGFF."""
-        level = None if self._found is None else self._found.level
+        """From one voxel to the next along each of `axes`, in the (first) image's units; None: the volume is no image of OME-NGFF."""
+        level = self._volumes[0][1].level if self._volumes else None
         return None if level is None else level.scale
 
     def explain(self) -> str:
         lines = super().explain().splitlines()
-        if self._found is not None and self._found.image is not None:
-            sizes = zip(self._found.image.axes, self.voxel_size or (), strict=True)
+        if self._volumes and (found := self._volumes[0][1]).image is not None:
+            sizes = zip(found.image.axes, self.voxel_size or (), strict=True)
             size = ", ".join(f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes)
-            lines.insert(2, f"level {self._found.name!r} of {len(self._found.image.levels)}: voxels of {size}")
+            first = f" (the first of {len(self._volumes)} images)" if len(self._volumes) > 1 else ""
+            lines.insert(2, f"level {found.name!r} of {len(found.image.levels)}: voxels of {size}{first}")
         return Lines("\n".join(lines))
 
     def held_nbytes(self) -> int | None:
-        source: Any = self._source
-        if not isinstance(source, PatchSource):
+        if not self._volumes:
             return super().held_nbytes()
-        return source.sample_bytes(self._dtype) * len(source)
+        if type(self).decode is not ArrayDataset.decode:
+            return None
+        return sum(patches.sample_bytes(self._dtype) * len(patches) for patches, _ in self._volumes)
 
-    @property
-    def _sources(self) -> list[Any]:
-        return [self._source] if isinstance(self._source, PatchSource) else super()._sources
+
+def _joined_volumes(volumes: Sequence[tuple[PatchSource, Found]]) -> PatchSource | ConcatSource[PatchSource]:
+    """The patches of all volumes, one volume after the other.
+
+    Raises:
+        FormatError: they are of different kinds.
+    """
+    first, found = volumes[0]
+    for other, its in volumes[1:]:
+        if other.patches_are != first.patches_are:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: patches of {other.patches_are} here, and of {first.patches_are} "
+                "there; earlier axes, and those of extent -1 in patch_shape, are whole and must be equally long"
+            )
+        names = [None if one.image is None else one.image.names for one in (its, found)]
+        if names[0] != names[1]:
+            raise FormatError(f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} here, and {names[1]} there")
+    return first if len(volumes) == 1 else ConcatSource([source for source, _ in volumes])
 
 
 def _rows_of(

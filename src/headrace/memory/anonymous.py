@@ -8,6 +8,7 @@ that process ended. `multiprocessing` hands it to workers as a file descriptor (
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import mmap
 import os
@@ -112,6 +113,31 @@ def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> Anonymou
     return memory
 
 
+_PLACES = 8192  # integers that share one memory file
+
+
+class _IntMemory(AnonymousMemory):
+    """Memory for many integers, none of which is ever used twice; it ends with the last of them."""
+
+    def __init__(self) -> None:
+        super().__init__(8 * _PLACES, "int")
+        self.pid, self.places = os.getpid(), itertools.count()  # `next` is atomic: no lock, which a fork could inherit
+
+
+_ints: weakref.ref[_IntMemory] | None = None
+
+
+def _place_of_int() -> tuple[AnonymousMemory, int]:
+    """Eight bytes of shared memory that are zero and nobody else's. The integers of a process lie in one file, which is made on demand."""
+    global _ints
+    memory = None if _ints is None else _ints()
+    place = _PLACES if memory is None else next(memory.places)
+    if memory is None or place >= _PLACES or memory.pid != os.getpid():  # a forked child must not use what its parent uses next
+        memory = _IntMemory()
+        place, _ints = next(memory.places), weakref.ref(memory)
+    return memory, 8 * place
+
+
 class SharedInt:
     """One integer that all workers of this process see change (an epoch's number: persistent workers never see attributes change).
 
@@ -119,23 +145,23 @@ class SharedInt:
     """
 
     def __init__(self, value: int = 0) -> None:
-        self._memory = AnonymousMemory(8, "int")
+        self._memory, self._at = _place_of_int()
         self.value = value
 
     @property
     def value(self) -> int:
-        return int.from_bytes(self._memory.map[:8], "little", signed=True)
+        return int.from_bytes(self._memory.map[self._at : self._at + 8], "little", signed=True)
 
     @value.setter
     def value(self, value: int) -> None:
-        self._memory.map[:8] = int(value).to_bytes(8, "little", signed=True)
+        self._memory.map[self._at : self._at + 8] = int(value).to_bytes(8, "little", signed=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_memory": self._memory} if is_spawning() else {"value": self.value}
+        return {"_memory": self._memory, "_at": self._at} if is_spawning() else {"value": self.value}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_memory" in state:
-            self._memory = state["_memory"]
+            self.__dict__.update(state)
         else:
             self.__init__(state["value"])  # type: ignore[misc]
 

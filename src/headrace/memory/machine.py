@@ -27,6 +27,8 @@ from pathlib import Path
 
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory
+from headrace.memory.row_store import RowStore
+from headrace.memory.rows import Layout
 from headrace.memory.store import SampleStore
 
 try:
@@ -49,7 +51,13 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def open_machine_store(
-    folder: Path, key: str, length: int, capacity: int, policy: str = "keep", max_items: int | None = None
+    folder: Path,
+    key: str,
+    length: int,
+    capacity: int,
+    policy: str = "keep",
+    max_items: int | None = None,
+    layout: Layout | None = None,
 ) -> SampleStore:
     """The store of that key in a folder: the one that other processes of this user have open, or a new one.
 
@@ -58,6 +66,7 @@ def open_machine_store(
         key: names what is held; whoever gives the same key must hold the same samples.
         length, policy, max_items: see `SampleStore`.
         capacity: of a new store; an open one has that of its maker.
+        layout: of the samples, where all are arrays of one shape and dtype: a `RowStore` then, which knows no policy and no `max_items`.
 
     Raises:
         ConfigError: this system can't share a file's memory.
@@ -65,7 +74,7 @@ def open_machine_store(
     """
     if fcntl is None or not hasattr(os, "posix_fallocate"):
         raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system has not: take shared='rank'")
-    digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), key]).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(), digest_size=16).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,7 +84,9 @@ def open_machine_store(
                 _remove_others(folder, path)
                 memory = SharedFile(path, *SampleStore.layout(length, capacity))
                 before, _ = SampleStore.layout(length, 0)
-                store = _open[path] = SampleStore(length, memory.nbytes - before, policy, max_items, memory)
+                room = memory.nbytes - before
+                make = SampleStore(length, room, policy, max_items, memory) if layout is None else RowStore(length, room, layout, memory)
+                store = _open[path] = make
             return store
     except OSError as error:
         kind = AccessError if isinstance(error, PermissionError) else WriteError

@@ -48,7 +48,7 @@ POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
 _ALIGN = 64
-_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(13)
+HEAD, TAIL, COUNT, ADMITTED, EVICTED, FULL, _LRU, _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, LAYOUT = range(13)
 _CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
 _TABLE_AT = 4096
 _GRAIN = 4 << 20  # bytes that are written before pages are given back again, while the store is reduced
@@ -110,7 +110,7 @@ class SampleStore:
     # -- what is held
 
     def __len__(self) -> int:
-        return max(0, int(self._header[_COUNT]))
+        return max(0, int(self._header[COUNT]))
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
@@ -127,7 +127,7 @@ class SampleStore:
     @property
     def nbytes(self) -> int:
         """Bytes of the samples held."""
-        return int(self._header[_HEAD] - self._header[_TAIL])
+        return int(self._header[HEAD] - self._header[TAIL])
 
     @property
     def limit(self) -> int:
@@ -137,7 +137,7 @@ class SampleStore:
     @property
     def is_full(self) -> bool:
         """Was a sample refused for want of room?"""
-        return bool(self._header[_FULL])
+        return bool(self._header[FULL])
 
     def stats(self) -> dict[str, int]:
         """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes released, hits and misses."""
@@ -146,8 +146,8 @@ class SampleStore:
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
-            "admitted": int(header[_ADMITTED]),
-            "evicted": int(header[_EVICTED]),
+            "admitted": int(header[ADMITTED]),
+            "evicted": int(header[EVICTED]),
             "released_bytes": int(header[_RELEASED]),
             "hits": hits,
             "misses": misses,
@@ -196,7 +196,7 @@ class SampleStore:
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
         """Samples as they lie here, where all of them are held, and everything in the store is an array of one shape and dtype."""
-        signature = int(self._header[_LAYOUT])
+        signature = int(self._header[LAYOUT])
         if signature <= 0 or not len(indices):
             return None
         positions = self._table[indices] - 1
@@ -217,7 +217,7 @@ class SampleStore:
 
         def are_held() -> bool:
             self._fence()
-            return int(self._header[_TAIL]) <= first and np.array_equal(self._table[indices] - 1, positions)
+            return int(self._header[TAIL]) <= first and np.array_equal(self._table[indices] - 1, positions)
 
         return Rows(self._log, layout, starts, are_held)
 
@@ -228,13 +228,13 @@ class SampleStore:
 
     def _is_held(self, index: int, position: int) -> bool:
         self._fence()
-        return int(self._table[index]) == position + 1 and int(self._header[_TAIL]) <= position
+        return int(self._table[index]) == position + 1 and int(self._header[TAIL]) <= position
 
     # -- writing
 
     def put(self, index: int, value: Any) -> bool:
         """Hold a sample; False where there is no room for it (or another process is stopped while it writes)."""
-        if self.policy == "keep" and self._header[_FULL]:
+        if self.policy == "keep" and self._header[FULL]:
             return index in self
         entry, pieces = encode(index, value)
         if entry[1] > self.limit:
@@ -248,19 +248,22 @@ class SampleStore:
             try:
                 return self._append(entry, pieces)
             except OSError as error:  # the disk of a shared file is full
-                self._header[_FULL], self.write_error = 1, error
+                self._header[FULL], self.write_error = 1, error
                 return False
             finally:
-                if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
-                    self._give_pages_back()
+                self._after_writing()
+
+    def _after_writing(self) -> None:
+        if self._header[_REDUCED] and self._header[HEAD] - self._header[_CLEAN] > _GRAIN:
+            self._give_pages_back()
 
     def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
         """Before a sample is there to be read: are all of them arrays of one shape and dtype still?"""
-        known = int(self._header[_LAYOUT])
+        known = int(self._header[LAYOUT])
         if known != MIXED:
             signature = signature_of(value, entry, pieces)
             if signature != known:
-                self._header[_LAYOUT] = MIXED if known else signature
+                self._header[LAYOUT] = MIXED if known else signature
 
     @staticmethod
     def nbytes_of(value: Any) -> int:
@@ -275,12 +278,12 @@ class SampleStore:
             index, nbytes = entry[0], entry[1]
             while not self._has_room(nbytes):
                 if self.policy == "keep":
-                    self._header[_FULL] = 1
+                    self._header[FULL] = 1
                     return False
-                if newest is not None and int(self._header[_TAIL]) >= newest:  # the spared must not push the new one out
+                if newest is not None and int(self._header[TAIL]) >= newest:  # the spared must not push the new one out
                     dropped = 1 + len(waiting)
-                    self._header[_ADMITTED] += dropped
-                    self._header[_EVICTED] += dropped
+                    self._header[ADMITTED] += dropped
+                    self._header[EVICTED] += dropped
                     return True
                 survivor = self._evict(spare=spared < _SPARED)
                 if survivor is not None:
@@ -291,7 +294,7 @@ class SampleStore:
         return True
 
     def _has_room(self, nbytes: int) -> bool:
-        head, tail = int(self._header[_HEAD]), int(self._header[_TAIL])
+        head, tail = int(self._header[HEAD]), int(self._header[TAIL])
         if self.max_items is not None and len(self) >= self.max_items:
             return False
         return head + self._filler(head, nbytes) + nbytes - tail <= self.limit
@@ -302,7 +305,7 @@ class SampleStore:
         return rest if rest < nbytes else 0
 
     def _write(self, index: int, nbytes: int, entry: list[int], pieces: list[memoryview]) -> int:
-        head = int(self._header[_HEAD])
+        head = int(self._header[HEAD])
         filler = self._filler(head, nbytes)
         if filler:
             self._put_filler(head, filler)
@@ -313,11 +316,11 @@ class SampleStore:
         for piece in pieces:
             self._memory.write(self._log_at + at, piece)
             at += up(piece.nbytes)
-        self._header[_HEAD] = head + nbytes
+        self._header[HEAD] = head + nbytes
         self._table[index] = head + 1
         self._touched[index] = 0
-        self._header[_COUNT] += 1
-        self._header[_ADMITTED] += 1
+        self._header[COUNT] += 1
+        self._header[ADMITTED] += 1
         return head
 
     def _put_filler(self, head: int, nbytes: int) -> None:
@@ -328,12 +331,12 @@ class SampleStore:
 
     def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read since and is to be spared."""
-        tail, head = int(self._header[_TAIL]), int(self._header[_HEAD])
+        tail, head = int(self._header[TAIL]), int(self._header[HEAD])
         if tail == head:  # empty, and the sample would straddle the end of the log: go on at its start
             rest = self.capacity - head % self.capacity
             self._put_filler(head, rest)
-            self._header[_COUNT] = 0
-            self._header[_HEAD] = head + rest
+            self._header[COUNT] = 0
+            self._header[HEAD] = head + rest
         start = tail % self.capacity
         entry = header_at(self._log, start)
         index, nbytes = entry[0], entry[1]
@@ -341,10 +344,10 @@ class SampleStore:
         if index >= 0 and int(self._table[index]) == tail + 1:
             if spare and self._touched[index]:
                 survivor = entry, [memoryview(piece) for piece in copies_at(self._log, start, entry)]
-            self._header[_COUNT] -= 1  # first: a writer killed here leaves the count too low, never too high
+            self._header[COUNT] -= 1  # first: a writer killed here leaves the count too low, never too high
             self._table[index] = 0
-            self._header[_ADMITTED if survivor else _EVICTED] += -1 if survivor else 1
-        self._header[_TAIL] = tail + nbytes
+            self._header[ADMITTED if survivor else EVICTED] += -1 if survivor else 1
+        self._header[TAIL] = tail + nbytes
         return survivor
 
     # -- memory pressure
@@ -396,11 +399,11 @@ class SampleStore:
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
                 self._header[_REDUCED] = max(int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes)
-                self._header[_FULL] = 0
+                self._header[FULL] = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
-        head, tail = int(self._header[_HEAD]), int(self._header[_TAIL])
+        head, tail = int(self._header[HEAD]), int(self._header[TAIL])
         start, length = (head % self.capacity if self.capacity else 0), self.capacity - (head - tail)
         for begin, end in ((start, min(start + length, self.capacity)), (0, start + length - self.capacity)):
             if end > begin:

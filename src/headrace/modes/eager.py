@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.pressure import PressureWatch
-from headrace.memory.store import SampleStore
+from headrace.memory.row_store import RowStore, row_layout
+from headrace.memory.rows import Layout
+from headrace.memory.store import TABLE, SampleStore
 from headrace.modes.held import OVERHEAD, Held, Place, make_store
 
 Load = Callable[[Sequence[int]], list[Any]]
@@ -22,6 +25,11 @@ Load = Callable[[Sequence[int]], list[Any]]
 
 _GROUP = 32
 _SAMPLED = 32
+_MOST, _MOST_BYTES = 4096, 256 << 10  # of small rows that are read together
+
+
+class _UnlikeError(Exception):
+    """A sample is no array of the shape and dtype that all were said to have."""
 
 
 class Eager(Held):
@@ -32,6 +40,7 @@ class Eager(Held):
         load: reads and decodes some samples (called by several threads).
         budget: what may be held.
         nbytes: bytes of all samples when held, or None where nobody knows before they are read.
+        like: shape and dtype of all samples, if they are arrays of one kind; where one is not, all are held in the general way.
         progress: show a progress bar; None: only on a terminal.
         threads: that `load` is called by; None: one for each usable CPU.
         place: of a store that all ranks of the machine fill together; None: of this rank's own.
@@ -47,16 +56,34 @@ class Eager(Held):
         *,
         threads: int | None = None,
         place: Place | None = None,
+        like: tuple[tuple[int, ...], np.dtype[Any]] | None = None,
     ) -> None:
         self._length = length
         self._errors: dict[int, SampleError] = {}
-        self._fill(load, budget, nbytes, progress, max(1, threads or len(usable_cpus())), place)
+        layout = None if like is None or nbytes is None else row_layout(*like)
+        filling = load, budget, nbytes, progress, max(1, threads or len(usable_cpus())), place
+        with contextlib.suppress(_UnlikeError):
+            self._fill(*filling, layout)
+        if self._store is None:
+            self._errors = {}
+            self._fill(*filling, None)
         self._watch = PressureWatch()
 
-    def _fill(self, load: Load, budget: MemoryBudget, nbytes: int | None, progress: bool | None, threads: int, place: Place | None) -> None:
+    def _fill(
+        self,
+        load: Load,
+        budget: MemoryBudget,
+        nbytes: int | None,
+        progress: bool | None,
+        threads: int,
+        place: Place | None,
+        layout: Layout | None,
+    ) -> None:
         ranks = 1 if place is None else place.ranks
         first: dict[int, Any] = {}
-        if nbytes is None:
+        if layout is not None:
+            needed = self._length * (layout.entry + TABLE) + (1 << 20)
+        elif nbytes is None:
             first, needed = self._measure(load, budget.available)
         else:
             needed = nbytes + self._length * OVERHEAD + (1 << 20)
@@ -69,7 +96,7 @@ class Eager(Held):
             )
         reserved = budget.reserve(part, "eager samples")
         try:
-            store = make_store(place, self._length, budget.available + part if nbytes is None else part)
+            store = make_store(place, self._length, budget.available + part if nbytes is None else part, layout=layout)
             self._hold(first, store)
             first.clear()
             self._load_all(load, store, progress, threads, place)
@@ -94,7 +121,8 @@ class Eager(Held):
         return first, int(total / max(1, count) * self._length * 1.05) + (1 << 20)
 
     def _load_all(self, load: Load, store: SampleStore, progress: bool | None, threads: int, place: Place | None) -> None:
-        groups = [range(s, min(s + _GROUP, self._length)) for s in range(0, self._length, _GROUP)]
+        size = min(_MOST, max(_GROUP, _MOST_BYTES // store.row_nbytes)) if isinstance(store, RowStore) else _GROUP
+        groups = [range(s, min(s + size, self._length)) for s in range(0, self._length, size)]
         if place is not None:  # each rank begins elsewhere, and skips what the others have read by then
             begin = len(groups) * place.rank // place.ranks
             groups = groups[begin:] + groups[:begin]
@@ -118,17 +146,24 @@ class Eager(Held):
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _hold(self, values: dict[int, Any], store: SampleStore) -> None:
-        for index, value in values.items():
-            if isinstance(value, SampleError):
-                self._errors[index] = value
-            elif not store.put(index, value):
-                if store.write_error is not None:
-                    raise WriteError(f"loading_mode='eager': the file that all ranks share can't be written: {store.write_error}")
-                raise BudgetError(
-                    f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
-                    f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
-                    "or raise max_memory_usage"
-                )
+        failed = {index: value for index, value in values.items() if isinstance(value, SampleError)}
+        self._errors.update(failed)
+        sound = {index: value for index, value in values.items() if index not in failed} if failed else values
+        if not isinstance(store, RowStore):
+            are_held = all(store.put(index, value) for index, value in sound.items())
+        elif all(map(store.fits, sound.values())):
+            are_held = store.put_rows(list(sound), list(sound.values()))
+        else:
+            raise _UnlikeError
+        if are_held:
+            return
+        if store.write_error is not None:
+            raise WriteError(f"loading_mode='eager': the file that all ranks share can't be written: {store.write_error}")
+        raise BudgetError(
+            f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
+            f"{self._length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
+            "or raise max_memory_usage"
+        )
 
     def get(self, indices: Sequence[int]) -> list[Any]:
         found = super().get(indices)

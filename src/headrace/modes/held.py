@@ -13,7 +13,8 @@ from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import Reservation
 from headrace.memory.machine import open_machine_store
 from headrace.memory.pressure import PERIOD, PressureWatch
-from headrace.memory.rows import Rows
+from headrace.memory.row_store import RowStore
+from headrace.memory.rows import Layout, Rows
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes.mode import Mode
 
@@ -91,8 +92,10 @@ def relieve(store: SampleStore, watch: PressureWatch) -> None:
         store.grow(-excess)
 
 
-def make_store(place: Place | None, length: int, capacity: int, policy: str = "keep", max_items: int | None = None) -> SampleStore:
+def make_store(
+    place: Place | None, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, layout: Layout | None = None
+) -> SampleStore:
     """A store of this rank alone; or one of all ranks of the machine, each of which brings `capacity` bytes of its budget."""
-    if place is None:
-        return SampleStore(length, capacity, policy, max_items)
-    return open_machine_store(place.folder, place.key, length, capacity * place.ranks, policy, max_items)
+    if place is not None:
+        return open_machine_store(place.folder, place.key, length, capacity * place.ranks, policy, max_items, layout)
+    return SampleStore(length, capacity, policy, max_items) if layout is None else RowStore(length, capacity, layout)

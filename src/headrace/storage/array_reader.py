@@ -301,13 +301,16 @@ class ArrayReader:
     # -- pieces of chunks
 
     def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
-        missing = []
+        missing, is_checked = [], False
         for number, some in pieces.items():
             chunk = self._cache.get((self._key, number)) if chunks.decodes else None
             if chunk is None:
                 missing.append(number)
-            else:
-                self._hand_out(chunks, number, chunk, some, outs)
+                continue
+            if not is_checked:  # one of them a batch
+                chunks.check_held(number)
+                is_checked = True
+            self._hand_out(chunks, number, chunk, some, outs)
         step = max(1, _GROUP // max(1, chunks.nbytes))
         for start in range(0, len(missing), step):
             self._decode(chunks, missing[start : start + step], pieces, outs, run)

@@ -76,6 +76,13 @@ class Chunks(ABC):
         """What stands where nothing was written."""
         return 0
 
+    def check_held(self, number: int) -> None:  # noqa: B027
+        """Looks whether a chunk that is held decoded lies in a local file as it was.
+
+        Raises:
+            ReplacedError: the file is another one.
+        """
+
 
 class DirectChunks(Chunks):
     """Chunks that are read and decoded here.
@@ -117,6 +124,10 @@ class DirectChunks(Chunks):
 
     def fill_value(self) -> Any:
         return self._fill
+
+    def check_held(self, number: int) -> None:
+        if not isinstance(self.files, RemoteFiles):
+            self.stretches([number])
 
     @property
     def stored_nbytes(self) -> int:
@@ -208,16 +219,36 @@ class LibraryChunks(Chunks):
     Args:
         load: slices, one an axis and inside of the array, -> that part of it.
         how: which library, and why.
+        fill: the value of what was never written.
+        check: slices -> nothing; raises a ReplacedError where that part lies in a file that was changed.
     """
 
-    def __init__(self, grid: Grid, dtype: np.dtype[Any], load: Callable[[tuple[slice, ...]], npt.NDArray[Any]], how: str) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        dtype: np.dtype[Any],
+        load: Callable[[tuple[slice, ...]], npt.NDArray[Any]],
+        how: str,
+        fill: Any = 0,
+        check: Callable[[tuple[slice, ...]], None] | None = None,
+    ) -> None:
         super().__init__(grid, dtype, how)
-        self._load = load
+        self._load, self._fill, self._check = load, fill, check
+
+    def fill_value(self) -> Any:
+        return self._fill
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(numbers)
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        return self._load(self._part(number))
+
+    def check_held(self, number: int) -> None:
+        if self._check is not None:
+            self._check(self._part(number))
+
+    def _part(self, number: int) -> tuple[slice, ...]:
         corner = [place * extent for place, extent in zip(self.grid.place(number), self.grid.chunks, strict=True)]
         ends = [min(a + c, s) for a, c, s in zip(corner, self.grid.chunks, self.grid.shape, strict=True)]
-        return self._load(tuple(itertools.starmap(slice, zip(corner, ends, strict=True))))
+        return tuple(itertools.starmap(slice, zip(corner, ends, strict=True)))

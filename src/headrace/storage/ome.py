@@ -143,9 +143,23 @@ def image_at(store: Store, name: str) -> Image | None:
     if found is None:
         return None
     try:
-        return _image(found[0], name, where, str(ome.get("version", found[0].get("version", ""))))
+        version = str(ome.get("version", found[0].get("version", "")))
+        if _is_later(version):
+            raise FormatError(
+                f"{where} is of OME-NGFF {version}, which is not supported yet; 0.4 and 0.5 are: "
+                "pass the path of an array as dataset_name, or convert it"
+            )
+        return _image(found[0], name, where, version)
+    except FormatError:
+        raise
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
         raise FormatError(f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}") from error
+
+
+def _is_later(version: str) -> bool:
+    """True for versions beyond 0.5, such as "0.6" and "0.6.dev1"."""
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return numbers > [0, 5]
 
 
 def _image(said: dict[str, Any], name: str, where: str, version: str) -> Image:

@@ -35,7 +35,7 @@ class PatchGrid:
         stride: from one corner to the next, along each axis.
         edges: what becomes of the rest at the end of an axis. "drop": it is in no patch; "pad": the last patch reaches beyond it;
             "shift": the last patch ends there, and overlaps the one before. An axis that is shorter than a patch has none with "drop"
-            and "shift", and one with "pad".
+            and "shift", and one with "pad". Every patch has some of the volume.
         boxes: patches lie inside of these; None: of the whole volume.
 
     Raises:
@@ -51,6 +51,8 @@ class PatchGrid:
         for name, extents in (("patch_shape", self.patch), ("stride", self.stride)):
             if len(extents) != len(self.shape) or min(extents, default=1) < 1:
                 raise ConfigError(f"{name}={list(extents)} needs {len(self.shape)} extents of at least 1, for a volume of {list(shape)}")
+        if 0 in self.shape:
+            raise ConfigError(f"a volume of {list(shape)} has no voxels, and so no patches")
         self.boxes = [Box((0,) * len(self.shape), self.shape)] if boxes is None else list(boxes)
         for box in self.boxes:
             inside = all(0 <= a < b <= s for a, b, s in zip(box.start, box.stop, self.shape, strict=True))
@@ -61,14 +63,18 @@ class PatchGrid:
 
     def _count(self, start: int, stop: int, patch: int, stride: int) -> int:
         room = stop - start - patch
-        if self.edges == "pad":
-            return max(0, -(-room // stride)) + 1
+        if self.edges == "pad":  # a stride beyond the patch leads past the end; what begins there would have nothing of the volume
+            return min(max(0, -(-room // stride)) + 1, -(-(stop - start) // stride))
         if room < 0:
             return 0
         return room // stride + 1 if self.edges == "drop" else -(-room // stride) + 1
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    def too_short(self) -> list[int]:
+        """The axes along which no patch fits into any box."""
+        return [axis for axis in range(len(self.shape)) if not any(counts[axis] for counts in self.counts)]
 
     def corner(self, index: int) -> tuple[int, ...]:
         """The lowest corner of a patch."""

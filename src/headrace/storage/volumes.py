@@ -110,6 +110,11 @@ class PatchSource(Source):
         return sum(math.prod(volume.shape(self.grid.patch)) * kind.itemsize for volume, kind in zip(self.volumes, kinds, strict=True))
 
     @property
+    def patches_are(self) -> str:
+        """Dtype and shape of the parts of a sample, in words."""
+        return ", ".join(f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}" for volume in self.volumes)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Of the first volume."""
         return self.volumes[0].reader.dtype

@@ -19,23 +19,24 @@ from headrace.storage.handles import WorkerFiles
 from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles
 from headrace.storage.stretches import Files
-from headrace.storage.zarr_chunks import chunks_of, library_chunks
+from headrace.storage.zarr_chunks import LibraryArray, chunks_of, library_chunks, library_key
 from headrace.storage.zarr_files import array_named
 from headrace.storage.zarr_stores import FarStore, Store, open_store
+from headrace.storage.zarr_strings import StringRows, holds_strings
 
 
-class _LibraryRoots:
-    """Opens stores with zarr-python, each process for itself. Picklable.
+class _LibraryArrays:
+    """Opens arrays with zarr-python, each process for itself, and each array alone: what else is in a store may be anything. Picklable.
 
     Attributes:
-        far: those behind URLs, by their URL.
+        far: stores behind URLs, by their URL.
     """
 
     def __init__(self) -> None:
         self.far: dict[str, FarStore] = {}
 
-    def __call__(self, path: str) -> Any:
-        """The root node of a store.
+    def __call__(self, key: str) -> Any:
+        """The array that a key names; see `library_key`.
 
         Raises:
             FormatError: it can't be opened.
@@ -43,6 +44,7 @@ class _LibraryRoots:
         """
         import zarr
 
+        path, _, name = key.partition("\0")
         store: Any = path
         if path in self.far:
             from headrace.storage.zarr_library import FarZarr
@@ -51,18 +53,19 @@ class _LibraryRoots:
         elif os.path.isfile(path):
             store = zarr.storage.ZipStore(path, mode="r")
         try:
-            return zarr.open(store, mode="r")
+            return zarr.open_array(store, path=name, mode="r")
         except HeadraceError:
             raise
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-            raise FormatError(f"{redact(path)} can't be opened by zarr-python: {' '.join(str(error).split())}") from error
+            raise FormatError(
+                f"{redact(path)}: {name!r} can't be opened by zarr-python: {' '.join(str(error).split())}; where a codec or data type is unknown, "
+                "install and import the package that registers it with zarr"
+            ) from error
 
 
-def _close_root(root: Any) -> None:
-    """Closes the store of a node."""
-    store = getattr(root, "store", None)
-    if store is not None:
-        store.close()
+def _close_array(array: Any) -> None:
+    """Closes the store of an array."""
+    array.store.close()
 
 
 class OpenZarr:
@@ -75,8 +78,8 @@ class OpenZarr:
     def __init__(self, far: RemoteFiles | None = None) -> None:
         self.far = far
         self.files: Files = WorkerFiles() if far is None else far
-        self._roots = _LibraryRoots()
-        self.library: WorkerFiles[Any] = WorkerFiles(self._roots, _close_root, 16, survives_fork=False)
+        self._arrays = _LibraryArrays()
+        self.library: WorkerFiles[Any] = WorkerFiles(self._arrays, _close_array, 16, survives_fork=False)
         self.chunks = ChunkCache(0)
 
     def store(self, path: str | os.PathLike[Any], names: str | Sequence[str | None] | None = ()) -> Store:
@@ -90,13 +93,13 @@ class OpenZarr:
             DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
         """
         wanted = [names] if isinstance(names, str) else list(names or ())
-        nodes, known = [name.strip("/") for name in wanted if name], self._roots.far.get(os.fspath(path))
+        nodes, known = [name.strip("/") for name in wanted if name], self._arrays.far.get(os.fspath(path))
         if known is not None:
             known.know(nodes)
             return known
         store = open_store(path, self.far, nodes)
         if isinstance(store, FarStore):
-            self._roots.far[store.path] = store
+            self._arrays.far[store.path] = store
         return store
 
     def close(self) -> None:
@@ -115,7 +118,7 @@ def zarr_reader(
     missing: str = "fill",
     by_row: bool = True,
 ) -> ArrayReader:
-    """A reader of an array, of its rows or of boxes.
+    """A reader of an array of numbers, of its rows or of boxes.
 
     Raises:
         FormatError: zarr-python can't open it either, or its elements are no numbers.
@@ -123,18 +126,40 @@ def zarr_reader(
     """
 
     def library(why: str) -> Chunks:
-        if missing == "error":
-            raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
-        with opened.library.reading(store.path) as root, asking("zarr-python", f"{redact(store.path)}: {name!r} ({why})"):
-            array = root[name] if name else root
-            found = library_chunks(array, opened.library, store.path, name, why)
+        _check_missing(store, name, missing, why)
+        with asking("zarr-python", f"{redact(store.path)}: {name!r} ({why})"), opened.library.reading(library_key(store, name)) as array:
+            found = library_chunks(array, opened.library, store, name, why)
         if found.dtype.hasobject or found.dtype.kind not in "biufcSUV":
-            raise FormatError(f"{redact(store.path)}: {name!r} holds {found.dtype}; only numbers are read by now")
+            raise FormatError(
+                f"{redact(store.path)}: {name!r} holds {found.dtype}, of which samples can't be made: numbers can, and strings as rows"
+            )
         opened.library.close()
         return found
 
     chunks = chunks_of(store, name, said, opened.files, library, direct=direct, missing=missing, by_row=by_row)
     return ArrayReader(chunks, opened.chunks, f"{store.path}\0{name}")
+
+
+def rows_reader(
+    store: Store, name: str, said: dict[str, Any], opened: OpenZarr, *, direct: bool = True, missing: str = "fill"
+) -> ArrayReader | StringRows:
+    """A reader of the rows of an array.
+
+    Raises:
+        FormatError, ConfigError: see `zarr_reader`.
+    """
+    if not holds_strings(said):
+        return zarr_reader(store, name, said, opened, direct=direct, missing=missing)
+    _check_missing(store, name, missing, "strings")
+    with asking("zarr-python", f"{redact(store.path)}: {name!r}"), opened.library.reading(library_key(store, name)) as array:
+        shape = tuple(array.shape)
+    opened.library.close()
+    return StringRows(LibraryArray(opened.library, store, name), shape)
+
+
+def _check_missing(store: Store, name: str, missing: str, why: str) -> None:
+    if missing == "error":
+        raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
 
 
 class ZarrSource(ArraysSource):
@@ -169,12 +194,14 @@ class ZarrSource(ArraysSource):
         self.path = redact(self._store.path)
         found = [array_named(self._store, one) for one in wanted]
         self.name = found[0][0] if name is None or isinstance(name, str) else tuple(one for one, _ in found)
-        fields = {one: zarr_reader(self._store, one, said, self._opened, direct=direct, missing=missing) for one, said in found}
+        fields = {one: rows_reader(self._store, one, said, self._opened, direct=direct, missing=missing) for one, said in found}
         for one, field in fields.items():
             if not field.shape:
                 raise FormatError(f"{self.path}: {one!r} is a single value, it has no axis of samples")
         self._fields = fields
-        self.grids = [[one, f.shape, f.dtype.str, f.chunks.grid.chunks] for one, f in fields.items()]
+        self.grids = [
+            [one, f.shape, f.dtype.str, f.chunks.grid.chunks if isinstance(f, ArrayReader) else None] for one, f in fields.items()
+        ]
         self._check_lengths()
         self.far = self._opened.far if self.is_direct else None
 
@@ -185,9 +212,11 @@ class ZarrSource(ArraysSource):
             MissingNameError, FormatError: no such array; another number of rows.
         """
         one, said = array_named(self._store, name)
-        reader = zarr_reader(self._store, one, said, self._opened)
+        reader = rows_reader(self._store, one, said, self._opened)
         if not reader.shape or reader.shape[0] != len(self):
             raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {len(self)} samples")
+        if isinstance(reader, StringRows):
+            return reader.whole()
         column = np.empty(reader.shape, reader.dtype)
         reader.read_span(0, column, self.run)
         return column

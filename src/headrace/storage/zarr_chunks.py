@@ -9,9 +9,11 @@ chunks of several rows as they are, the sizes are asked for, and rows are fetche
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from headrace.storage.paths import redact
 from headrace.storage.remote_files import RemoteFiles
 from headrace.storage.stretches import Files, Stretch
 from headrace.storage.zarr_layout import UnknownLayout, layout_of
+from headrace.storage.zarr_local import ZarrFolder, ZarrZip
 from headrace.storage.zarr_shards import ArrayFiles, shards_of
 from headrace.storage.zarr_stores import Store, ZarrUrl, ZarrZipUrl
 
@@ -58,16 +61,57 @@ class _Required:
         return found
 
 
-class _Library:
-    """Reads parts of an array through zarr-python."""
+class LibraryArray:
+    """An array that zarr-python reads.
 
-    def __init__(self, opened: WorkerFiles[Any], path: str, name: str) -> None:
-        self._opened, self._path, self._name = opened, path, name
+    Args:
+        opened: by what `library_key` gives, the array as each process has it open.
+        store, name: of the array.
+    """
+
+    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str) -> None:
+        self._opened, self._store, self._name = opened, store, name
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Any]:
+        """The array, inside of the context; what it raises there names it.
+
+        Raises:
+            ReplacedError: it was changed after the store was opened.
+        """
+        self._store.check_version(self._name)
+        key = library_key(self._store, self._name)
+        with asking("zarr-python", f"{redact(self._store.path)}: {self._name!r}"), self._opened.reading(key) as array:
+            yield array
+
+    def check(self, part: tuple[slice, ...]) -> None:
+        """As `check_part`."""
+        with self.reading() as array:
+            self.check_part(array, part)
+
+    def check_part(self, array: Any, part: tuple[slice, ...]) -> None:
+        """Compares the files that a part lies in with the time when the store was opened.
+
+        Raises:
+            ReplacedError: one was changed since.
+        """
+        if not isinstance(self._store, ZarrFolder) or not all(array.shape):
+            return
+        extents = array.shards or array.chunks
+        files = [range(cut.start // extent, -(-cut.stop // extent)) for cut, extent in zip(part, extents, strict=True)]
+        keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
+        self._store.stretches([f"{self._name}/{key}" if self._name else key for key in keys])
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self._opened.reading(self._path) as root, asking("zarr-python", f"{redact(self._path)}: {self._name!r}"):
-            array = root[self._name] if self._name else root
-            return np.asarray(array[part])
+        with self.reading() as array:
+            found = np.asarray(array[part])
+            self.check_part(array, part)
+            return found
+
+
+def library_key(store: Store, name: str) -> str:
+    """What names an array among those that a process has opened by zarr-python: path of the store, and of the array in it."""
+    return f"{store.path}\0{store.root if isinstance(store, ZarrZip) else ''}{name}"
 
 
 def chunks_of(
@@ -123,9 +167,11 @@ def chunks_of(
     )  # fmt: skip
 
 
-def library_chunks(array: Any, opened: WorkerFiles[Any], path: str, name: str, why: str) -> LibraryChunks:
+def library_chunks(array: Any, opened: WorkerFiles[Any], store: Store, name: str, why: str) -> LibraryChunks:
     """The chunks of an array that zarr-python has opened."""
     shape, chunks = tuple(array.shape), tuple(array.chunks)
     if 0 not in shape and (min(chunks, default=1) < 1 or math.prod(chunks) * array.dtype.itemsize > _COUNTABLE):
-        raise FormatError(f"{redact(path)}: {name!r} has chunks of {list(chunks)} elements: its metadata are damaged")
-    return LibraryChunks(Grid(shape, chunks), array.dtype, _Library(opened, path, name), f"zarr-python: {why}")
+        raise FormatError(f"{redact(store.path)}: {name!r} has chunks of {list(chunks)} elements: its metadata are damaged")
+    fill = 0 if array.fill_value is None else array.fill_value
+    load = LibraryArray(opened, store, name)
+    return LibraryChunks(Grid(shape, chunks), array.dtype, load, f"zarr-python: {why}", fill, load.check)

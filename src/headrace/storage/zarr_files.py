@@ -9,7 +9,8 @@ from typing import Any
 
 from headrace.errors import FormatError, MissingNameError
 from headrace.storage.paths import redact
-from headrace.storage.zarr_stores import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_NODE, Store, parsed
+from headrace.storage.zarr_keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_NODE, parsed
+from headrace.storage.zarr_stores import Store
 
 
 def metadata_of(store: Store, name: str) -> dict[str, Any] | None:

@@ -35,8 +35,10 @@ from headrace.storage.ranges import Version
 from headrace.storage.remote_files import WHOLE, RemoteFiles, Span
 from headrace.storage.stretches import Places, Stretch, fill
 from headrace.storage.zarr_files import array_names, metadata_of
+from headrace.storage.zarr_keys import V3_NODE
 from headrace.storage.zarr_layout import Layout, UnknownLayout, layout_of
-from headrace.storage.zarr_stores import V3_NODE, Store, ZarrUrl
+from headrace.storage.zarr_local import ZarrFolder
+from headrace.storage.zarr_stores import Store, ZarrUrl
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
@@ -53,7 +55,7 @@ class ArrayFiles:
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, whole: bool = False) -> None:
-        self._store, self._separator, self._is_sharded = store, layout.separator, layout.index_at is not None
+        self.store, self.name, self._separator, self._is_sharded = store, name, layout.separator, layout.index_at is not None
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
@@ -66,13 +68,14 @@ class ArrayFiles:
 
     def urls(self, numbers: Sequence[int]) -> list[str]:
         """Of files below a URL."""
-        assert isinstance(self._store, ZarrUrl)
-        return [self._store.place(key) for key in self.keys(numbers)]
+        assert isinstance(self.store, ZarrUrl)
+        return [self.store.place(key) for key in self.keys(numbers)]
 
     def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
         if self._whole:
             return [Stretch(url, 0, WHOLE) for url in self.urls(numbers)]
-        return self._store.stretches(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
+        self.store.check_version(self.name)
+        return self.store.stretches(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
 
 
 class _Index(NamedTuple):
@@ -80,14 +83,13 @@ class _Index(NamedTuple):
 
     Attributes:
         path: of the file.
-        size, mtime: of the file: another one has another index.
+        size: of the shard.
         rows: for each chunk its offset in the file and its bytes, one after the other; -1 where nothing was written. A memoryview gives
             single numbers faster than an array does.
     """
 
     path: str
     size: int
-    mtime: int
     rows: memoryview
 
 
@@ -176,13 +178,15 @@ class Shards:
 
 
 class NearShards(Shards):
-    """Shards on this machine's disk, which may be written anew while they are read."""
+    """Shards on this machine's disk."""
 
     def __init__(self, whole: ArrayFiles, layout: Layout, files: WorkerFiles[int]) -> None:
         super().__init__(whole, layout)
         self._files = files
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
+        store = self._whole.store
+        store.check_version(self._whole.name)
         found = [self._known.get(shard) for shard in shards]
         new = [at for at, index in enumerate(found) if index is None]
         wholes = dict(zip(new, self._whole([shards[at] for at in new]), strict=True)) if new else {}
@@ -191,17 +195,18 @@ class NearShards(Shards):
         with contextlib.closing(self._files.reading_each(paths)) as files:
             for start, fds in files:
                 for at, fd in zip(there[start:], fds, strict=False):
-                    index, status = found[at], os.fstat(fd)
-                    if index is None or index.mtime != status.st_mtime_ns or index.size != status.st_size:
-                        whole = self._whole([shards[at]])[0] if index is not None else wholes[at]
-                        found[at] = None if whole is None else self._learn(shards[at], self._index(fd, whole, status))
+                    whole = wholes.get(at)
+                    if isinstance(store, ZarrFolder):  # a zip file was looked at already
+                        store.check_file(os.fstat(fd), (found[at] or whole).path)  # type: ignore[union-attr]
+                    if whole is not None:
+                        found[at] = self._learn(shards[at], self._index(fd, whole))
         return found
 
-    def _index(self, fd: int, whole: Stretch, status: os.stat_result) -> _Index:
-        size = min(whole.nbytes, status.st_size - whole.offset)
+    def _index(self, fd: int, whole: Stretch) -> _Index:
+        size = whole.nbytes
         begin, data = self._begin(whole, size), np.empty(self._index_bytes, np.uint8)
         fill(fd, [memoryview(data)], begin, whole.path)  # type: ignore[arg-type]
-        return _Index(whole.path, status.st_size, status.st_mtime_ns, self._rows(data, whole, size))
+        return _Index(whole.path, size, self._rows(data, whole, size))
 
 
 class FarShards(Shards):
@@ -246,7 +251,7 @@ class FarShards(Shards):
             spans.append((whole.path, begin, begin + self._index_bytes))
         for (shard, whole), data in zip(there, self._files.read(spans) if spans else [], strict=True):
             try:
-                found[shard] = _Index(whole.path, whole.nbytes, 0, self._rows(data, whole, whole.nbytes))
+                found[shard] = _Index(whole.path, whole.nbytes, self._rows(data, whole, whole.nbytes))
                 self._learn(shard, found[shard])
             except FormatError as error:
                 failure = failure or error
@@ -317,7 +322,7 @@ class KeptShards:
         size, place = int(self._sizes.array[shard]), int(self._places.array[shard])
         if size < 0:
             return None
-        return _Index(url, size, 0, self._rows.array[place * self._length : (place + 1) * self._length].data)
+        return _Index(url, size, self._rows.array[place * self._length : (place + 1) * self._length].data)
 
 
 def shards_of(store: Store, name: str, layout: Layout, files: WorkerFiles[int] | RemoteFiles) -> Shards:

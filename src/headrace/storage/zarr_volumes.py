@@ -26,7 +26,7 @@ Extents = Sequence[int] | Mapping[str, int]
 class Patches:
     """How patches are to be taken; see `ZarrDataset` for what each means."""
 
-    shape: Extents
+    shape: Extents | int
     stride: Extents | int | None
     edges: str
     pad: str
@@ -108,19 +108,19 @@ def patch_source(
         **reading: for `zarr_reader`.
 
     Raises:
-        ConfigError: extents, axes or units that don't fit.
+        ConfigError: extents, axes or units that don't fit; no patch fits into the volume.
         MissingNameError, FormatError: no such array or labels; damaged metadata.
     """
     store = opened.store(path, [name, target_name])
     found = array_or_level(store, name, scale)
     reader = _reader_of(store, found, opened, reading)
-    patch = _extents("patch_shape", patches.shape, _axis_names(store, found), reader.shape, found.name)
+    patch = _extents("patch_shape", patches.shape, store, found, reader.shape)
     before = len(reader.shape) - len(patch)
     names, shape = _axis_names(store, found)[before:], reader.shape[before:]
     if patches.stride is None:
         steps = patch
-    elif isinstance(patches.stride, int):
-        steps = [patches.stride] * len(patch)
+    elif isinstance(patches.stride, int | np.integer):
+        steps = [int(patches.stride)] * len(patch)
     elif isinstance(patches.stride, Mapping):
         _check_names("stride", patches.stride, names)
         steps = [patches.stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
@@ -128,6 +128,8 @@ def patch_source(
         steps = list(patches.stride)
     boxes = None if patches.boxes is None else [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in patches.boxes]
     grid = PatchGrid(shape, patch, steps, patches.edges, boxes)
+    if not len(grid):
+        raise _too_large(store, found, grid, names)
     axes = (*[None] * before, *range(len(patch)))
     volumes = [Volume(found.name, reader, patches.pad, reader.chunks.fill_value(), axes)]
     if target_name is not None:
@@ -154,9 +156,35 @@ def _check_names(what: str, given: Mapping[str, int], names: Sequence[str]) -> N
         raise ConfigError(f"{what}={dict(given)}: the axes have {has}")
 
 
-def _extents(what: str, given: Extents, names: Sequence[str], shape: Sequence[int], array: str) -> list[int]:
+def _spatial_axes(store: Store, found: Found) -> list[int]:
+    """The axes that a single extent means: those of space, as an image of OME-NGFF says; those that are named x, y and z; else the last
+    three."""
+    names = _axis_names(store, found)
+    if found.image is not None:
+        space = [number for number, axis in enumerate(found.image.axes) if axis.kind == "space"]
+    else:
+        space = [number for number, name in enumerate(names) if name.lower() in ("x", "y", "z")]
+    return space or [*range(len(names))][-3:]
+
+
+def _too_large(store: Store, found: Found, grid: PatchGrid, names: Sequence[str]) -> ConfigError:
+    """What to say when there is no patch."""
+    short = [f"axis {names[axis] or axis!r} has {grid.shape[axis]} of {grid.patch[axis]}" for axis in grid.too_short()]
+    where = "into any of the boxes" if grid.boxes[0].stop != grid.shape or len(grid.boxes) > 1 else f"into a volume of {list(grid.shape)}"
+    return ConfigError(
+        f"{redact(store.path)}, {found.name or 'the array'}: no patch of {list(grid.patch)} fits {where}"
+        f"{': ' + ', '.join(short) if short else ''}; use a smaller patch_shape, or edges='pad', which fills patches up "
+        "(edges='shift' only moves back patches that fit)"
+    )
+
+
+def _extents(what: str, given: Extents | int, store: Store, found: Found, shape: Sequence[int]) -> list[int]:
     """Extents along the last axes, as many as there are; -1 becomes the whole axis."""
-    if isinstance(given, Mapping):
+    names, array = _axis_names(store, found), found.name
+    if isinstance(given, int | np.integer):
+        space = _spatial_axes(store, found)
+        wanted = [int(given) if axis in space else -1 for axis in range(min(space), len(shape))] if space else []
+    elif isinstance(given, Mapping):
         _check_names(what, given, names)
         first = min(names.index(name) for name in given)
         wanted = [given.get(name, -1) for name in names[first:]]
