@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.errors import BudgetError, HeadraceError, SampleError, warn
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.progress import Bar
 from headrace.storage.alone import alone
 from headrace.storage.kept import UntrustedError
 from headrace.storage.mapped import MappedFile
@@ -147,7 +147,7 @@ class Tokenising:
         disable = True if hidden is None and self._count < _TOGETHER else hidden
         end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
         self._most, self._left_out = 0, []
-        with tqdm(total=self._count, desc="tokenising", unit="document", disable=disable, leave=False) as bar:
+        with Bar(total=self._count, desc="tokenising", unit="document", disable=disable, leave=False) as bar:
             for start in range(0, self._count, _TOGETHER):
                 found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
                 pieces: list[npt.NDArray[np.int32]] = []

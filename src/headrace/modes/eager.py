@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.pressure import PressureWatch
 from headrace.memory.store import SampleStore
 from headrace.modes.held import OVERHEAD, Held, Place, make_store
+from headrace.progress import Bar
 
 Load = Callable[[Sequence[int]], list[Any]]
 """Reads and decodes: a value, or a SampleError, for each index."""
@@ -100,7 +100,7 @@ class Eager(Held):
             groups = groups[begin:] + groups[:begin]
         hidden = None if progress is None else not progress
         with (
-            tqdm(total=self._length, desc="eager: reading", unit="sample", disable=hidden, leave=False) as bar,
+            Bar(total=self._length, desc="eager: reading", unit="sample", disable=hidden, leave=False) as bar,
             ThreadPoolExecutor(threads, "headrace-eager") as pool,
         ):
 

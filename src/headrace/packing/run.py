@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.detect import open_dataset
@@ -33,6 +32,7 @@ from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
 from headrace.packing.texts import packed_texts
 from headrace.packing.verify import verify
+from headrace.progress import Bar
 from headrace.storage.hdf5_files import is_hdf5
 from headrace.storage.packed import TARGETS, crc_of, packed_info
 from headrace.storage.scan import DataPath, redact
@@ -186,7 +186,7 @@ def _write(
     results = _in_order(prepare, _groups(plan), workers)
     with (
         contextlib.closing(results),  # here: a traceback would keep its threads alive
-        tqdm(total=plan.info.count, desc="packing", unit="sample", disable=_hidden(progress), leave=False) as bar,
+        Bar(total=plan.info.count, desc="packing", unit="sample", disable=_hidden(progress), leave=False) as bar,
     ):
         for group, samples in results:
             failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from headrace.errors import FormatError, HeadraceError
+from headrace.progress import Bar
 from headrace.storage.hdf5 import HDF5Source
 from headrace.storage.packed import TARGETS, packed_info
 from headrace.storage.packed_tokens import KIND, PackedTokens
@@ -60,7 +59,7 @@ def verify(path: str | os.PathLike[Any], progress: bool | None = None) -> Verify
         if TARGETS in source.info.checksums:
             source.column(TARGETS)
         bad: list[tuple[int, str, str]] = []
-        for index in tqdm(range(len(source)), desc="verifying", unit="sample", disable=_hidden(progress), leave=False):
+        for index in Bar(range(len(source)), desc="verifying", unit="sample", disable=_hidden(progress), leave=False):
             try:
                 source.read([index])
             except (HeadraceError, OSError) as error:
@@ -75,7 +74,7 @@ def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:
     if not tokens.has_checksums:
         raise _unchecked(tokens.path)
     count, bad = tokens.info.count, list[tuple[int, str, str]]()
-    with tqdm(total=count, desc="verifying", unit="document", disable=_hidden(progress), leave=False) as bar:
+    with Bar(total=count, desc="verifying", unit="document", disable=_hidden(progress), leave=False) as bar:
         for checked, damaged in tokens.damaged():
             for index in damaged:
                 where = tokens.location(index)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.errors import AccessError, ConfigError, warn
 from headrace.memory.anonymous import SharedArray
+from headrace.progress import Bar
 from headrace.storage.arrays import BLOCK_BYTES
 from headrace.storage.far_list import list_far
 from headrace.storage.files import fingerprint_names
@@ -97,7 +97,7 @@ class TarSource(Source):
             far = self.far
             sizes = [version.size for version in far.learn(self._paths, beside=lambda url: is_unknown(far, url, INDEX))]
         hidden, described = None if progress is None else not progress, "reading tar headers"
-        with tqdm(total=sum(sizes), desc=described, unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
+        with Bar(total=sum(sizes), desc=described, unit="B", unit_scale=True, disable=hidden, leave=False, delay=1) as bar:
             if self.far is not None:
                 return far_indices(self._paths, self.far, bar.update)
             found = []

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError, ReplacedError
+from headrace.progress import Bar
 from headrace.storage import records
 from headrace.storage.lines import QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.paths import redact
@@ -101,7 +101,7 @@ class Scan:
         self._headers: list[list[str]] = []
         hidden = None if progress is None else not progress
         disable = True if hidden is None and size < _SHOWN_FROM else hidden  # None: off where there is no terminal
-        self._bar = tqdm(total=size, desc="finding lines", unit="B", unit_scale=True, disable=disable, leave=False)
+        self._bar = Bar(total=size, desc="finding lines", unit="B", unit_scale=True, disable=disable, leave=False)
 
     def __iter__(self) -> Iterator[IntArray]:
         with self._bar:
