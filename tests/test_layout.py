@@ -17,13 +17,13 @@ BELOW: dict[str, set[str]] = {
     "memory": set(),
     "order": set(),
     "monitor": {"memory"},
-    "storage": {"memory"},
-    "modes": {"storage", "memory"},
+    "storage": {"memory", "progress"},
+    "modes": {"storage", "memory", "progress"},
     "collate": {"memory", "tokenizer"},
-    "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer"},
+    "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer", "progress"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
-    "packing": {"loader", "datasets", "modes", "storage", "memory", "order", "tokenizer"},
+    "packing": {"loader", "datasets", "modes", "storage", "memory", "order", "tokenizer", "progress"},
     "testing": {"loader", "datasets", "modes", "order"},
 }
 """What each room may import, besides itself and the errors."""

@@ -16,6 +16,12 @@ with warnings.catch_warnings():
     from tqdm.auto import tqdm
 
 
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A tqdm bar that starts no thread: tqdm's monitor might hold a lock while workers are forked."""
+
+    monitor_interval = 0
+
+
 class Lines(str):
     """A text of several lines that is its own repr, so that a notebook and the prompt show it as `print` does."""
 
@@ -25,7 +31,7 @@ class Lines(str):
         return str(self)
 
 
-def progress_bar(progress: bool | None, *, is_short: bool = False, **options: Any) -> tqdm[Any]:
+def progress_bar(progress: bool | None, *, is_short: bool = False, **options: Any) -> Bar:
     """A bar that is gone when it is full.
 
     Args:
@@ -36,7 +42,7 @@ def progress_bar(progress: bool | None, *, is_short: bool = False, **options: An
     disable = None if progress is None else not progress  # None: tqdm looks for a terminal
     if progress is None and (is_short or _is_notebook()):
         disable = is_short
-    return tqdm(disable=disable, leave=False, **options)
+    return Bar(disable=disable, leave=False, **options)
 
 
 def _is_notebook() -> bool:

@@ -397,13 +397,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def until_two_have_come(iterator: Any) -> None:
-    awaited = iterator._deliveries.deliveries._rcvd_idx
+    awaited = iterator._deliveries._rcvd_idx
     until(lambda: {awaited, awaited + 1} <= come(iterator))
 
 
 def come(iterator: Any) -> set[int]:
     """The numbers of the batches that lie ready, in their order or not."""
-    ours = iterator._deliveries.deliveries
+    ours = iterator._deliveries
     with ours._data_queue.mutex:
         queued = {number for number, _ in ours._data_queue.queue}
     return queued | {number for number, info in ours._task_info.items() if len(info) == 2}

@@ -6,7 +6,6 @@ Everything that can be known before the first worker starts is said here.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import pickle
 import sys
@@ -24,6 +23,7 @@ from headrace.datasets.threads import SHARE
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.fetch import inner_datasets
+from headrace.loader.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
@@ -56,8 +56,7 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     changes.update(_parallel_options(config, workers, reasons))
     changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
     if workers:
-        context, reasons["multiprocessing_context"] = _context(config, dataset)
-        changes["multiprocessing_context"] = context
+        changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(config, dataset)
     else:
         changes["multiprocessing_context"], reasons["multiprocessing_context"] = None, "no workers"
         if config.multiprocessing_context is not None:
@@ -126,17 +125,9 @@ def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
     return config.pin_memory, "given"
 
 
-def _context(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
-    given = config.multiprocessing_context
-    if given is not None:
-        context = multiprocessing.get_context(given) if isinstance(given, str) else given
-        return context, f"{context.get_start_method()}, as given"
-    methods = multiprocessing.get_all_start_methods()
-    if "fork" not in methods:
-        return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
-    if all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
-        return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
-    return multiprocessing.get_context("forkserver"), "forkserver: the dataset says fork_safe = False"
+def start_of(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
+    """The multiprocessing context of a loader's workers, and why, as things are now: threads come and go."""
+    return choose_context(config.multiprocessing_context, dataset, [choose_collate(config, dataset), config.worker_init_fn])
 
 
 def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:

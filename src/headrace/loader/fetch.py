@@ -31,6 +31,7 @@ from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError, SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
 from headrace.loader.stateful import asked, give_back, is_stateful
+from headrace.memory.flags import Flags
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
@@ -351,10 +352,15 @@ ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:
-    """What a worker does first: see to it that it ends with its parent, and call the user's `worker_init_fn`."""
+    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`.
+
+    Attributes:
+        flags: of the workers that are started next.
+    """
 
     def __init__(self, function: Callable[[int], Any] | None) -> None:
         self.function = function
+        self.flags: Flags | None = None
         self._collects = True
 
     @contextlib.contextmanager
@@ -373,8 +379,7 @@ class WorkerInit:
 
     def __call__(self, worker: int) -> None:
         gc.freeze()
-        if self._collects:
-            gc.enable()
+        (gc.enable if self._collects else gc.disable)()
         # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = parent_process()
@@ -385,6 +390,8 @@ class WorkerInit:
         assert info is not None
         fetch: Any = info.dataset
         object.__setattr__(info, "dataset", fetch.dataset)  # where users look for theirs, and may set its attributes
+        assert self.flags is not None
+        self.flags.mark(worker)
         if self.function is not None:
             try:
                 self.function(worker)

@@ -6,9 +6,7 @@ loop that does the same in this process. A `Loader` has one at a time, and a sec
 
 from __future__ import annotations
 
-import itertools
 import pickle
-import select
 import signal
 import time
 import weakref
@@ -17,21 +15,18 @@ from multiprocessing import connection
 from typing import Any, Protocol
 
 import torch
-from torch._C import _remove_worker_pids, _set_worker_pids
-from torch.autograd import profiler
-from torch.utils.data import DataLoader
 
 from headrace.errors import WorkerError
 from headrace.loader.batches import Plan
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.loader.stateful import States
+from headrace.loader.workers import WORKER, Workers, flagged
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import Ticket
 
 _PATIENCE = 0.5  # seconds until it is taken for granted that the system won't tell how a worker has ended
-_WORKER, _LATE = "DataLoader worker", "DataLoader timed out"  # torch's words where one is gone, or none answered in time
-_calls = itertools.count(-1, -1)  # torch's own keys are addresses
+_LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 
 
 class _Dispatch:
@@ -72,10 +67,10 @@ class Job:
         self.dispatch = _Dispatch(plan, self.ring)
         into_slots: Any = Collate(collate, config.yields_batches)
         self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
-        self._loader: DataLoader[Any] | None = None
+        self._loader: Workers | None = None
         self._init = WorkerInit(config.worker_init_fn)
         if workers:
-            self._loader = DataLoader(
+            self._loader = Workers(
                 fetch,
                 batch_sampler=self.dispatch,
                 collate_fn=into_slots,
@@ -85,7 +80,7 @@ class Job:
                 generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
                 prefetch_factor=config.prefetch_factor,
                 persistent_workers=bool(config.persistent_workers),
-                multiprocessing_context=config.multiprocessing_context,
+                multiprocessing_context=flagged(config.multiprocessing_context, self._init, workers),
                 worker_init_fn=self._init,
                 timeout=config.timeout,
             )
@@ -118,7 +113,7 @@ class Job:
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
         with self._init.forking():
-            return _FromWorkers(iter(self._loader))
+            return iter(self._loader)
 
 
 class Deliveries(Protocol):
@@ -128,51 +123,6 @@ class Deliveries(Protocol):
 
     def is_ready(self) -> bool:
         """Is the next one here, and pinned, so that `next` does not wait for it?"""
-
-
-class _FromWorkers:
-    """Torch's deliveries, and the news of a worker's death while one is awaited.
-
-    Torch's handler of SIGCHLD would raise wherever the main thread happens to be, be it in the midst of the user's optimizer or
-    checkpoint; but it alone can end a read of a message that a killed worker has begun to write. So it knows the workers only inside of
-    `next`.
-    """
-
-    def __init__(self, deliveries: Any) -> None:
-        self.deliveries = deliveries
-        self.workers = tuple(deliveries._workers)
-        self._pids = tuple(worker.pid for worker in self.workers)
-        self._ends = select.poll()
-        for worker in self.workers:
-            self._ends.register(worker.sentinel, select.POLLIN)
-        if deliveries._worker_pids_set:
-            _remove_worker_pids(id(deliveries))
-            deliveries._worker_pids_set = False
-
-    def __iter__(self) -> _FromWorkers:
-        return self
-
-    def __next__(self) -> Delivered:
-        call = next(_calls)
-        _set_worker_pids(call, self._pids)
-        try:
-            if self._ends.poll(0):  # since the last call; of what is reaped already the handler knows nothing
-                raise RuntimeError(f"a {_WORKER} has ended")
-            # A mark for the profiler, which `next` makes, costs as much as the rest of it.
-            delivered: Delivered = next(self.deliveries) if profiler._is_profiler_enabled else self.deliveries._next_data()
-            return delivered
-        finally:
-            _remove_worker_pids(call)
-
-    def is_ready(self) -> bool:
-        ours = self.deliveries
-        if not ours._pin_memory:
-            return False
-        awaited = ours._rcvd_idx
-        if len(ours._task_info.get(awaited, ())) == 2:  # with its data: it came before one that was awaited
-            return True
-        with ours._data_queue.mutex:
-            return any(number == awaited for number, _ in ours._data_queue.queue)
 
 
 class _Here:
@@ -214,7 +164,7 @@ def failure_of(delivered: Delivered) -> BaseException | None:
 
 def is_of_workers(error: RuntimeError) -> bool:
     """Does torch say that a worker is gone, or that none answered in time?"""
-    return _WORKER in str(error) or _LATE in str(error)
+    return WORKER in str(error) or _LATE in str(error)
 
 
 def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
@@ -261,7 +211,7 @@ def _remedy(deliveries: Any) -> str:
 def _fates(deliveries: Any, start: int) -> Iterator[str]:
     """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived, as far as torch's iterator shows
     them."""
-    tasks: dict[int, Any] = getattr(deliveries.deliveries, "_task_info", {})
+    tasks: dict[int, Any] = getattr(deliveries, "_task_info", {})
     for number, worker in enumerate(deliveries.workers):
         if not _has_ended(worker):
             continue

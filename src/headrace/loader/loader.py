@@ -42,6 +42,7 @@ from headrace.loader.build import (
     is_path,
     make_room,
     resolve,
+    start_of,
 )
 from headrace.loader.config import FIELDS, DataLoaderConfig, check_options
 from headrace.loader.epoch import EpochIterator
@@ -350,12 +351,21 @@ class Loader(DataLoader[Any]):
     def _free_job(self) -> Job:
         if self._job is not None and self._job.is_free:
             return self._job
+        self._choose_start()
         job = self._new_job()
         if self.config.num_workers:
             self._states.to_new_processes()
         if job.is_lasting and self._job is None:
             self._job = job
         return job
+
+    def _choose_start(self) -> None:
+        """Before workers are made: threads may run now that did not when the loader was made."""
+        if self.config.num_workers and self._given.multiprocessing_context is None:
+            context, reason = start_of(self._given, self.dataset)
+            self._reasons["multiprocessing_context"] = reason
+            self.config = self.config.with_(multiprocessing_context=context)
+            self.multiprocessing_context = context
 
     def _states_of_next_epoch(self) -> States:
         workers = self.config.num_workers or 0

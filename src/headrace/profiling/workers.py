@@ -233,7 +233,7 @@ def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
 def _end(running: Any) -> None:
     """Ends the workers of an iterator now, whoever still holds it, such as the traceback of an error."""
     deliveries = getattr(running, "_deliveries", running)  # a Loader's has torch's inside
-    shut_down = getattr(getattr(deliveries, "deliveries", deliveries), "_shutdown_workers", None)
+    shut_down = getattr(deliveries, "_shutdown_workers", None)
     if shut_down is not None:
         shut_down()
 
