@@ -1,6 +1,16 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
-from headrace.collate import Padded, TextCollator, VisionCollator, collators, document_mask, list_collate, pad_collate
+from headrace.collate import (
+    Batch,
+    Padded,
+    TextCollator,
+    VisionCollator,
+    collators,
+    document_mask,
+    list_collate,
+    pad_collate,
+    variable_length_collate,
+)
 from headrace.datasets import (
     BaseDataset,
     HDF5Dataset,
@@ -17,6 +27,7 @@ from headrace.datasets import (
 from headrace.errors import (
     AccessError,
     BudgetError,
+    CollateError,
     ConfigError,
     DataNotFoundError,
     FormatError,
@@ -60,8 +71,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError",
     "BaseDataset",
+    "Batch",
     "BudgetError",
     "CharTokenizer",
+    "CollateError",
     "ConfigError",
     "DataLoaderConfig",
     "DataModule",
@@ -116,6 +129,7 @@ __all__ = [
     "seed_everything",
     "split_workers",
     "suggest_num_workers",
+    "variable_length_collate",
     "verify",
     "write_index",
 ]  # fmt: skip

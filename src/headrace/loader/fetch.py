@@ -28,7 +28,7 @@ from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled, Join
 from headrace.datasets.wrapped import answers_batches, parts_of
-from headrace.errors import ConfigError, SampleError, WorkerError
+from headrace.errors import CollateError, ConfigError, SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
@@ -40,14 +40,43 @@ class Samples:
     """The samples of one batch on their way from `Fetch` to `Collate`: a list, or whatever a dataset's ``__getitems__`` gives, or what
     lies in the batch's buffer already.
 
+    Args:
+        dataset: that the ticket's indices are of; None: the samples have no indices.
+
     Attributes:
         arena: the batch's slot while it is written to; None: it gets memory of its own.
     """
 
     def __init__(
-        self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None, arena: Arena | None = None
+        self,
+        items: Any,
+        ticket: Ticket,
+        report: dict[str, Any],
+        error: BaseException | None = None,
+        arena: Arena | None = None,
+        dataset: Any = None,
     ) -> None:
         self.items, self.ticket, self.report, self.error, self.arena = items, ticket, report, error, arena
+        self.dataset = dataset
+
+    def name_of(self, position: int) -> str:
+        """A sample by its index, and the file or row that it is of, as far as they are known."""
+        indices = self._indices()
+        if indices is None or position >= len(indices):
+            return f"sample {position} of the batch"
+        index = indices[position]
+        try:
+            return f"sample {index} ({self.dataset.source_of(index)})"
+        except Exception:  # a foreign dataset has no such method; and an error must not hide the one that is told
+            return f"sample {index}"
+
+    def _indices(self) -> list[Any] | None:
+        """The index of each item; None where it is not known."""
+        indices, count = list(self.ticket), self.report["samples"]
+        if len(indices) > count and isinstance(self.dataset, BaseDataset):
+            skipped = {index for index, *_ in self.report["counts"].get("skipped_samples", ())}
+            indices = [index for index, whole in zip(indices, self.dataset._whole_indices(indices), strict=True) if whole not in skipped]
+        return indices if self.dataset is not None and len(indices) == count else None
 
 
 class Fetch(Dataset[Any]):
@@ -64,6 +93,8 @@ class Fetch(Dataset[Any]):
         origin: what an error calls the origin of the indices.
         join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
     """
+
+    _has_indices = True
 
     def __init__(
         self,
@@ -102,7 +133,7 @@ class Fetch(Dataset[Any]):
         report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(ticket)
         report["counts"] = counts
         try:
-            return Samples(found, ticket, report, error, arena)
+            return Samples(found, ticket, report, error, arena, self.dataset if self._has_indices else None)
         finally:
             del error  # see `_attempt`
 
@@ -215,6 +246,7 @@ class Collate:
     def __init__(self, function: Callable[[list[Any]], Any] | None) -> None:
         self.function = function
         self._is_random = function not in (None, stack_collate, list_collate)
+        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
         self._seeder: SampleSeeder | None = None
 
     def __call__(self, samples: Samples) -> Delivery | Delivered:
@@ -239,7 +271,11 @@ class Collate:
     def _made(self, samples: Samples, in_worker: bool) -> Any:
         arena = samples.arena
         with arena or contextlib.nullcontext():
-            batch = self._batch(samples)
+            try:
+                batch = self._batch(samples)
+            except CollateError as error:
+                name = samples.name_of if self._names_samples else "sample {} of the batch".format
+                raise CollateError(error.naming(name)) from None
             return arena.pack(batch, samples.report) if in_worker and arena is not None else batch
 
     def _batch(self, samples: Samples) -> Any:
