@@ -61,6 +61,6 @@ def test_short_calls() -> None:
     def function(tokenizer: Any = None, length: int = 3, mean: Any = 0, names: Any = ()) -> None: ...
 
     assert short_call("f", function, {"tokenizer": None, "length": 3}) == "f()"
-    assert short_call("f", function, {"length": 4, "tokenizer": len}) == "f(length=4, tokenizer=len)"
+    assert short_call("f", function, {"length": 4, "tokenizer": len}) == "f(tokenizer=len, length=4)"
     assert short_call("f", function, {"tokenizer": SquareDataset(), "mean": np.zeros(3)}) == "f(tokenizer=<SquareDataset>, mean=<ndarray>)"
     assert short_call("f", function, {"names": list(range(100))}) == "f(names=[0, 1, 2, 3, 4, 5, ...])"

@@ -4,7 +4,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from headrace.arguments import OLD_NAMES, explain_missing
-from headrace.collate import Padded, TextCollator, VisionCollator, collators, document_mask, list_collate, pad_collate
+from headrace.collate import (
+    Batch,
+    Padded,
+    TextCollator,
+    VisionCollator,
+    collators,
+    document_mask,
+    list_collate,
+    pad_collate,
+    variable_length_collate,
+)
 from headrace.datasets import (
     BaseDataset,
     HDF5Dataset,
@@ -21,6 +31,7 @@ from headrace.datasets import (
 from headrace.errors import (
     AccessError,
     BudgetError,
+    CollateError,
     ConfigError,
     DataNotFoundError,
     FormatError,
@@ -64,8 +75,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError",
     "BaseDataset",
+    "Batch",
     "BudgetError",
     "CharTokenizer",
+    "CollateError",
     "ConfigError",
     "DataLoaderConfig",
     "DataModule",
@@ -120,6 +133,7 @@ __all__ = [
     "seed_everything",
     "split_workers",
     "suggest_num_workers",
+    "variable_length_collate",
     "verify",
     "write_index",
 ]  # fmt: skip

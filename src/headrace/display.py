@@ -52,10 +52,9 @@ def _is_notebook() -> bool:
 
 
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """A call as text: the arguments that are not the defaults of `function`, each in a word or two."""
-    parameters = inspect.signature(function).parameters
-    given = {argument: _short(value) for argument, value in arguments.items() if not _is(value, parameters[argument].default)}
-    return f"{name}({', '.join(f'{argument}={value}' for argument, value in given.items())})"
+    """A call as text: those of the arguments that `function` knows, and that are not its defaults, each in a word or two."""
+    known = [(p.name, arguments[p.name], p.default) for p in inspect.signature(function).parameters.values() if p.name in arguments]
+    return f"{name}({', '.join(f'{argument}={_short(value)}' for argument, value, default in known if not _is(value, default))})"
 
 
 def _is(value: Any, default: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 
 class HeadraceError(Exception):
@@ -16,6 +17,20 @@ class HeadraceError(Exception):
 
 class ConfigError(HeadraceError, ValueError):
     """An argument or option has a value that makes no sense; the message names it."""
+
+
+class CollateError(ConfigError):
+    """Samples that make no batch: shapes, dtypes or structures differ. The message names the samples, the place in them and the remedy.
+
+    Its arguments are the parts of the message; an integer among them is the position of a sample in its batch.
+    """
+
+    def __str__(self) -> str:
+        return self.naming("sample {}".format)
+
+    def naming(self, name: Callable[[int], str]) -> str:
+        """The message, with a name of one's own for the sample at each position."""
+        return "".join(name(part) if isinstance(part, int) else str(part) for part in self.args)
 
 
 class DataNotFoundError(HeadraceError, FileNotFoundError):

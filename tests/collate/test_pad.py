@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ConfigError, Padded, collators, create_dataloader, pad_collate
+from headrace import (
+    CharTokenizer,
+    CollateError,
+    ConfigError,
+    Padded,
+    TextCollator,
+    VisionCollator,
+    collators,
+    create_dataloader,
+    pad_collate,
+    variable_length_collate,
+)
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
 
@@ -227,8 +238,8 @@ def test_a_length_is_rounded_up_beyond_max_length_too() -> None:  # as HuggingFa
     [
         ({"max_length": 2}, [[1], [1, 2, 3]], r"sample 1 is 3 long, and max_length is 2: pass truncation=True"),
         ({"max_length": 2, "padding": "max_length"}, [{"a": [1, 2, 3]}], r"sample 0 at \['a'\] is 3 long"),
-        ({}, [{"a": torch.zeros(1)}, {"a": torch.zeros(1, dtype=torch.int64)}], r"at \['a'\] is int64 \[1\], the first is float32 \[1\]"),
-        ({}, [np.zeros(1), np.zeros(1, "f4")], r"sample 1 is float32 \[1\], the first is float64 \[1\]"),
+        ({}, [{"a": torch.zeros(1)}, {"a": torch.zeros(1, dtype=torch.int64)}], r"at \['a'\] is int64 \[1\], sample 0 is float32 \[1\]"),
+        ({}, [np.zeros(1), np.zeros(1, "f4")], r"sample 1 is float32 \[1\], sample 0 is float64 \[1\]"),
         ({}, [torch.zeros(1), torch.zeros(1, 2)], r"sample 1 is float32 \[1, 2\].*differ in length only"),
         ({}, [torch.zeros(1), torch.tensor(1.0)], r"sample 1 is float32 \[\]"),
         ({"fields": "a"}, [{"a": torch.zeros(1, 2)}, {"a": torch.zeros(1, 3)}], r"\['a'\] is float32 \[1, 3\]"),
@@ -238,7 +249,7 @@ def test_a_length_is_rounded_up_beyond_max_length_too() -> None:  # as HuggingFa
         ({"fields": "a"}, [{"a": [1]}, {"a": None}], r"sample 1 at \['a'\] is 'NoneType'"),
         ({"fields": "a"}, [{"a": ["x"]}], r"sample 0 at \['a'\] is a list of something else"),
         ({"fields": "a"}, [{"a": [[1], [1, 2]]}], r"sample 0 at \['a'\] is a list of something else"),
-        ({}, [{"a": [1]}, {"b": [1]}], r"sample 1 has the keys \['b'\], the first has the keys \['a'\]"),
+        ({}, [{"a": [1]}, {"b": [1]}], r"sample 1 has the keys \['b'\], sample 0 has the keys \['a'\]"),
         ({}, [{"a": [1], "b": [1]}, {"a": [1]}], r"sample 1 has the keys \['a'\]"),
         ({}, [(1, [1]), (1,)], "sample 1.*2 fields"),
         ({"fields": "b"}, [{"a": [1]}, {"a": [1]}], "fields: the samples have no field 'b' of that kind; they have: 'a'"),
@@ -294,6 +305,60 @@ def test_what_can_t_be_padded(options: dict[str, Any], samples: list[Any], said:
 def test_arguments(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         pad_collate(**options)
+
+
+def test_dtypes_that_differ_get_a_dtype() -> None:
+    with pytest.raises(CollateError, match=r"Give all one dtype: .*\.to\(torch\.float64\)"):
+        pad_collate()([np.zeros(1), np.zeros(1, "f4")])
+
+
+# -- as they are
+
+
+def test_variable_length() -> None:
+    inputs, targets = variable_length_collate([(torch.arange(3), 1), (np.zeros((2, 2), "f4"), 0), ([1.5, 2], 5), ([], 7)])
+    assert type(inputs) is list and [tuple(part.shape) for part in inputs] == [(3,), (2, 2), (2,), (0,)]
+    assert [part.dtype for part in inputs] == [torch.int64, torch.float32, torch.float64, torch.int64] and targets.tolist() == [1, 0, 5, 7]
+    assert collators.get("variable_length") is variable_length_collate
+    row = variable_length_collate([Row([1], 1), Row([2, 3], 0)])
+    assert type(row) is Row and row.tokens[1].tolist() == [2, 3] and row.label.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([([1], 1), [1, 2, 3]], "sample 1 is 'list': variable_length_collate needs pairs"),
+        ([([1], 1), ("text", 1)], r"sample 1 at \[0\] is 'str': an input must be"),
+        ([([1], [1]), ([1], [1, 2])], r"at \[1\]: sample 1 has 2, sample 0 has 1 fields. Give targets of one shape"),
+        ([], "needs a sample at least"),
+    ],
+)
+def test_no_pairs_of_variable_length(samples: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        variable_length_collate(samples)
+
+
+def test_variable_lengths_cross_to_workers(make_loader: Any) -> None:
+    samples = [(torch.arange(n), n) for n in range(4)]
+    for workers in (0, 1):
+        loader = make_loader(samples, batch_size=4, shuffle=False, num_workers=workers, collate_fn=variable_length_collate)
+        inputs, targets = next(iter(loader))
+        assert [part.tolist() for part in inputs] == [list(range(n)) for n in range(4)] and targets.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("collate", "said"),
+    [
+        (pad_collate(), "pad_collate()"),
+        (pad_collate(["a", 1], pad_value={"a": 3}, truncation=False), "pad_collate(fields=['a', 1], pad_value={'a': 3})"),
+        (TextCollator(len, max_length=8, truncation=True), "TextCollator(tokenizer=len, max_length=8, truncation=True)"),
+        (TextCollator(CharTokenizer()), "TextCollator(tokenizer=<CharTokenizer>)"),
+        (VisionCollator("cifar10"), "VisionCollator(statistics='cifar10')"),
+        (VisionCollator(mean=np.zeros(3), std=[0.5] * 3), "VisionCollator(mean=<ndarray>, std=[0.5, 0.5, 0.5])"),
+    ],
+)
+def test_collators_have_a_short_repr(collate: Any, said: str) -> None:
+    assert repr(collate) == said and repr(pickle.loads(pickle.dumps(collate))) == said
 
 
 def test_values_that_fit() -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
-from headrace import ConfigError, list_collate
+from headrace import CollateError, ConfigError, TextCollator, VisionCollator, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
@@ -273,7 +273,7 @@ def test_tuples_stay_tuples() -> None:
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ([torch.zeros(2), torch.zeros(3)], r"sample 1 is float32 \[3\], the first is float32 \[2\]"),
+        ([torch.zeros(2), torch.zeros(3)], r"sample 1 is float32 \[3\], sample 0 is float32 \[2\]"),
         ([torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.int8)], r"sample 2 is int8 \[2\]"),
         ([np.zeros(2), np.zeros((1, 2))], r"sample 1 is float64 \[1, 2\]"),
         ([np.zeros(2), np.zeros(2, np.float32)], r"sample 1 is float32 \[2\]"),
@@ -283,23 +283,43 @@ def test_tuples_stay_tuples() -> None:
         ([np.zeros(2), np.float64(1)], r"sample 1 is float64 \[\]"),
         ([np.float32(1), "text"], "sample 1"),
         ([np.float32(1), None], "sample 1"),
-        ([{"a": 1}, {"b": 1}], r"sample 1 has the keys \['b'\], the first has the keys \['a'\]"),
+        ([{"a": 1}, {"b": 1}], r"sample 1 has the keys \['b'\], sample 0 has the keys \['a'\]"),
         ([{"a": 1}, {"a": 1, "b": 2}], r"keys \['a', 'b'\]"),
         ([{"a": 1}, 3], "sample 1"),
         ([(1, 2), (1, 2, 3)], "sample 1.*2 fields"),
         ([[1], []], "sample 1.*1 fields"),
         ([(1, 2), 5], "sample 1.*2 fields"),
         ([Point(1, 2), (1,)], "2 fields"),
-        ([2**64, 1], "18446744073709551616 does not fit"),
-        ([{"n": 1}, {"n": -(2**64)}], r"at \['n'\]: -18446744073709551616 does not fit"),
+        ([2**64, 1], "sample 0 is 18446744073709551616, which does not fit"),
+        ([{"n": 1}, {"n": -(2**64)}], r"at \['n'\]: sample 1 is -18446744073709551616, which does not fit"),
         ([Example(torch.zeros(2), "a"), "text"], "sample 1 is 'str'"),
         ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "sample 1 is 'Frozen'"),
     ],
 )
 def test_what_differs_is_named(samples: list[Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(CollateError, match=said) as refused:
         stack_collate(samples)
-    assert 'collate_fn="list"' in str(refused.value) and "image_size=" in str(refused.value)
+    assert "or a function of your own" in str(refused.value) or "dtype" in str(refused.value)
+
+
+def test_the_remedy_fits_what_differs() -> None:
+    def remedy(samples: list[Any], collate: Any = stack_collate) -> str:
+        with pytest.raises(CollateError) as refused:
+            collate(samples)
+        return str(refused.value).split(". ", 1)[1]
+
+    assert 'collate_fn="pad"' in (shapes := remedy([torch.zeros(2), torch.zeros(3)])) and "image_size=" in shapes and "dtype" not in shapes
+    dtypes = remedy([torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)])
+    assert dtypes.startswith("Give all one dtype: cast them") and ".to(torch.float16)" in dtypes and "shape" not in dtypes
+    assert "the same keys" in remedy([{"a": 1}, {"b": 1}]) and "one type" in remedy([torch.zeros(2), None])
+    padded = remedy([{"a": torch.zeros(2, 2)}, {"a": torch.zeros(3, 2)}], pad_collate())
+    assert "fields=" in padded and '"pad"' not in padded
+    assert "dtype" in remedy([{"a": [1]}, {"a": torch.zeros(2)}], pad_collate())
+    ids = [{"input_ids": [1], "x": torch.zeros(1)}, {"input_ids": [1, 2], "x": torch.zeros(2)}]
+    assert "pad_values=" in (texts := remedy(ids, TextCollator())) and '"pad"' not in texts
+    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    pictures = remedy([(image, torch.zeros(1)), (image, torch.zeros(2))], VisionCollator())
+    assert "lists=" in pictures and '"pad"' not in pictures
 
 
 @pytest.mark.parametrize(

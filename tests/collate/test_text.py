@@ -265,7 +265,7 @@ def test_the_loader_seeds_it(make_loader: Any) -> None:
         (TextCollator(encode, text_field="body"), [{"body": 3}], "nor a text at 'body'"),
         (TextCollator(encode), ["a", 5], "sample 1 is 'int': TextCollator takes texts"),
         (TextCollator(), [([1], 2, 3)], "sample 0 is 'tuple'"),
-        (TextCollator(), [torch.zeros(1, 4, dtype=torch.int64)], r"is int64 \[1, 4\]: it must be a sequence of integers \(take \[0\]"),
+        (TextCollator(), [torch.zeros(1, 4, dtype=torch.int64)], r"is int64 \[1, 4\]: it must be a sequence of integers \(use \[0\]"),
         (TextCollator(), [torch.zeros(4)], r"\['input_ids'\] is float32 \[4\]: it must be a sequence of integers"),
         (TextCollator(), [[1], [1.5]], "sample 1 at .*'list'"),
         (TextCollator(), [[True]], "sequence of integers"),

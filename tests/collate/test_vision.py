@@ -88,6 +88,26 @@ def test_it_gives_what_image_datasets_give(colours: int) -> None:
     assert same(VisionCollator()([every])[0], normalize(every.numpy()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_floats_from_0_to_1_are_normalised(dtype: torch.dtype) -> None:
+    image = picture(3, 8, 6)
+    floats = (image.double() / 255).to(dtype)
+    for form in (floats, floats.permute(1, 2, 0).numpy()):
+        batch = VisionCollator()([form])
+        assert batch.dtype == torch.float32 and batch.shape == (1, 3, 8, 6)
+        assert torch.allclose(batch[0].double(), exact(image), atol=1e-5 if dtype != torch.float16 else 5e-3)
+    assert VisionCollator()([torch.zeros(3, 0, 6)]).shape == (1, 3, 0, 6)
+
+
+@pytest.mark.parametrize("image", [picture(3, 8, 6), picture(8, 6), torch.full((3, 8, 6), -1.5), picture(3, 8, 6).to(torch.int16)])
+def test_without_normalising_values_stay(image: torch.Tensor) -> None:
+    collate = VisionCollator(normalize=False)
+    batch = collate([image, image])
+    assert batch.dtype == image.dtype and same(batch[0], image if image.ndim == 3 else image[None])
+    if image.ndim == 3:
+        assert same(collate([image.permute(1, 2, 0).numpy()])[0], image)
+
+
 def test_images_of_files(photos: Any) -> None:
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": False}
     finished = list(create_dataloader(ImageDataset(photos, 32), **options))
@@ -212,10 +232,18 @@ def test_lists_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "samples", "said"),
     [
-        ({}, [torch.zeros(3, 4, 5)], r"sample 0 is float32 \[3, 4, 5\], not uint8: it may be normalised already.*normalize=False"),
-        ({}, [(picture(3, 4, 5), 1), (np.zeros((3, 4, 5)), 1)], r"sample 1 at \[0\] is float64 .*nothing is normalised twice"),
-        ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], r"sample 0 at \['image'\] is int64"),
-        ({}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\], the first is \[3, 4, 5\]: give all one shape"),
+        (
+            {},
+            [torch.full((3, 4, 5), -1.2)],
+            r"sample 0 is float32 \[3, 4, 5\] with values from -1.2 .* normalised already.*normalize=False",
+        ),
+        ({}, [(np.full((3, 4, 5), -1.5), 1)], r"sample 0 at \[0\] is float64 .*nothing is normalised twice"),
+        ({}, [torch.full((3, 4, 5), 254.0)], r"with values from 254 to 254, not in \[0, 1\]: divide pixels by 255"),
+        ({}, [torch.full((3, 4, 5), float("nan"))], r"with values from nan to nan, not in \[0, 1\]"),
+        ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], r"sample 1 is float32 \[3, 4, 5\], sample 0 is uint8 .*: give all images one dtype"),
+        ({}, [{"image": torch.zeros(3, 4, 5, dtype=torch.int64)}], r"sample 0 at \['image'\] is int64 .*, not uint8 or floats: have the"),
+        ({}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\], sample 0 is \[3, 4, 5\]: give all one shape"),
+        ({"normalize": False}, [picture(3, 4, 5), picture(3, 4, 6)], r"sample 1 is \[3, 4, 6\]"),
         ({}, [picture(3, 4, 5), picture(1, 4, 5)], r"sample 1 is \[1, 4, 5\]"),
         ({}, [picture(4)], r"is uint8 \[4\]: an image is"),
         ({}, [picture(2, 3, 4, 5)], r"is uint8 \[2, 3, 4, 5\]"),
@@ -224,7 +252,7 @@ def test_lists_by_name() -> None:
         ({"channels": "first"}, [picture(4, 8, 9)], "have 4 channels, and the statistics have 3"),
         ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": "first"}, [picture(1, 8, 9)], "have 1 channels, and the statistics have 3"),
         ({}, [picture(3, 4, 5), None], "sample 1 is 'NoneType': an image is a tensor or an array"),
-        ({}, [{"picture": picture(3, 4, 5)}], "has no field 'image', 'images', 'pixel_values', 'img': say which field"),
+        ({}, [{"picture": picture(3, 4, 5)}], "has no field 'image', 'images', 'pixel_values', 'img'"),
         ({}, [("a", 1)], "sample 0 has a str where its image should be"),
         ({}, [()], "has a tuple where its image should be"),
         ({}, [{"image": None}], "has a NoneType where its image should be"),
@@ -257,6 +285,8 @@ def test_what_can_t_be_collated(options: dict[str, Any], samples: list[Any], sai
         ({"mean": ["a"], "std": 0.5}, "mean must hold"),
         ({"mean": [0.5] * 3, "std": [0.5] * 2}, "mean has 3 numbers and std has 2"),
         ({"channels": "middle"}, "channels must be"),
+        ({"normalize": 1}, "normalize must be True or False"),
+        ({"normalize": False, "mean": 0.5, "std": 0.5}, "pass it without mean= and std="),
         ({"fields": [None]}, "fields must hold"),
         ({"lists": 1.5}, "lists must hold"),
     ],

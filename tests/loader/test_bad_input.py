@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from headrace import (
+    CollateError,
     ConfigError,
     DataLoaderConfig,
     DataModule,
@@ -35,8 +36,10 @@ from headrace import (
     TextCollator,
     WorkerError,
     create_dataloader,
+    pad_collate,
     suggest_num_workers,
 )
+from headrace.collate import stack_collate
 from headrace.loader.job import death_of
 from headrace.testing.contract import MODES, RandomProbe, same
 from tests.conftest import living_children
@@ -49,6 +52,51 @@ def loader_of(make_loader: Any) -> Any:
     return lambda dataset, **options: make_loader(
         dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", "enable_monitoring": False, **options}
     )
+
+
+# -- samples that make no batch
+
+
+def short_at_9(value: Any) -> Any:
+    return value[:1] if value[0] == 9 else value
+
+
+class Ragged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(2 + (index == 9))
+
+
+_SHAPES = r"can't be stacked: sample 9 \(Squares.*9.*\) is int64 \[1\], sample 8 \(Squares.*8.*\) is int64 \[2\]\. Give all one shape"
+_LENGTH = r"^sample 0 \(Squares.*\).* is 2 long, and max_length is 1"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("collate", "said"), [("default", _SHAPES), (pad_collate(max_length=1), _LENGTH), (TextCollator(max_length=1), _LENGTH)]
+)
+def test_collate_errors_name_index_and_file(loader_of: Any, workers: int, collate: Any, said: str) -> None:
+    with pytest.raises(CollateError, match=said):
+        list(loader_of(SquareDataset(transform=short_at_9), shuffle=False, num_workers=workers, collate_fn=collate))
+
+
+def test_collate_errors_of_other_samples(loader_of: Any) -> None:
+    def message(dataset: Any, **options: Any) -> str:
+        with pytest.raises(CollateError) as refused:
+            list(loader_of(dataset, **{"shuffle": False, "collate_fn": "default", **options}))
+        return str(refused.value)
+
+    squares = SquareDataset(transform=short_at_9)
+    view = message(squares.subset([1, 2, 9, 4]))
+    assert "sample 2 (Squares" in view and "sample 0 (Squares" in view, "indices of the view, as the user has them"
+    assert ": sample 9 is float32 [3], sample 8 is float32 [2]. " in message(Ragged())
+    skipping = message(SquareDataset(bad=[8], on_error="skip", transform=short_at_9), batch_size=6)
+    assert "sample 9 (Squares" in skipping and "sample 6 (Squares" in skipping, "positions after a skipped sample are not its index"
+    own = message(Ragged(), collate_fn=lambda samples: stack_collate(samples[::-1]))
+    expected = ": sample 2 of the batch is float32 [3], sample 0 of the batch is float32 [2]"
+    assert expected in own, "a function of one's own may have chosen among the samples"
 
 
 # -- indices

@@ -575,6 +575,13 @@ def test_a_tuple_gives_a_dataset_its_batch_size(multi_of: Any, photos: Path) -> 
     assert [loader.config.num_workers for loader in split.loaders.values()] == [1, 4], "in proportion to batches, not to samples"
 
 
+def test_its_repr_is_one_line(multi_of: Any) -> None:
+    multi = multi_of({"a": (Numbers(10), 4), "b": Numbers(2), "c": DataLoader(Numbers(4), batch_size=3)}, steps=8)
+    said = "MultiDataLoader({'a': 3 batches of 4, 'b': 1 batch of 2, 'c': 2 batches of 3}, strategy='round_robin')  # 8 batches an epoch"
+    assert repr(multi) == said
+    assert "'a': ? batches of 2" in repr(multi_of({"a": Stream(4)}, steps=1))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -1,9 +1,20 @@
-"""How do samples become a batch?"""
+"""Collate functions: samples to a batch."""
 
-from headrace.collate.pad import Padded, pad_collate
+from headrace.collate.pad import Padded, pad_collate, variable_length_collate
 from headrace.collate.registry import collators
-from headrace.collate.stack import list_collate, stack_collate
+from headrace.collate.stack import Batch, list_collate, stack_collate
 from headrace.collate.text import TextCollator, document_mask
 from headrace.collate.vision import VisionCollator
 
-__all__ = ["Padded", "TextCollator", "VisionCollator", "collators", "document_mask", "list_collate", "pad_collate", "stack_collate"]
+__all__ = [
+    "Batch",
+    "Padded",
+    "TextCollator",
+    "VisionCollator",
+    "collators",
+    "document_mask",
+    "list_collate",
+    "pad_collate",
+    "stack_collate",
+    "variable_length_collate",
+]

@@ -1,4 +1,4 @@
-"""How does a batch come of samples whose sequences have different lengths?"""
+"""Collates samples whose sequences have different lengths."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from headrace.collate.fields import Field, Fields, Place, shown
 from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
-from headrace.collate.stack import USUAL, stack_inside, stack_tree
-from headrace.errors import ConfigError
+from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_inside, stack_tree
+from headrace.display import short_call
+from headrace.errors import CollateError, ConfigError
 from headrace.memory.tree import like_mapping
 
 _MASK, _LENGTHS = "attention_mask", "lengths"
+_ONE_SHAPE = (
+    "Name the field in fields= to have it padded along its first dimension (without fields= only 1-D sequences are), give all one shape, "
+    "or leave the field out"
+)
 
 
 class Padded(NamedTuple):
@@ -65,6 +71,7 @@ class PadCollator:
         truncation: bool = False,
         padding_side: str = "right",
     ) -> None:
+        self._text = short_call("pad_collate", PadCollator, locals())
         try:
             self._fields = None if fields is None else Fields(fields, "fields")
         except ConfigError as error:
@@ -91,7 +98,7 @@ class PadCollator:
             return USUAL
 
         try:
-            batch = stack_tree(samples, special)
+            batch = stack_tree(samples, special, _ONE_SHAPE)
         except ConfigError:
             if samples:
                 self._check_names(samples[0])  # a name that means nothing is the nearer cause
@@ -100,6 +107,9 @@ class PadCollator:
             if fields is not None:
                 fields.check(met, samples[0])
         return batch
+
+    def __repr__(self) -> str:
+        return self._text
 
     def _check_names(self, sample: Any) -> None:
         met: set[str] = set()
@@ -133,6 +143,36 @@ class PadCollator:
 
 pad_collate = PadCollator
 """Its name as a maker of collate functions."""
+
+
+def variable_length_collate(samples: Sequence[Any]) -> Any:
+    """Collates pairs (input, target) to a list of the inputs, each a tensor of its own length, and the stacked targets.
+
+    Inputs are tensors, arrays or lists of numbers, of any shape and dtype; targets are stacked as `stack_collate` does it. Nothing is
+    padded; `pad_collate` does that.
+
+    Raises:
+        CollateError: a sample is no pair, an input is something else, or the targets differ in shape.
+    """
+    samples = list(samples)
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            said = 'variable_length_collate needs pairs (input, target); use collate_fn="list" for others'
+            raise CollateError(number, f" is {shape_of(sample)}: {said}")
+
+    def special(values: list[Any], place: Place) -> Any:
+        is_input = len(place) == 1 and place[0].names[0] == "0"
+        return [owned(_tensor_of(value, number)) for number, value in enumerate(values)] if is_input else USUAL
+
+    return stack_tree(samples, special, 'Give targets of one shape, or use collate_fn="list"')
+
+
+def _tensor_of(value: Any, number: int) -> torch.Tensor:
+    if isinstance(value, list) and is_sequence(value):
+        value = np.asarray(value) if value else np.empty(0, np.int64)
+    if not isinstance(value, torch.Tensor) and not is_numeric(value):
+        raise CollateError(number, f" at [0] is {shape_of(value)}: an input must be a tensor, an array or a list of numbers")
+    return value if isinstance(value, torch.Tensor) else from_array(value)
 
 
 def _beside(batch: Any, place: Place) -> Any:

@@ -1,4 +1,4 @@
-"""How do sequences of different lengths become one tensor?"""
+"""Pads sequences of different lengths to one tensor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from headrace.collate.fields import Place, shown
-from headrace.collate.stack import from_array, is_numeric, shape_of
-from headrace.errors import ConfigError
+from headrace.collate.stack import from_array, is_numeric, one_dtype, shape_of
+from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 
 Number = bool | int | float | complex
@@ -116,10 +116,8 @@ class Padding:
             return [row[:limit] for row in rows]
         for number, row in enumerate(rows):
             if len(row) > limit:
-                raise ConfigError(
-                    f"sample {number}{shown(place)} is {len(row)} long, and max_length is {limit}: pass truncation=True to have its end "
-                    "cut off, or a larger max_length"
-                )
+                said = f"{shown(place)} is {len(row)} long, and max_length is {limit}: "
+                raise CollateError(number, said, "pass truncation=True to have its end cut off, or a larger max_length")
         return rows
 
     def _length(self, lengths: Sequence[int]) -> int:
@@ -166,13 +164,16 @@ def to_rows(values: list[Any], place: Place) -> list[torch.Tensor]:
             rows.append(value)
         else:
             raise _unfit(number, place, f"is {shape_of(value)}", "a tensor, an array or a list of numbers")
-    first = next((row for row in rows if row is not None), torch.empty(0, dtype=torch.int64))
+    numbered = ((number, row) for number, row in enumerate(rows) if row is not None)
+    of_first, first = next(numbered, (0, torch.empty(0, dtype=torch.int64)))
     rows = [first.new_empty((0, *first.shape[1:])) if row is None else row for row in rows]
     if first.ndim == 0:
         raise _unfit(0, place, f"is {shape_of(first)}", "a sequence: it has no length; leave it out of fields to have it stacked")
     for number, row in enumerate(rows):
         if row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim:
-            raise _unfit(number, place, f"is {shape_of(row)}, the first is {shape_of(first)}", "of one dtype and differ in length only")
+            parts = number, f"{shown(place)} is {shape_of(row)}, ", of_first, f" is {shape_of(first)}. "
+            alike = row.dtype == first.dtype
+            raise CollateError(*parts, "Sequences may differ in length only" if alike else one_dtype(row.dtype, first.dtype))
     return rows
 
 
@@ -190,8 +191,8 @@ def _array_of(value: list[Any], number: int, place: Place) -> Any:
     return array.astype(_OF_LISTS[array.dtype.kind])
 
 
-def _unfit(number: int, place: Place, what: str, must: str) -> ConfigError:
-    return ConfigError(f"sample {number}{shown(place)} {what}: what is to be padded must be {must}")
+def _unfit(number: int, place: Place, what: str, must: str) -> CollateError:
+    return CollateError(number, f"{shown(place)} {what}: what is to be padded must be {must}")
 
 
 def check_fits(value: Number, dtype: torch.dtype, place: Place) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from headrace.collate.pad import PadCollator
+from headrace.collate.pad import PadCollator, variable_length_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
 from headrace.collate.vision import VisionCollator
@@ -135,5 +135,6 @@ collators = Collators()
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
 collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)
+collators.register("variable_length", description="pairs: inputs as a list of tensors, targets stacked")(variable_length_collate)
 collators.register("text", modality="text", description="texts or tokens for a language model, with labels")(TextCollator)
-collators.register("vision", modality="image", description="uint8 images, normalised on their way into the batch")(VisionCollator)
+collators.register("vision", modality="image", description="images, normalised on their way into the batch")(VisionCollator)

@@ -1,4 +1,4 @@
-"""How are samples of one shape stacked into a batch?
+"""Stacks samples of one shape into a batch.
 
 Straight into the batch's buffer: `headrace.memory.ring.empty` gives a tensor inside the ring slot where there is one.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 
 from headrace.collate.fields import Place, Step, shown
-from headrace.errors import ConfigError
+from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import like_mapping
+
+Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]
+"""A batch: a tensor, or tensors and lists in the structure of the samples."""
 
 Special = Callable[[list[Any], Place], Any]
 """Makes the batch of the values at a place, or says `USUAL`."""
@@ -38,20 +41,34 @@ def stack_collate(samples: Sequence[Any]) -> Any:
     tuples) that are None.
 
     Raises:
-        ConfigError: shapes or structures differ, or a transform is not finished; the message names the place, the shapes, and the remedies.
+        CollateError: shapes, dtypes or structures differ, or a transform is not finished; the message names the samples, the place, and the
+            remedies.
     """
     return stack_tree(list(samples))
 
 
-def stack_tree(samples: list[Any], special: Special | None = None) -> Any:
+_ONE_SHAPE = (
+    'Give all one shape (ImageDataset: image_size=), pad sequences (collate_fn="pad"), or pass collate_fn="list" or a function of your own'
+)
+
+
+def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE) -> Any:
     """Stacks samples as `stack_collate` does, but `special` is asked first at each place, from the samples inwards.
+
+    Args:
+        samples: at least one.
+        special: makes the batch of the values at some places.
+        remedy: what an error proposes where shapes differ.
 
     Raises:
         ConfigError: there is no sample, or what `stack_collate` raises.
     """
     if not samples:
         raise ConfigError("a batch needs a sample at least, and got none: look at the batch_sampler")
-    return _stack(samples, (), special)
+    try:
+        return _stack(samples, (), special)
+    except _ShapesDiffer as error:
+        raise CollateError(*error.args, remedy) from None
 
 
 def _stack(values: list[Any], place: Place, special: Special | None) -> Any:
@@ -76,7 +93,8 @@ def stack_inside(values: list[Any], place: Place, special: Special | None) -> An
         for number, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(keys):
                 is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {shape_of(value)}"
-                raise _differs(place, f"sample {number} {is_}, the first has the keys {sorted(map(str, keys))}")
+                parts = number, f" {is_}, ", 0, f" has the keys {sorted(map(str, keys))}. Give all the same keys, {_OR}"
+                raise CollateError(*_cannot(place), *parts)
         fields = {key: _stack([v[key] for v in values], (*place, Step(f"[{key!r}]", (str(key),))), special) for key in keys}
         return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
@@ -94,20 +112,22 @@ def stack_inside(values: list[Any], place: Place, special: Special | None) -> An
 
 
 def _refuse_unfinished(values: list[Any], place: Place) -> None:
-    """Raises a ConfigError for PIL images, and for inputs that are None: transforms that lack their last step."""
+    """Raises a CollateError for PIL images, and for inputs that are None: transforms that lack their last step."""
     number = next((number for number, value in enumerate(values) if isinstance(value, Image.Image)), None)
     if number is not None:
         image = values[number]
-        raise ConfigError(
-            f"sample {number} of the batch{shown(place)} is a PIL image ({image.mode}, {image.width} x {image.height}), which can't be "
+        raise CollateError(
+            number,
+            f"{shown(place)} is a PIL image ({image.mode}, {image.width} x {image.height}), which can't be "
             "stacked: end the transform with torchvision's v2.ToImage() or PILToTensor(), or pass ImageDataset "
-            "transform_input='tensor'; to keep PIL images, pass collate_fn='list' or a function of your own"
+            "transform_input='tensor'; to keep PIL images, pass collate_fn='list' or a function of your own",
         )
     is_input = not place or (len(place) == 1 and place[0].names[0] == "0")  # a target or a field may well be None
     if is_input and all(value is None for value in values):
-        raise ConfigError(
-            f"sample 0 of the batch{shown(place)} is None, and so are all others: the transform (or the dataset's __getitem__) returned "
-            "nothing; end it with a return of the value, or pass collate_fn='list' or a function of your own"
+        raise CollateError(
+            0,
+            f"{shown(place)} is None, and so are all others of the batch: the transform (or the dataset's __getitem__) returned "
+            "nothing; end it with a return of the value, or pass collate_fn='list' or a function of your own",
         )
 
 
@@ -122,14 +142,15 @@ def _stack_numbers(values: list[Any], place: Place) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype)
     except (RuntimeError, ValueError, OverflowError):
         worst = max(values, key=abs)
-        raise _differs(place, f"{worst} does not fit into a tensor") from None
+        parts = values.index(worst), f" is {worst}, which does not fit into a tensor. Give smaller numbers, or texts, {_OR}"
+        raise CollateError(*_cannot(place), *parts) from None
 
 
 def _stack_dataclass(values: list[Any], place: Place, special: Special | None) -> Any:
     first = values[0]
     for number, value in enumerate(values):
         if type(value) is not type(first):
-            raise _differs(place, f"sample {number} is {shape_of(value)}, the first is {shape_of(first)}")
+            raise _unlike(number, value, first, place)
     batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
     for field in dataclasses.fields(first):
         column = _stack([getattr(value, field.name) for value in values], (*place, Step(f".{field.name}", (field.name,))), special)
@@ -141,7 +162,8 @@ def _columns(values: list[Any], place: Place, special: Special | None) -> list[A
     width, names = len(values[0]), getattr(values[0], "_fields", None)
     for number, value in enumerate(values):
         if not isinstance(value, (tuple, list)) or len(value) != width:
-            raise _differs(place, f"sample {number} is {shape_of(value)}, the first has {width} fields")
+            is_ = f"has {len(value)}" if isinstance(value, (tuple, list)) else f"is {shape_of(value)}"
+            raise _ShapesDiffer(*_cannot(place), number, f" {is_}, ", 0, f" has {width} fields. ")
     steps = [Step(f"[{i}]", (str(i),) if names is None else (str(i), names[i])) for i in range(width)]
     return [_stack([v[i] for v in values], (*place, step), special) for i, step in enumerate(steps)]
 
@@ -150,7 +172,7 @@ def _stack_tensors(tensors: list[Any], place: Place) -> torch.Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
-            raise _differs(place, f"sample {number} is {shape_of(tensor)}, the first is {shape_of(first)}")
+            raise _unlike(number, tensor, first, place)
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.device.type != "cpu" or first.requires_grad:
         return torch.stack(tensors)
     return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype))
@@ -167,6 +189,14 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 
 
+def owned(value: Any) -> Any:
+    """A copy of a tensor or an array in the batch's buffer, as a tensor; else the value."""
+    tensor = from_array(value) if is_numeric(value) else value
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
+        return tensor
+    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
 def shape_of(value: Any) -> str:
     """Dtype and shape, or the name of the type, for messages."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -174,8 +204,28 @@ def shape_of(value: Any) -> str:
     return repr(type(value).__name__)
 
 
-def _differs(place: Place, what: str) -> ConfigError:
-    return ConfigError(
-        f"samples of one batch can't be stacked{shown(place)}: {what}. Give all one shape (ImageDataset: image_size=), pad sequences "
-        '(collate_fn="pad"), or pass collate_fn="list" or a function of your own'
-    )
+_OR = 'or pass collate_fn="list" or a function of your own'
+
+
+class _ShapesDiffer(CollateError):
+    """Without a remedy, which depends on who stacks."""
+
+
+def _cannot(place: Place) -> tuple[str]:
+    return (f"samples of one batch can't be stacked{shown(place)}: ",)
+
+
+def _unlike(number: int, value: Any, first: Any, place: Place) -> CollateError:
+    """The error of a sample whose value is of another shape, dtype or type than the first sample's."""
+    parts = *_cannot(place), number, f" is {shape_of(value)}, ", 0, f" is {shape_of(first)}. "
+    if not (isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor)):
+        return CollateError(*parts, f"Give all a value of one type there, {_OR}")
+    if value.shape != first.shape:
+        return _ShapesDiffer(*parts)
+    return CollateError(*parts, one_dtype(value.dtype, first.dtype))
+
+
+def one_dtype(one: torch.dtype, other: torch.dtype) -> str:
+    """The remedy where the dtypes of two samples differ."""
+    wide = torch.promote_types(one, other)
+    return f"Give all one dtype: cast them in the dataset or its transform, with .to({wide}) (HDF5Dataset, ZarrDataset: dtype=)"

@@ -13,12 +13,14 @@ import torch
 from headrace.collate.fields import Place
 from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
-from headrace.errors import ConfigError
+from headrace.display import short_call
+from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.tokenizer import encode_texts, vocabulary_of
 
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
+_ONE_SHAPE = "Give all one shape, or name the field in pad_values= to have it padded, where it has one number a token"
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
@@ -104,6 +106,7 @@ class TextCollator:
         vocab_size: int | None = None,
         special_token_ids: Iterable[int] | None = None,
     ) -> None:
+        self._text = short_call("TextCollator", TextCollator, locals())
         if labels not in ("auto", "causal", "masked", None):
             raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
         if isinstance(mlm_probability, bool) or not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
@@ -134,13 +137,16 @@ class TextCollator:
         self._tokenise(records)
         for number, record in enumerate(records):
             self._check(record, number)
-        batch: dict[str, Any] = stack_tree(records, self._special_case)
+        batch: dict[str, Any] = stack_tree(records, self._special_case, _ONE_SHAPE)
         if self.labels in ("auto", "causal") and "labels" not in batch:
             batch["labels"] = _labels(batch["input_ids"], batch["attention_mask"] != 0)
         elif self.labels == "masked":
             may_be_chosen = (batch["attention_mask"] != 0) & (batch.pop("special_tokens_mask") == 0)
             batch["input_ids"], batch["labels"] = self._masked(batch["input_ids"], may_be_chosen)
         return batch
+
+    def __repr__(self) -> str:
+        return self._text
 
     def join(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> dict[str, Any] | None:
         """The batch of samples that are ids and nothing else, bit for bit, where these lie one behind the other.
@@ -182,28 +188,21 @@ class TextCollator:
         elif isinstance(sample, (torch.Tensor, np.ndarray, list)):
             record = {"input_ids": sample}
         else:
-            raise ConfigError(
-                f"sample {number} is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or "
-                f"{self.text_field!r}, and pairs of one of these and a target"
-            )
+            said = f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or {self.text_field!r}, "
+            raise CollateError(number, said, "and pairs of one of these and a target")
         if target is not None:
             record["labels"] = target
         if self.labels in ("auto", None) and "label" in record:
             if "labels" in record:
-                raise ConfigError(
-                    f"sample {number} has 'label' and 'labels', and either may be its labels: leave one of them out for a classifier, or "
-                    "pass labels='causal' for a language model, which keeps both as they are"
-                )
+                said = "leave one of them out for a classifier, or pass labels='causal' for a language model, which keeps both as they are"
+                raise CollateError(number, f" has 'label' and 'labels', and either may be its labels: {said}")
             record["labels"] = record.pop("label")
         elif self.labels == "masked" and "labels" in record:
-            raise ConfigError(
-                f"sample {number} has labels, and labels='masked' makes its own: leave them out of the samples, or pass labels=None"
-            )
+            said = "leave them out of the samples, or pass labels=None"
+            raise CollateError(number, f" has labels, and labels='masked' makes its own: {said}")
         elif self.labels == "causal" and "labels" in record and not is_sequence(record["labels"]):
-            raise ConfigError(
-                f"sample {number} has a class at 'labels', and labels='causal' makes labels of the tokens: leave labels= out for a "
-                "classifier; for a language model leave the class out of the samples, or have it at another key, such as 'label'"
-            )
+            said = "leave labels= out for a classifier; for a language model leave the class out, or have it at 'label'"
+            raise CollateError(number, f" has a class at 'labels', and labels='causal' makes labels of the tokens: {said}")
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
@@ -211,15 +210,12 @@ class TextCollator:
         for number in places:
             text = records[number].get(self.text_field)
             if not isinstance(text, str):
-                raise ConfigError(
-                    f"sample {number} has neither 'input_ids' nor a text at {self.text_field!r}; it has: "
-                    f"{', '.join(map(repr, records[number])) or 'nothing'}: say text_field="
-                )
+                has = ", ".join(map(repr, records[number])) or "nothing"
+                said = f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: pass text_field="
+                raise CollateError(number, said)
             if self.tokenizer is None:
-                raise ConfigError(
-                    f"sample {number} is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), any callable from a text to "
-                    "a list of ids does; or have the dataset give 'input_ids'"
-                )
+                said = "any callable from a text to a list of ids does; or have the dataset give 'input_ids'"
+                raise CollateError(number, f" is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), {said}")
         if places:
             limit = self._padding.max_length if self._padding.truncation else None
             for number, encoded in zip(
@@ -232,8 +228,8 @@ class TextCollator:
         ids = _numbers(record["input_ids"])
         if ids is None or ids.dtype == torch.bool or ids.dtype.is_floating_point or ids.dtype.is_complex:
             given = record["input_ids"]
-            batched = " (take [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
-            raise ConfigError(f"sample {number} at ['input_ids'] is {shape_of(given)}: it must be a sequence of integers{batched}")
+            batched = " (use [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
+            raise CollateError(number, f" at ['input_ids'] is {shape_of(given)}: it must be a sequence of integers{batched}")
         if "attention_mask" not in record:
             record["attention_mask"] = torch.ones(len(ids), dtype=torch.int64)
         if self.labels != "masked":
@@ -244,7 +240,7 @@ class TextCollator:
             row = _numbers(record[name])
             if row is None or len(row) != len(ids):
                 has = f"a {shape_of(record[name])}" if row is None else f"{len(row)} numbers"
-                raise ConfigError(f"sample {number} has {len(ids)} ids, and {has} at [{name!r}]: give one number a token")
+                raise CollateError(number, f" has {len(ids)} ids, and {has} at [{name!r}]: give one number a token")
             if name == "input_ids" or name in _ALONG:
                 record[name] = row.to(torch.int64)
 

@@ -1,4 +1,4 @@
-"""How do images of uint8 become a normalised batch?"""
+"""Collates images, and normalises them on their way into the batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from headrace.collate.fields import Field, Fields, Place, shown
-from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
-from headrace.errors import ConfigError
+from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_tree
+from headrace.display import short_call
+from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 
 STATISTICS = {  # mean and standard deviation of red, green and blue, where pixels are in [0, 1]
@@ -24,26 +25,28 @@ _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints"
 
 
 class VisionCollator:
-    """Stacks images of uint8 and normalises them on their way into the batch: each is converted, scaled and shifted while it is in the
-    processor's cache, and no float image is made before.
+    """Stacks images and normalises them on their way into the batch: each is converted, scaled and shifted while it is in the
+    processor's cache, and no other float image is made before.
 
-    An image is a uint8 tensor or array [C, H, W], [H, W, C] or [H, W], and the batch float32 [batch, C, H, W]:
-    ``(pixel / 255 - mean) / std``. All else is stacked as `stack_collate` does it, with its dtype: a mask is not normalised. What has one
-    entry an object has another length in each sample, and stays a list of tensors: in a dict with "boxes" or "bboxes" these are that
-    field and "labels", "class_labels", "scores", "masks", "keypoints", "area" and "iscrowd".
+    An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1], and the batch float32
+    [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel - mean) / std`` of floats. All else is stacked as `stack_collate` does
+    it, with its dtype: a mask is not normalised. What has one entry an object has another length in each sample, and stays a list of
+    tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores", "masks", "keypoints", "area"
+    and "iscrowd".
 
     Args:
         statistics: "imagenet" or "cifar10"; a grey image takes the means of the three channels' numbers, as `ImageDataset` does.
         mean, std: statistics of one's own, instead: a number for all channels, or one for each (an array will do); of pixels in [0, 1].
         fields: keys or positions of the images ("outer.inner" for one inside of another); all arrays in such a field are images. None:
             the sample itself, the first item of a tuple or list, the first of "image", "images", "pixel_values" and "img" in a dict.
+        normalize: False: images keep their dtype and values, and are stacked to [batch, C, H, W]; of any dtype.
         channels: "first" or "last", where images have them; None: where there are as many as the statistics have (or 1).
         lists: keys or positions of what stays a list; None: see above.
 
     Raises:
-        ConfigError: an argument makes no sense; in a call: an image is not uint8 (floats may be normalised already: nothing is
-            normalised twice), has another shape than the first, or the wrong number of channels; there is no image. The message names
-            sample, place and remedy.
+        ConfigError: an argument makes no sense; in a call, a CollateError: an image is of another dtype, or of floats outside [0, 1]
+            (they may be normalised already: nothing is normalised twice), has another shape or dtype than the first, or the wrong
+            number of channels; there is no image. The message names sample, place and remedy.
     """
 
     def __init__(
@@ -52,12 +55,19 @@ class VisionCollator:
         *,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
+        normalize: bool = True,
         fields: Field | Iterable[Field] | None = None,
         channels: str | None = None,
         lists: Field | Iterable[Field] | None = None,
     ) -> None:
+        self._text = short_call("VisionCollator", VisionCollator, locals())
         if channels not in ("first", "last", None):
             raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
+        if not isinstance(normalize, bool):
+            raise ConfigError(f"normalize must be True or False, not {normalize!r}")
+        if not normalize and (mean is not None or std is not None):
+            raise ConfigError("normalize=False leaves values as they are: pass it without mean= and std=")
+        self._normalizes = normalize
         self._means, self._stds, self._is_named = _statistics(statistics, mean, std)
         self._fields = None if fields is None else Fields(fields, "fields")
         self._lists = None if lists is None else Fields(lists, "lists")
@@ -75,16 +85,19 @@ class VisionCollator:
             if isinstance(first, Mapping) and any(name in first for name in _BOXES):
                 with_boxes.add(place)
             if self._is_a_list(place, with_boxes, met):
-                return [_own(value) for value in values]
+                return [owned(value) for value in values]
             if (isinstance(first, torch.Tensor) or is_numeric(first)) and self._is_image(place, way, met):
                 return self._images(values, place)
             return USUAL
 
-        batch = stack_tree(samples, special)
+        batch = stack_tree(samples, special, "Give all one shape, or name the field in lists= to keep it as a list of tensors")
         for fields in (self._fields, self._lists):
             if fields is not None:
                 fields.check(met, samples[0])
         return batch
+
+    def __repr__(self) -> str:
+        return self._text
 
     def _is_image(self, place: Place, way: list[str] | None, met: set[str]) -> bool:
         if self._fields is None:
@@ -101,12 +114,16 @@ class VisionCollator:
         first = images[0]
         for number, image in enumerate(images):
             if image.shape != first.shape:
-                raise _unfit(
-                    number, place, f"is {list(image.shape)}, the first is {list(first.shape)}",
-                    'give all one shape (ImageDataset: image_size=), or keep them apart with collate_fn="list"',
-                )  # fmt: skip
-        scale, shift = self._factors(len(first), place)
-        batch = empty((len(images), *first.shape), torch.float32)
+                remedy = 'give all one shape (ImageDataset: image_size=), or keep them apart with collate_fn="list"'
+                raise _unfit(number, place, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}")
+            if image.dtype != first.dtype:
+                raise _unfit(number, place, "give all images one dtype", f"is {shape_of(image)}, ", 0, f" is {shape_of(first)}")
+        batch = empty((len(images), *first.shape), torch.float32 if self._normalizes else first.dtype)
+        if not self._normalizes:
+            for to, image in zip(batch, images, strict=True):
+                to.copy_(image)
+            return batch
+        scale, shift = self._factors(len(first), 255 if first.dtype == torch.uint8 else 1, place)
         for to, image in zip(batch, images, strict=True):
             to.copy_(image).mul_(scale).add_(shift)
         return batch
@@ -114,35 +131,31 @@ class VisionCollator:
     def _channels_first(self, value: Any, number: int, place: Place) -> torch.Tensor:
         """[C, H, W] of an image, over the same memory where that can be."""
         if not isinstance(value, torch.Tensor) and not is_numeric(value):
-            raise _unfit(number, place, f"is {shape_of(value)}", "an image is a tensor or an array of uint8")
+            raise _unfit(number, place, "an image is a tensor or an array", f"is {shape_of(value)}")
         image = value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else from_array(value)
-        if image.dtype != torch.uint8:
-            raise _unfit(
-                number, place, f"is {shape_of(image)}, not uint8",
-                "it may be normalised already, and nothing is normalised twice: have the dataset give uint8 (ImageDataset: "
-                'normalize=False, torchvision: PILToTensor), or stack what is finished with collate_fn="default"',
-            )  # fmt: skip
+        if self._normalizes and image.dtype != torch.uint8:
+            _check_range(image, number, place)
         if image.ndim == 2:
             return image[None]
         if image.ndim != 3:
-            raise _unfit(number, place, f"is {shape_of(image)}", "an image is [C, H, W], [H, W, C] or [H, W]")
+            raise _unfit(number, place, "an image is [C, H, W], [H, W, C] or [H, W]", f"is {shape_of(image)}")
         counts = {1, 3} if self._is_named or len(self._means) == 1 else {len(self._means)}
         is_first, is_last = (image.shape[axis] in counts for axis in (0, 2))
         if self._channels is None and is_first == is_last:
             known = " or ".join(map(str, sorted(counts)))
-            raise _unfit(
-                number, place, f"is {shape_of(image)}, where {'either end' if is_first else 'neither end'} may be the {known} channels",
-                "pass channels='first' or 'last'" + ("" if is_first else ", or mean= and std= for as many channels"),
-            )  # fmt: skip
+            may = "" if is_first or not self._normalizes else ", or mean= and std= for as many channels"
+            end = "either end" if is_first else "neither end"
+            is_ = f"is {shape_of(image)}, where {end} may be the {known} channels"
+            raise _unfit(number, place, f"pass channels='first' or 'last'{may}", is_)
         return image.permute(2, 0, 1) if self._channels == "last" or (self._channels is None and is_last) else image
 
-    def _factors(self, channels: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-        """What pixels are multiplied with, and what is added then: two roundings, as in `ImageDataset`."""
+    def _factors(self, channels: int, white: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+        """What pixels from 0 to `white` are multiplied with, and what is added then: two roundings, as in `ImageDataset`."""
         means, stds = self._means, self._stds
         if len(means) == 1 or len(means) == channels:
-            scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
+            scale, shift = [1 / (white * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
         elif channels == 1 and self._is_named:
-            scale, shift = [len(stds) / (255 * sum(stds))], [-sum(means) / sum(stds)]
+            scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
         else:
             raise ConfigError(
                 f"images{shown(place)} have {channels} channels, and the statistics have {len(means)}: convert them (ImageDataset: color=) "
@@ -194,23 +207,13 @@ def _way_to_image(sample: Any) -> list[str]:
         elif isinstance(sample, (tuple, list)) and sample:
             name, has = "0", sample[0]
         else:
-            raise _unfit(
-                0, (), f"has a {type(sample).__name__} where its image should be",
-                "an image is a tensor or an array of uint8 (of a PIL image numpy.asarray, or torchvision's PILToTensor)",
-            )  # fmt: skip
+            remedy = "an image is a tensor or an array (of a PIL image numpy.asarray, or torchvision's PILToTensor)"
+            raise _unfit(0, (), remedy, f"has a {type(sample).__name__} where its image should be")
         if name is None:
-            raise _unfit(0, (), f"has no field {', '.join(map(repr, _IMAGES))}", "say which field is the image, with fields=")
+            raise _unfit(0, (), "pass fields= with the field that is the image", f"has no field {', '.join(map(repr, _IMAGES))}")
         way.append(name)
         sample = has
     return way
-
-
-def _own(value: Any) -> Any:
-    """A copy of a tensor or an array, as a tensor; else the value."""
-    tensor = from_array(value) if is_numeric(value) else value
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
-        return tensor
-    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
 def _note(name: str | None, met: set[str]) -> bool:
@@ -219,5 +222,20 @@ def _note(name: str | None, met: set[str]) -> bool:
     return name is not None
 
 
-def _unfit(number: int, place: Place, what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"VisionCollator: sample {number}{shown(place)} {what}: {remedy}")
+def _check_range(image: torch.Tensor, number: int, place: Place) -> None:
+    """Raises where an image that is not uint8 has other values than floats in [0, 1]: it may be normalised already."""
+    if not image.dtype.is_floating_point:
+        raise _unfit(number, place, "have the dataset give uint8, or floats in [0, 1]", f"is {shape_of(image)}, not uint8 or floats")
+    least, most = (image.min().item(), image.max().item()) if image.numel() else (0, 1)
+    if least >= 0 and most <= 1:
+        return
+    if least >= 0 and most <= 255:
+        remedy = "divide pixels by 255"
+    else:
+        remedy = "it may be normalised already, and nothing is normalised twice: have the dataset give uint8 or floats in [0, 1] "
+        remedy += "(ImageDataset: normalize=False), or stack what is finished with VisionCollator(normalize=False)"
+    raise _unfit(number, place, remedy, f"is {shape_of(image)} with values from {least:.3g} to {most:.3g}, not in [0, 1]")
+
+
+def _unfit(number: int, place: Place, remedy: str, *what: str | int) -> CollateError:
+    return CollateError("VisionCollator: ", number, f"{shown(place)} ", *what, f": {remedy}")

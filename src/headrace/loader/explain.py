@@ -171,7 +171,7 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
     """What an epoch is, and where its order comes from."""
     steps = plan.steps()
     if not isinstance(plan, OrderPlan):
-        yield f"an epoch: {'as many batches as there are' if steps is None else _counted(steps)}"
+        yield f"an epoch: {'as many batches as there are' if steps is None else count_batches(steps)}"
         if isinstance(plan, SamplerPlan) and config.batch_sampler is None and config.drop_last:
             yield from _dropped((length_of(config.sampler) or 0) % (config.batch_size or 1), ", the sampler's last")
         if isinstance(plan, IterablePlan):
@@ -184,14 +184,15 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
     ranks = f" ({batches.batch_size:,} on each of {world} ranks)" if world > 1 else ""
     last = batches.total_size - batches.samples_before(batches.steps - 1) if batches.steps else 0
     short = f", the last of {last:,}" if batches.steps and last != batches.global_batch else ""
-    yield f"an epoch: {order.n:,} samples, {_counted(batches.steps)} of {batches.global_batch:,}{ranks}{short}"
+    yield f"an epoch: {order.n:,} samples, {count_batches(batches.steps)} of {batches.global_batch:,}{ranks}{short}"
     if batches.padding:
         yield f"padding: {batches.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
     yield from _dropped(max(0, order.n - batches.total_size), ", other ones each time" if order.shuffle else ", always the last")
     yield f"order: {_order(plan)}"
 
 
-def _counted(steps: int) -> str:
+def count_batches(steps: int) -> str:
+    """ "1 batch", "1,000 batches"."""
     return f"{steps:,} {'batch' if steps == 1 else 'batches'}"
 
 

@@ -28,27 +28,14 @@ from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled, Join
 from headrace.datasets.wrapped import answers_batches, parts_of
-from headrace.errors import ConfigError, SampleError, WorkerError
+from headrace.errors import CollateError, ConfigError, SampleError, WorkerError
 from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
+from headrace.loader.samples import Samples
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.flags import Flags
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import Ticket
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
-
-
-class Samples:
-    """The samples of one batch on their way from `Fetch` to `Collate`: a list, or whatever a dataset's ``__getitems__`` gives, or what
-    lies in the batch's buffer already.
-
-    Attributes:
-        arena: the batch's slot while it is written to; None: it gets memory of its own.
-    """
-
-    def __init__(
-        self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None, arena: Arena | None = None
-    ) -> None:
-        self.items, self.ticket, self.report, self.error, self.arena = items, ticket, report, error, arena
 
 
 class Fetch(Dataset[Any]):
@@ -65,6 +52,8 @@ class Fetch(Dataset[Any]):
         origin: what an error calls the origin of the indices.
         join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
     """
+
+    _has_indices = True
 
     def __init__(
         self,
@@ -103,7 +92,7 @@ class Fetch(Dataset[Any]):
         report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(ticket)
         report["counts"] = counts
         try:
-            return Samples(found, ticket, report, error, arena)
+            return Samples(found, ticket, report, error, arena, self.dataset if self._has_indices else None)
         finally:
             del error  # see `_attempt`
 
@@ -217,6 +206,7 @@ class Collate:
     def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
         self.function, self._of_one = function, of_one
         self._is_random = function not in (None, stack_collate, list_collate)
+        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
         self._seeder: SampleSeeder | None = None
 
     def __call__(self, samples: Samples) -> Delivery | Delivered:
@@ -241,7 +231,11 @@ class Collate:
     def _made(self, samples: Samples, in_worker: bool) -> Any:
         arena = samples.arena
         with arena or contextlib.nullcontext():
-            batch = self._batch(samples)
+            try:
+                batch = self._batch(samples)
+            except CollateError as error:
+                name = samples.name_of if self._names_samples else "sample {} of the batch".format
+                raise CollateError(error.naming(name)) from None
             return arena.pack(batch, samples.report) if in_worker and arena is not None else batch
 
     def _batch(self, samples: Samples) -> Any:

@@ -19,6 +19,8 @@ from headrace.order.seeding import SampleSeeder, preserved_rng
 class FetchIterable(Fetch):
     """Tickets to samples, for a foreign `IterableDataset`: each ticket takes the next samples of this worker's iterator."""
 
+    _has_indices = False
+
     def __init__(self, dataset: Any, ring: Ring, batch_size: int, drop_last: bool) -> None:
         super().__init__(dataset, ring)
         self._size, self._drop_last = batch_size, drop_last

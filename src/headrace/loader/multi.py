@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
 from headrace.loader.build import is_path, resolve
 from headrace.loader.config import DataLoaderConfig, check_options
+from headrace.loader.explain import count_batches
 from headrace.loader.foreign import ReplayedLoader
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.passes import MultiIterator, Place
@@ -181,6 +182,14 @@ class MultiDataLoader:
     def __len__(self) -> int:
         """Batches of an epoch; with loaders of unknown length that don't cycle, at most."""
         return self._steps()
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, loader in self.loaders.items():
+            batches, size = length_of(loader), getattr(getattr(loader, "loader", loader), "batch_size", None)
+            of = "" if size is None else f" of {size}"
+            parts.append(f"{name!r}: {'? batches' if batches is None else count_batches(batches)}{of}")
+        return f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # {count_batches(self._steps())} an epoch"
 
     @property
     def epoch(self) -> int:
