@@ -141,7 +141,8 @@ class TextDataset(TextFilling):
         if packed is None and text_field != "text" and unit != "record":
             raise ConfigError(f"text_field={text_field!r} is a field of records: say unit='record'")
         if packed is not None:
-            self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
+            self.tokenizer: Any = tokenizer_of(packed)
+            self.classes = list(packed.info.classes or [])
             source: Any = packed_source(packed, max_length, stride, packing)
             targets: npt.NDArray[Any] | None = packed.targets
         elif packing or stride is not None:

@@ -80,7 +80,7 @@ class DataModule:
                 opened, rest = open_path(data, config, overrides)
                 self._opened.append(opened)
             found.append(_as_tensors(opened))
-        self.config = (config or DataLoaderConfig()).with_(**rest)
+        self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
         self.train: Any = found[0]
         self.val: Any = found[1]
         if val_split:
