@@ -106,7 +106,7 @@ class Interrupted(Exception):
 def run_mode(given: argparse.Namespace, mode: str) -> Run:
     """Loads, and unless --no-train trains, for all epochs in one mode."""
     start = time.perf_counter()
-    dataset = ImageDataset(given.path, image_size=given.image_size, loading_mode=mode, normalize=given.train, seed=given.seed)
+    dataset = ImageDataset(given.path, image_size=given.image_size, loading_mode=LoadingMode(mode), normalize=given.train, seed=given.seed)
     loader = create_dataloader(
         dataset, batch_size=given.batch_size, shuffle=SHUFFLES[given.shuffle], num_workers=given.workers, seed=given.seed,
         device=given.device,

@@ -28,7 +28,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads leave the
 import torch
 from torch import nn
 
-from headrace import CharTokenizer, ConfigError, HeadraceError, Loader, TextDataset, create_dataloader, document_mask, seed_everything
+from headrace import (
+    CharTokenizer,
+    ConfigError,
+    HeadraceError,
+    Loader,
+    LoadingMode,
+    TextDataset,
+    create_dataloader,
+    document_mask,
+    seed_everything,
+)
 
 MODES = ["lazy", "eager", "cached", "streaming"]
 HELD_OUT = 0.05
@@ -120,7 +130,7 @@ def open_blocks(given: argparse.Namespace, tokenizer: Any, mode: str) -> Any:
     options = {} if tokenizer is None else {"tokenizer": tokenizer}
     if given.cache_dir is not None:
         options["cache_dir"] = given.cache_dir
-    return TextDataset(given.path, max_length=given.length, packing=True, loading_mode=mode, seed=given.seed, **options)
+    return TextDataset(given.path, max_length=given.length, packing=True, loading_mode=LoadingMode(mode), seed=given.seed, **options)
 
 
 def kinds_of(blocks: Any) -> int:
@@ -155,9 +165,9 @@ def train(given: argparse.Namespace, tokenizer: Any, mode: str) -> list[float]:
     size = kinds_of(blocks)
     held_out, seen = blocks.split(HELD_OUT, seed=given.seed)
     held_out = held_out.subset(range(min(len(held_out), given.measured)))
-    options = {"batch_size": given.batch_size, "num_workers": given.workers, "seed": given.seed, "device": given.device}
-    loader = create_dataloader(seen, shuffle="block", drop_last=len(seen) >= given.batch_size, **options)
-    measured = create_dataloader(held_out, **{**options, "shuffle": False, "num_workers": 0, "pad": False})
+    options: dict[str, Any] = {"batch_size": given.batch_size, "seed": given.seed, "device": given.device}
+    loader = create_dataloader(seen, shuffle="block", drop_last=len(seen) >= given.batch_size, num_workers=given.workers, **options)
+    measured = create_dataloader(held_out, shuffle=False, num_workers=0, pad=False, **options)
     try:
         if not len(seen) or not len(held_out):
             raise ConfigError(f"{len(blocks):,} blocks of {given.length} tokens are too few to hold some out: take a smaller --length")

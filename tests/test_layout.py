@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
     "packing": {"loader", "datasets", "modes", "storage", "memory", "order", "tokenizer", "progress"},
     "testing": {"loader", "datasets", "modes", "order"},
+    "cli": {"packing", "datasets", "storage", "memory"},
 }
 """What each room may import, besides itself and the errors."""
 

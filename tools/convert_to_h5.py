@@ -1,195 +1,23 @@
-"""Packs a folder of images or texts (or another dataset) into one HDF5 file: the command line of `headrace.pack`.
-
-Exit codes: 0 done; 2 an error, told in one line; 130 interrupted.
-"""
+"""`headrace pack` as a script. Exit codes: 0 done; 2 an error, told in one line; 130 interrupted."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.text import TextDataset
-from headrace.datasets.text_options import UNITS
-from headrace.errors import ConfigError, HeadraceError
-from headrace.memory.budget import format_size
-from headrace.packing.part import PartFile
-from headrace.packing.run import PackResult, left_out_message, open_source, pack_dataset
-from headrace.storage.hdf5_files import is_hdf5
-from headrace.storage.packed import packed_info
-from headrace.storage.scan import redact
-
-_OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding", "cache_dir"}
-_OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
-_EXAMPLE = """\
-examples:
-  %(prog)s photos/train train.h5
-      the image files as they are, about as large as the folder
-  %(prog)s photos/train train.h5 --store decoded --size 224
-      the pixels at 224 x 224: larger, and nothing is left to decode when it is read
-  %(prog)s books tokens.h5 --tokenizer tokenizer.json
-      texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
-
-The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
-"""
+from headrace.cli import pack
+from headrace.cli.main import run_verb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    try:
-        PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            with _open(given.src, _options(given)) as dataset:
-                result = pack_dataset(
-                    dataset,
-                    given.dst,
-                    store=given.store,
-                    workers=given.workers,
-                    overwrite=given.overwrite,
-                    progress=False if given.no_progress else None,
-                )
-    except HeadraceError as error:
-        said = " ".join(str(error).split()).replace('pass on_error="skip"', "pass --skip-bad")
-        said = re.sub(r"\b(unit|labels|text_field|target_field)=(?:'(\w+)'|\b)", _as_option, said)
-        print(f"{parser.prog}: error: {said}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)
-        return 130
-    if result.left_out:
-        print(f"{parser.prog}: warning: {left_out_message(result)}", file=sys.stderr)
-    print(_summary(result))
-    print(f"open it: {_how_to_open(result)}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Pack a folder of images or texts into one HDF5 file, verified, with targets, names and checksums.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "convert_to_h5", description=pack.DESCRIPTION, epilog=pack.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("src", metavar="SRC", help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file")
-    parser.add_argument("dst", metavar="DST", help="HDF5 file to write; its folder must be there")
-    parser.add_argument(
-        "--store",
-        choices=("encoded", "decoded"),
-        help="encoded: the bytes of the image files; decoded: the pixels at --size (default: as SRC has them, so encoded for a folder)",
-    )
-    parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
-    parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
-    parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
-    texts = parser.add_argument_group("texts")
-    texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument(
-        "--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)"
-    )
-    texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
-    texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
-    texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
-    texts.add_argument("--end-token", type=int, metavar="ID", help="an id that is put behind each document")
-    texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
-    texts.add_argument("--encoding", help="of the texts (default: utf-8)")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
-    parser.add_argument("--workers", type=_count, metavar="N", help="threads that read and decode (default: one for each core)")
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
-    return parser
-
-
-def _size(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 224, or HxW such as 192x256")
-    return int(parts[0]), int(parts[-1])
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: write 1 or more")
-    return int(text)
-
-
-def _options(given: argparse.Namespace) -> dict[str, Any]:
-    """What `open_source` gets, beside the path.
-
-    Raises:
-        ConfigError: an option that would have no effect.
-    """
-    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
-    of_texts = {
-        name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding", "cache_dir")
-    }
-    of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
-    images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
-    if given.store != "decoded" and (given.size or given.color):
-        raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
-    if texts and (images or given.store is not None):
-        raise ConfigError("--store, --size, --color and --targets are for images, and what else is said is for texts")
-    if (images or texts) and is_hdf5(given.src):
-        info = packed_info(given.src)
-        if texts:
-            raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
-        if info is None or info.kind != "image":
-            raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
-    return {**images, **texts, **({"on_error": "skip"} if given.skip_bad else {})}
-
-
-def _as_option(argument: re.Match[str]) -> str:
-    """An argument that an error names, as it stands on the command line: ``unit='file'`` is ``--unit file``."""
-    return f"--{argument[1].replace('_', '-')}" + (f" {argument[2]}" if argument[2] else "")
-
-
-def _open(src: str, options: dict[str, Any]) -> BaseDataset:
-    """Texts, where something is said that only they have; else what the path holds.
-
-    Raises:
-        HeadraceError: it can't be opened.
-    """
-    end_token = options.pop("end_token", None)
-    if options.keys() & _OF_TEXTS or end_token is not None:
-        parts: dict[str, Any] = {} if end_token is None else {"end_token": end_token, "packing": True, "max_length": 1}
-        return TextDataset(src, **parts, **options)
-    return open_source(src, **options)
-
-
-def _tokenizer(path: str) -> Any:
-    """Raises a ConfigError: the package is missing, or can't read the file."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError("--tokenizer needs the package `tokenizers`: pip install tokenizers") from None
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # of the package's own kind, which is Exception itself
-        raise ConfigError(f"--tokenizer {path}: {error}") from None
-
-
-def _summary(result: PackResult) -> str:
-    classes = f" in {result.classes:,} classes" if result.classes else ""
-    left_out = f", {len(result.left_out):,} left out" if result.left_out else ""
-    rate = result.nbytes / 1e6 / max(result.seconds, 1e-9)
-    return (
-        f"{redact(result.path)}: {result.samples:,} samples{classes}{left_out}, {format_size(result.nbytes)} in "
-        f"{result.seconds:.1f} s ({rate:.1f} MB/s), store {result.store}"
-    )
-
-
-def _how_to_open(result: PackResult) -> str:
-    info = packed_info(result.path)
-    name = _OPENED_BY.get(info.kind if info is not None else "", "HDF5Dataset")
-    return f"headrace.{name}({redact(result.path)!r})"
-
-
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    print(f"convert_to_h5: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    pack.add_arguments(parser)
+    code = run_verb(pack.run, parser.parse_args(arguments), parser.prog)
+    return 2 if code == 1 else code
 
 
 if __name__ == "__main__":

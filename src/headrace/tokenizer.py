@@ -59,10 +59,11 @@ class CharTokenizer:
         pad_token_id, unk_token_id: 0 and 1.
     """
 
-    pad_token_id, unk_token_id = 0, 1
+    pad_token_id: int = 0
+    unk_token_id: int = 1
 
     def __init__(self, characters: Iterable[str] | None = None) -> None:
-        self.characters = None if characters is None else "".join(sorted(set("".join(characters))))
+        self.characters: str | None = None if characters is None else "".join(sorted(set("".join(characters))))
         self._codes = None if self.characters is None else _codes_of(self.characters)
 
     def __call__(self, text: str) -> npt.NDArray[np.int32]:

@@ -48,7 +48,8 @@ class Fields:
         for name in names:
             if isinstance(name, bool) or not isinstance(name, (str, int)):
                 raise ConfigError(f"{argument} must hold keys (texts) or positions (integers) of a sample, not a {type(name).__name__}")
-        self.names, self.argument = tuple(str(name) for name in names), argument
+        self.names: tuple[str, ...] = tuple(str(name) for name in names)
+        self.argument: str = argument
 
     def find(self, place: Place) -> str | None:
         """The name that means this place."""

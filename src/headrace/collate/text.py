@@ -112,11 +112,14 @@ class TextCollator:
         if isinstance(mlm_probability, bool) or not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
             raise ConfigError(f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}")
         known = vocabulary_of(tokenizer)
-        self.tokenizer, self.labels, self.mlm_probability, self.text_field = tokenizer, labels, mlm_probability, text_field
+        self.tokenizer: Any = tokenizer
+        self.mlm_probability: float = mlm_probability
+        self.text_field: str = text_field
+        self.labels = labels
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side or known.side or "right")
-        self.pad_token_id = _id("pad_token_id", pad_token_id, known.pad) or 0
-        self.mask_token_id = _id("mask_token_id", mask_token_id, known.mask)
-        self.vocab_size = _id("vocab_size", vocab_size, known.size, least=1)
+        self.pad_token_id: int = _id("pad_token_id", pad_token_id, known.pad) or 0
+        self.mask_token_id: int | None = _id("mask_token_id", mask_token_id, known.mask)
+        self.vocab_size: int | None = _id("vocab_size", vocab_size, known.size, least=1)
         special = _numbers(list(known.special if special_token_ids is None else special_token_ids))
         if special is None or special.is_floating_point():
             raise ConfigError(f"special_token_ids must hold integers, not {special_token_ids!r}")

@@ -139,10 +139,13 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
                 "shared": shared, "on_error": on_error, "seed": seed,
             }
         )  # fmt: skip
-        self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
-        self.loading_mode = LoadingMode.of(loading_mode)
-        self.seed, self.return_index = int(seed), return_index
-        self.on_error = on_error
+        self.transform: Callable[[Any], Any] | None = chained(transform)
+        self.target_transform: Callable[[Any], Any] | None = target_transform
+        self.transforms: Callable[[Any, Any], tuple[Any, Any]] | None = transforms
+        self.loading_mode: LoadingMode = LoadingMode.of(loading_mode)
+        self.seed: int = int(seed)
+        self.return_index: bool = return_index
+        self.on_error: OnError = on_error
         self.targets = as_targets(targets, len(source))
         self._source = source
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy

@@ -29,8 +29,10 @@ class DelegatingDataset(BaseDataset):
     def _adopt_traits(self) -> None:
         """What loaders and users look for at the dataset inside."""
         inner = self._inner
-        self.fork_safe, self.collate = inner.fork_safe, inner.collate
-        self.always_pairs, self._augment = inner.always_pairs, inner._augment
+        self.fork_safe: bool = inner.fork_safe
+        self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
+        self.always_pairs: bool = inner.always_pairs
+        self._augment = inner._augment
         for name in ("classes", "class_to_idx"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))

@@ -45,11 +45,12 @@ class Finished(BaseDataset):
     def __init__(self, dataset: Any, seed: int) -> None:
         source = FinishedSamples(dataset, seed)
         super().__init__(source, targets=_targets_of(dataset, len(source)), seed=seed)
-        self.fork_safe = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
+        self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
-        self.name, self._has_fingerprint = type(dataset).__name__, isinstance(getattr(dataset, "fingerprint", None), str)
+        self.name: str = type(dataset).__name__
+        self._has_fingerprint = isinstance(getattr(dataset, "fingerprint", None), str)
 
     def pair(self, index: int, value: PackedSample) -> tuple[Any, Any]:
         sample = value.open()
@@ -158,7 +159,9 @@ class PackedSample:
     __slots__ = ("data", "head", "sizes")
 
     def __init__(self, head: bytes, sizes: list[int], data: npt.NDArray[np.uint8]) -> None:
-        self.head, self.sizes, self.data = head, sizes, data
+        self.head: bytes = head
+        self.sizes: list[int] = sizes
+        self.data: npt.NDArray[np.uint8] = data
 
     @classmethod
     def of(cls, sample: Any) -> PackedSample:

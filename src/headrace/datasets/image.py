@@ -107,14 +107,16 @@ class ImageDataset(BaseDataset):
         if transform_input not in ("pil", "tensor", "numpy"):
             raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
         reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        self.classes: list[str]
         source, found, self.classes = _open(data_path, targets, reach)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.color, self.normalize, self.transform_input = color, normalize, transform_input
+        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+        self.normalize: bool = normalize
+        self.color, self.transform_input = color, transform_input
         self._augment, transform = split_augment(transform)
         transformed = transform is not None or options.get("transforms") is not None
         packed = _first_packed(source)
         self._stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
-        self.image_size = self._size(image_size, transformed or self._crop_size is not None, packed)
+        self.image_size: tuple[int, int] | None = self._size(image_size, transformed or self._crop_size is not None, packed)
         self._is_encoded_until_drawn = self._crops_encoded(options.get("hold"))
         self._transformed = transformed
         self._channels_first = self._augment is None and self._shows_channels_first

@@ -162,7 +162,7 @@ class ViewSource(Source):
     def __init__(self, view: BaseDataset) -> None:
         assert view._chosen is not None
         self._view, self._chosen = view, view._chosen
-        self.thread_safe = view._source.thread_safe
+        self.thread_safe: bool = view._source.thread_safe
 
     def __len__(self) -> int:
         return len(self._chosen)

@@ -148,7 +148,8 @@ class TextDataset(TextFilling):
         if packed is None and text_field != records.TEXT_FIELD and unit != "record":
             raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record'")
         if packed is not None:
-            self.tokenizer, self.classes = tokenizer_of(packed), list(packed.info.classes or [])
+            self.tokenizer: Any = tokenizer_of(packed)
+            self.classes = list(packed.info.classes or [])
             self._unit = packed.info.text.get("unit", "file")
             source: Any = packed_source(packed, max_length, stride, packing)
             targets: npt.NDArray[Any] | None = packed.targets

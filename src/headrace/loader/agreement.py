@@ -37,7 +37,7 @@ from headrace.order import World
 if TYPE_CHECKING:
     from headrace.loader.loader import Loader
 
-logger = logging.getLogger("headrace.loader")
+logger: logging.Logger = logging.getLogger("headrace.loader")
 
 PATIENCE = 10.0
 """Seconds that the store is given to answer."""

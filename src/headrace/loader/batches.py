@@ -77,8 +77,8 @@ class OrderPlan(Plan):
 
     def __init__(self, batches: RankBatches) -> None:
         self._batches = batches
-        self.seed = batches.order.seed
-        self.padding = batches.padding
+        self.seed: int = batches.order.seed
+        self.padding: int = batches.padding
         self._stats: dict[str, float] | None = None
 
     @property
@@ -142,11 +142,12 @@ class SamplerPlan(Plan):
         batch_size: int | None = 1,
         drop_last: bool = False,
     ) -> None:
-        self.seed, self._drop_last = seed, drop_last
+        self.seed: int = seed
+        self._drop_last = drop_last
         self._sampler, self._batch_sampler = sampler, batch_sampler
         self._size = 1 if batch_sampler is not None else batch_size or 1
         self._seeder = SampleSeeder(sampler, batch_sampler)
-        self.origin = f"sampler {type(sampler).__name__}" if batch_sampler is None else f"batch_sampler {type(batch_sampler).__name__}"
+        self.origin: str = f"sampler {type(sampler).__name__}" if batch_sampler is None else f"batch_sampler {type(batch_sampler).__name__}"
         self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
 
     def steps(self) -> int | None:
@@ -241,7 +242,8 @@ class IterablePlan(Plan):
     """
 
     def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool, workers: int = 0) -> None:
-        self.seed, self._size, self._length, self._drop_last = seed, batch_size or 1, length, drop_last
+        self.seed: int = seed
+        self._size, self._length, self._drop_last = batch_size or 1, length, drop_last
         self._workers = max(1, workers)
         self._runs = itertools.count()
 

@@ -23,13 +23,14 @@ class EpochIterator:
     """
 
     def __init__(self, loader: Loader, job: Job, epoch: int, start: int, states: States) -> None:
-        self._loader, self.job, self._epoch, self._step, self._states = loader, job, epoch, start, states
+        self.job: Job = job
+        self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
         self._is_stream = isinstance(job.dispatch.plan, IterablePlan)
         begin = states.step if self._is_stream else start
         self._start = begin - states.idle  # of torch's tasks
         self._replayed = start if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
         self._exhausted = 0  # workers in a row that had nothing left
-        self.received = 0
+        self.received: int = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
         self._way = way_to(loader.config.device)

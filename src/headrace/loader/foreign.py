@@ -30,7 +30,8 @@ class ReplayedLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        self.loader, self.seed = loader, seed
+        self.loader: DataLoader[Any] = loader
+        self.seed: int = seed
         self._seeder = SampleSeeder(loader.sampler, loader.batch_sampler, loader.generator, loader.dataset)
         self._epoch, self._received = 0, 0
 

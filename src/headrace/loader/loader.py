@@ -60,7 +60,7 @@ from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
 
-logger = logging.getLogger("headrace.loader")
+logger: logging.Logger = logging.getLogger("headrace.loader")
 
 
 def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **overrides: Unpack[PathOptions]) -> Loader:

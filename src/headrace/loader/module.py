@@ -91,7 +91,7 @@ class DataModule:
                 self._opened.append(opened)
             found.append(_as_tensors(opened))
         check_options("DataModule", config, rest)
-        self.config = (config or DataLoaderConfig()).with_(**rest)
+        self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
         self.train: Any = found[0]
         self.val: Any = found[1]
         if val_split:

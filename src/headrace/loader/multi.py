@@ -86,7 +86,7 @@ class MultiDataLoader:
         self._pattern = pattern_of(self._names, pattern)
         given = None if weights is None else whole_weights(self._names, weights)
         self._opened: list[BaseDataset] = []
-        self.loaders = self._made(loaders, given, config, overrides)
+        self.loaders: dict[str, Any] = self._made(loaders, given, config, overrides)
         if strategy == "weighted" and given is None and any(lengths := self._known_lengths(range(len(loaders)), "give weights= as well")):
             given = whole_weights(self._names, lengths)
         self._weights = given if given is not None else [1] * len(self._names)

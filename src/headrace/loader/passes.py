@@ -33,7 +33,8 @@ class MultiIterator:
         self._multi, self._place, self._steps = multi, place, steps
         self._batches: dict[int, Iterator[Any]] = {}  # begun at the first batch: a loader that waits for its turn holds nothing
         self._fruitless = [0] * len(place.passes)  # passes in a row that gave nothing
-        self.is_done, self._is_left = False, False
+        self.is_done: bool = False
+        self._is_left = False
 
     def __iter__(self) -> MultiIterator:
         return self

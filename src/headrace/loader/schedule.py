@@ -37,9 +37,11 @@ class Schedule:
     """
 
     def __init__(self, strategy: str, weights: Sequence[int], pattern: Sequence[int], cycles: bool) -> None:
-        self._strategy, self.weights, self.pattern, self._cycles = strategy, list(weights), list(pattern), cycles
-        self.counts = [0] * len(weights)
-        self.cursor = 0
+        self.weights: list[int] = list(weights)
+        self.pattern: list[int] = list(pattern)
+        self._strategy, self._cycles = strategy, cycles
+        self.counts: list[int] = [0] * len(weights)
+        self.cursor: int = 0
         self.out: set[int] = set()
 
     @property

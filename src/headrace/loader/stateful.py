@@ -113,7 +113,8 @@ class States:
         self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
         self._said: list[bytes | str | None] = [None] * self._workers
         self._ended = [False] * self._workers
-        self._turn = self.step = 0
+        self._turn = 0
+        self.step: int = 0
         self._pending: set[int] = set()  # workers that have not got back what they said
         self._is_warned = False
 

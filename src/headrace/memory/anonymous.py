@@ -51,7 +51,7 @@ class AnonymousMemory:
     """
 
     def __init__(self, nbytes: int, label: str = "memory") -> None:
-        self.nbytes = max(1, int(nbytes))
+        self.nbytes: int = max(1, int(nbytes))
         self._adopt(_nameless_file(label))
         self.grow(self.nbytes)
 
@@ -189,7 +189,7 @@ class SharedArray:
 
     def __init__(self, values: npt.NDArray[Any]) -> None:
         self._memory: AnonymousMemory | None = None
-        self.array = _read_only(values)
+        self.array: npt.NDArray[Any] = _read_only(values)
 
     def __len__(self) -> int:
         return len(self.array)

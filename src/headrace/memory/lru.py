@@ -84,8 +84,11 @@ class LRUCache(Generic[K, V]):
 
     def __init__(self, max_bytes: int | None, max_items: int | None = None, *, sizeof: Callable[[V], int] | None = None) -> None:
         self.max_bytes = _bound("max_bytes", max_bytes)
-        self.max_items = _bound("max_items", max_items)
-        self.hits = self.misses = self.evicted = self.bypassed = 0
+        self.max_items: int | None = _bound("max_items", max_items)
+        self.hits: int = 0
+        self.misses: int = 0
+        self.evicted: int = 0
+        self.bypassed: int = 0
         self._sizeof: Callable[[V], int] = sizeof or held_bytes
         self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
         self._forget()

@@ -152,7 +152,7 @@ class SharedFile(AnonymousMemory):
                 os.posix_fallocate(fd, 0, allocated)
                 os.ftruncate(fd, allocated + rest)
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self.nbytes = os.fstat(fd).st_size
+            self.nbytes: int = os.fstat(fd).st_size
         except BaseException:
             os.close(fd)
             raise

@@ -27,7 +27,7 @@ class PressureWatch:
 
     def __init__(self, limits: Sequence[Limit] | None = None) -> None:
         start = tightest(common_limits() if limits is None else limits)
-        self.low = int(min(_LOW * start.total, _LOW_BYTES, _LOW_OF_HEADROOM * start.headroom))
+        self.low: int = int(min(_LOW * start.total, _LOW_BYTES, _LOW_OF_HEADROOM * start.headroom))
 
     def excess(self) -> int:
         """Bytes that are to be given back, so that twice `low` is free; if negative, bytes that may be taken; 0 between."""

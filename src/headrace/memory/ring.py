@@ -110,13 +110,14 @@ class Ring:
     """
 
     def __init__(self, slots: int) -> None:
-        self.planned = max(1, int(slots))
-        self.key = (os.getpid(), next(_numbers))
+        self.planned: int = max(1, int(slots))
+        self.key: tuple[int, int] = (os.getpid(), next(_numbers))
         self._memory = AnonymousMemory(self.planned * STRIDE, "ring")
         self._free = deque(range(self.planned))
         self._idle: deque[int] = deque()  # grown once, and without pages now
-        self.total = self.planned
-        self.grown = self.copied = 0
+        self.total: int = self.planned
+        self.grown: int = 0
+        self.copied: int = 0
         self._kept = min(_KEPT, _file_limit() // 8)
         self._maps: dict[int, mmap.mmap] = {}
         _rings[self.key] = self
@@ -230,7 +231,8 @@ class Arena:
     """One slot while a batch is written into it. `leased` (in the parent): tensors hold the slot for as long as they live."""
 
     def __init__(self, ring: Ring, slot: int, leased: bool = False) -> None:
-        self.ring, self.slot = ring, slot
+        self.ring: Ring = ring
+        self.slot: int = slot
         self._end = 0
         self._lease = ring.lease(slot) if leased else None
         self._areas: list[tuple[int, int, int, torch.Tensor]] = []  # address, offset in the slot, bytes, and what keeps them alive
@@ -405,7 +407,9 @@ class Delivery:
     """A batch in a slot, as it travels to the parent. Unpickling one there gives a `Delivered`."""
 
     def __init__(self, key: tuple[int, int], slot: int, message: _Message) -> None:
-        self.key, self.slot, self.message = key, slot, message
+        self.key: tuple[int, int] = key
+        self.slot: int = slot
+        self.message: _Message = message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _deliver, (self.key, self.slot, self.message)
@@ -450,7 +454,9 @@ class Delivered:
     __slots__ = ("batch", "nbytes", "report")
 
     def __init__(self, batch: Any, report: dict[str, Any], nbytes: int = 0) -> None:
-        self.batch, self.report, self.nbytes = batch, report, nbytes
+        self.batch: Any = batch
+        self.report: dict[str, Any] = report
+        self.nbytes: int = nbytes
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """The same with a pinned copy of the batch (torch calls this in its pin thread); the slot is free at once."""

@@ -47,7 +47,8 @@ class Rows:
     """
 
     def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
-        self._log, self._layout, self.are_held = log, layout, are_held
+        self._log, self._layout = log, layout
+        self.are_held: Callable[[], bool] = are_held
         self._places = starts // layout.entry
         self._whole: npt.NDArray[Any] | None = None
 

@@ -82,8 +82,9 @@ class SampleStore:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if max_items is not None and max_items < 1:
             raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
-        self.length, self.max_items = int(length), max_items
-        self.capacity = max(0, int(capacity)) // _ALIGN * _ALIGN
+        self.length: int = int(length)
+        self.max_items: int | None = max_items
+        self.capacity: int = max(0, int(capacity)) // _ALIGN * _ALIGN
         self._memory = AnonymousMemory(sum(self.layout(length, capacity)), "store") if memory is None else memory
         self._open()
         if policy == "lru":

@@ -107,7 +107,7 @@ class Streaming(Mode):
         return {"window": self.window}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.window = state["window"]
+        self.window: int = state["window"]
         self._reset()
 
 

@@ -42,7 +42,7 @@ class MemoryMonitor:
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval >= 0:
             raise ConfigError(f"interval must be a number of seconds, at least 0, not {interval!r}")
-        self.interval = float(interval)
+        self.interval: float = float(interval)
         self._limits, self._clock = limits, clock
         self._forget()
 

@@ -86,8 +86,11 @@ class LoadingStats:
     """
 
     def __init__(self) -> None:
-        self.batches = self.samples = 0
-        self.total_time = self.wait_time = self.transfer_time = 0.0
+        self.batches: int = 0
+        self.samples: int = 0
+        self.total_time: float = 0.0
+        self.wait_time: float = 0.0
+        self.transfer_time: float = 0.0
         self.skipped: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)

@@ -38,7 +38,7 @@ class BalancedOrder(Order):
         ConfigError: classes that are no integers or strings, or more positions without replacement than there can be.
     """
 
-    shuffle = "balanced"
+    shuffle: bool | str = "balanced"
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class BalancedOrder(Order):
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
         numbers, counts = _check_classes(classes)
-        self.replacement = self.repeats = bool(replacement)
+        self.replacement: bool = bool(replacement)
+        self.repeats: bool = self.replacement
         most = int(counts.min()) * counts.size if counts.size else 0
         super().__init__((numbers.size if replacement else most) if n is None else n, seed, epoch, global_batch)
         if self.n and not numbers.size:

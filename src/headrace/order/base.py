@@ -50,10 +50,10 @@ class Order(ABC):
     shuffle: bool | str
 
     def __init__(self, n: int, seed: int, epoch: int, global_batch: int) -> None:
-        self.n = check_integer("n", n, least=0)
-        self.seed = check_integer("seed", seed)
-        self.epoch = check_integer("epoch", epoch)
-        self.global_batch = check_integer("global_batch", global_batch, least=1)
+        self.n: int = check_integer("n", n, least=0)
+        self.seed: int = check_integer("seed", seed)
+        self.epoch: int = check_integer("epoch", epoch)
+        self.global_batch: int = check_integer("global_batch", global_batch, least=1)
 
     def with_epoch(self, epoch: int) -> Self:
         """Gives the order of another epoch; cheap, since all that epochs have in common is shared."""

@@ -36,10 +36,10 @@ class BucketedOrder(Order):
         ConfigError: lengths that are no such integers.
     """
 
-    shuffle = True
+    shuffle: bool | str = True
 
     def __init__(self, lengths: ArrayLike, *, seed: int = 42, epoch: int = 0, global_batch: int = DEFAULT_GLOBAL_BATCH) -> None:
-        self.lengths = _check_lengths(lengths)
+        self.lengths: IntArray = _check_lengths(lengths)
         super().__init__(self.lengths.size, seed, epoch, global_batch)
         self._digest = digest_of(self.lengths)
         self._begin()

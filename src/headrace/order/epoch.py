@@ -62,8 +62,8 @@ class EpochOrder(Order):
     ) -> None:
         super().__init__(n, seed, epoch, global_batch)
         self.shuffle = _check_shuffle(shuffle)
-        self.interleave = check_integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
-        self.turns = check_integer("turns", turns, least=1)
+        self.interleave: int = check_integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
+        self.turns: int = check_integer("turns", turns, least=1)
         self._edges = None if blocks is None else _edges_of(blocks, self.n)
         laned = self.shuffle == "block" and self._edges is not None
         self._lanes = Lanes(self.n, self.global_batch, self.interleave, self.turns) if laned else None

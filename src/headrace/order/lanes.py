@@ -84,15 +84,17 @@ class Lanes:
     """
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
-        self.global_batch, self.interleave, self.turns = global_batch, interleave, turns
-        self.share = self._shares(global_batch)
+        self.global_batch: int = global_batch
+        self.interleave: int = interleave
+        self.turns: int = turns
+        self.share: IntArray = self._shares(global_batch)
         rounds, rest = divmod(n, turns * global_batch)
         full, part = divmod(rest, global_batch)  # the batches of the last, incomplete round
         lengths = np.tile(self.share * rounds, (turns, 1))
         lengths[:full] += self.share
         if part:
             lengths[full] += self._shares(part)
-        self.first = np.cumsum(lengths) - lengths.ravel()
+        self.first: IntArray = np.cumsum(lengths) - lengths.ravel()
 
     def _shares(self, count: int) -> IntArray:
         """How many of a batch's first `count` positions each of its lanes gets."""
@@ -131,7 +133,7 @@ class BlockSequence:
     def __init__(self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = ()) -> None:
         count = edges.size - 1
         self._blocks = permute(np.arange(count), count, derive_keys("blocks", seed, epoch, count=KEY_COUNT))
-        self.edges = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
+        self.edges: IntArray = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
         end = self.edges[-1]
         starts = np.unique(np.concatenate([self.edges, np.asarray(cuts, np.int64)]))

@@ -82,8 +82,12 @@ class RankBatches:
             raise ConfigError(f"batch_size and world_size must be at least 1, got {batch_size} and {world_size}")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
-        self.order, self.rank, self.world_size = order, operator.index(rank), operator.index(world_size)
-        self.batch_size, self.drop_last, self.pad = operator.index(batch_size), drop_last, pad
+        self.order: Order = order
+        self.rank: int = operator.index(rank)
+        self.world_size: int = operator.index(world_size)
+        self.batch_size: int = operator.index(batch_size)
+        self.drop_last: bool = drop_last
+        self.pad: bool = pad
         if order.global_batch != self.global_batch:
             raise ConfigError(
                 f"the order was made for global_batch={order.global_batch}, but batch_size={batch_size} times "
@@ -100,8 +104,8 @@ class RankBatches:
         """Decides where the epoch ends, and where its last step begins."""
         n, world = self.order.n, self.world_size
         full, tail = divmod(n, self.global_batch)
-        self.steps = full if self.drop_last or tail == 0 else full + 1
-        self.total_size = full * self.global_batch if self.drop_last else n
+        self.steps: int = full if self.drop_last or tail == 0 else full + 1
+        self.total_size: int = full * self.global_batch if self.drop_last else n
         self._handed = 0  # positions that the last step takes over from the one before
         if self.pad and not self.drop_last:
             self.total_size = -(-n // world) * world
@@ -112,8 +116,8 @@ class RankBatches:
                 self.steps -= 1
             else:
                 self._handed = world
-        self.padding = max(0, self.total_size - n)
-        self.num_samples = len(range(self.rank, self.total_size, world))
+        self.padding: int = max(0, self.total_size - n)
+        self.num_samples: int = len(range(self.rank, self.total_size, world))
 
     def __len__(self) -> int:
         return self.steps

@@ -20,8 +20,9 @@ class ResizedOrder(Order):
 
     def __init__(self, order: EpochOrder, n: int) -> None:
         super().__init__(n if order.n else 0, order.seed, order.epoch, order.global_batch)
-        self._order, self.shuffle = order, order.shuffle
-        self.repeats = self.n > order.n
+        self.shuffle: bool | str = order.shuffle
+        self._order = order
+        self.repeats: bool = self.n > order.n
         self._begin()
 
     def _begin(self) -> None:

@@ -105,10 +105,10 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             seed=order.seed,
             drop_last=drop_last,
         )
-        self.batches = RankBatches(order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad)
-        self.num_samples = self.batches.num_samples
-        self.total_size = self.batches.total_size
-        self.shuffle = order.shuffle  # type: ignore[assignment]  # "block" and its like count as true
+        self.batches: RankBatches = RankBatches(order, world.rank, world.world_size, batch_size, drop_last=drop_last, pad=pad)
+        self.num_samples: int = self.batches.num_samples
+        self.total_size: int = self.batches.total_size
+        self.shuffle: bool | str = order.shuffle  # type: ignore[assignment]  # "block" and its like count as true
         self._handed_out = 0  # global batches of the running iteration
         self._resume_at = 0  # global batch that the next iteration begins with
 

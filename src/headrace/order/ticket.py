@@ -37,8 +37,13 @@ class Ticket(list[int]):
         is_idle: bool = False,
     ) -> None:
         super().__init__(indices)
-        self.seed, self.epoch, self.step, self.slot, self.draws = seed, epoch, step, slot, draws
-        self.given, self.is_idle = given, is_idle
+        self.seed: int = seed
+        self.epoch: int = epoch
+        self.step: int = step
+        self.slot: int | None = slot
+        self.draws: Sequence[int] | None = draws
+        self.given: bytes | None = given
+        self.is_idle: bool = is_idle
 
     def __reduce__(self) -> tuple[object, ...]:
         said = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)

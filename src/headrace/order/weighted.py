@@ -46,7 +46,7 @@ class WeightedOrder(Order):
             with a weight above 0.
     """
 
-    shuffle = "weights"
+    shuffle: bool | str = "weights"
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class WeightedOrder(Order):
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
         self._weights = _check_weights(weights)
-        self.replacement = self.repeats = bool(replacement)
+        self.replacement: bool = bool(replacement)
+        self.repeats: bool = self.replacement
         positive = int(np.count_nonzero(self._weights))
         if n is None:
             n = self._weights.size if replacement else positive

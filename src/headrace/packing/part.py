@@ -50,10 +50,10 @@ class PartFile:
     """
 
     def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False) -> None:
-        self.target = os.path.abspath(os.path.expanduser(os.fspath(target)))
+        self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
-        self.path = os.path.join(self._folder, f".{name}.part")
-        self.fd = -1
+        self.path: str = os.path.join(self._folder, f".{name}.part")
+        self.fd: int = -1
         self._overwrite, self._committed = overwrite, False
         self._check_target()
 

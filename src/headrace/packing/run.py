@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ def pack(
     dataset: BaseDataset | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: str | None = None,
+    store: Literal["encoded", "decoded"] | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -114,7 +114,7 @@ def pack_dataset(
     dataset: BaseDataset | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: str | None = None,
+    store: Literal["encoded", "decoded"] | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,

@@ -12,7 +12,7 @@ from headrace.memory.budget import format_size
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.room import HostRoom, describe, drop_frames, finish_kernels, free_caches, is_out_of_memory
 
-logger = logging.getLogger("headrace.profiling")
+logger: logging.Logger = logging.getLogger("headrace.profiling")
 
 _STEPS = 2  # of each size: what an optimizer holds comes with the first, and is there beside the second
 _CEILING = 1 << 20  # where no limit is given: nobody wants more, and a step that takes no notice of its size would never end

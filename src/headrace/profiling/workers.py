@@ -27,7 +27,7 @@ from headrace.order import detect_world
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.room import finish_kernels
 
-logger = logging.getLogger("headrace.profiling")
+logger: logging.Logger = logging.getLogger("headrace.profiling")
 
 _NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NEAR = 0.95  # of the best rate is as good: measurements differ by as much

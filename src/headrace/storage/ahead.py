@@ -56,7 +56,9 @@ class Ahead:
     """
 
     def __init__(self, fetch: Callable[[Sequence[Span]], list[memoryview | None]], room: int = 0) -> None:
-        self._fetch, self.room = fetch, room
+        self._fetch = fetch
+        self.room: int = room
+        self.untouched: int = 0
         self._whole_nbytes = float(_GUESSED)  # of a whole file, by those that came
         self._reset()
 

@@ -111,10 +111,12 @@ class ArrayReader:
     """
 
     def __init__(self, chunks: Chunks, cache: ChunkCache, key: str = "") -> None:
-        self.chunks, self._cache, self._key = chunks, cache, key
+        self.chunks: Chunks = chunks
+        self._cache, self._key = cache, key
         is_raw = isinstance(chunks, DirectChunks) and chunks.is_raw
         self._rows: Chunks = chunks.by_row() if is_raw and chunks.grid.chunks[0] > 1 else chunks  # type: ignore[attr-defined]
-        self.shape, self.dtype = chunks.grid.shape, chunks.dtype
+        self.shape: tuple[int, ...] = chunks.grid.shape
+        self.dtype: np.dtype[Any] = chunks.dtype
         self.counts: Counter[str] = Counter()
 
     @property

@@ -22,7 +22,8 @@ class CachedRemote:
     """
 
     def __init__(self, remote: Remote, cache: DiskCache | None = None) -> None:
-        self.remote, self.cache = remote, cache
+        self.remote: Remote = remote
+        self.cache: DiskCache | None = cache
 
     def versions(self, urls: Sequence[str]) -> list[Version]:
         """See `Remote.versions`."""

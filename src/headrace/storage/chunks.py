@@ -53,8 +53,10 @@ class Chunks(ABC):
     """
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str) -> None:
-        self.grid, self.dtype, self.how = grid, dtype, how
-        self.nbytes = math.prod(grid.chunks) * dtype.itemsize
+        self.grid: Grid = grid
+        self.dtype: np.dtype[Any] = dtype
+        self.how: str = how
+        self.nbytes: int = math.prod(grid.chunks) * dtype.itemsize
 
     @abstractmethod
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -117,10 +119,14 @@ class DirectChunks(Chunks):
     ) -> None:
         way = "ranges" if isinstance(files, RemoteFiles) else "pread"
         super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
-        self.stretches, self.pipeline, self.files = stretches, pipeline, files
-        self.order, self.where, self._fill = order, where, fill
+        self.pipeline: Pipeline = pipeline
+        self.files: Files = files
+        self.stretches: Callable[[Sequence[int]], list[Stretch | None]] = stretches
+        self.order: str = order
+        self.where: Callable[[int], str] = where
+        self._fill = fill
         self._check, self._as_files, self._required = check, as_files, required
-        self.decodes = bool(pipeline)
+        self.decodes: bool = bool(pipeline)
 
     def fill_value(self) -> Any:
         return self._fill

@@ -56,7 +56,7 @@ class Pipeline:
     """
 
     def __init__(self, codecs: Sequence[Codec] = ()) -> None:
-        self.codecs = tuple(codecs)
+        self.codecs: tuple[Codec, ...] = tuple(codecs)
         packed = False
         for codec in self.codecs:
             if packed and codec.adds in (0, None):
@@ -109,7 +109,7 @@ class Inflate(Codec):
     wbits: int = ZLIB
     plain: bool = False
     name = "inflate"
-    adds = None
+    adds: int | None = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         assert size is not None
@@ -147,7 +147,7 @@ class Fletcher32(Codec):
     """Checks and removes HDF5's checksum."""
 
     name = "fletcher32"
-    adds = 4
+    adds: int | None = 4
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         import numcodecs
@@ -165,7 +165,7 @@ class Crc32c(Codec):
     """Checks and removes Zarr's checksum."""
 
     name = "crc32c"
-    adds = 4
+    adds: int | None = 4
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         import google_crc32c
@@ -184,7 +184,7 @@ class Zstd(Codec):
     """Zstandard, one frame, whose content size may be unknown."""
 
     name = "zstd"
-    adds = None
+    adds: int | None = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         import zstandard
@@ -203,7 +203,7 @@ class Blosc(Codec):
     """Blosc 1 with any of its compressors."""
 
     name = "blosc"
-    adds = None
+    adds: int | None = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         from numcodecs import blosc

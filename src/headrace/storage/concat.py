@@ -42,12 +42,12 @@ class ConcatSource(Source, Generic[S]):
     """
 
     def __init__(self, sources: Sequence[S]) -> None:
-        self.sources = list(sources)
+        self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         found = self.sources[0].rows_like()
         self._rows_like = found if all(source.rows_like() == found for source in self.sources) else None
         self._to_count: set[int] = set()  # sources that were read from since they were asked what they have counted
-        self.thread_safe = all(source.thread_safe for source in self.sources)
+        self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -68,7 +68,8 @@ class DiskCache:
             raise ConfigError("disk_cache_size needs file locks, which this system has not: leave it out")
         if limit < 1:
             raise ConfigError(f"disk_cache_size must be above 0 bytes, not {limit}")
-        self.folder, self.limit = os.path.join(os.path.abspath(folder), f"blocks-{user_id()}"), limit
+        self.folder: str = os.path.join(os.path.abspath(folder), f"blocks-{user_id()}")
+        self.limit: int = limit
         self._reset()
 
     def _reset(self) -> None:

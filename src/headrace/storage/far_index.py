@@ -48,7 +48,8 @@ class LineIndex:
             self._distances = distances.view(_WIDTHS[_WIDTHS.index(said["width"])])
         except (ValueError, TypeError, KeyError) as error:
             raise UntrustedError("it is damaged") from error
-        self.count, self.blank = len(self._distances), blank.astype(np.int64, copy=False)
+        self.count: int = len(self._distances)
+        self.blank = blank.astype(np.int64, copy=False)
 
     def places(self) -> Iterator[IntArray]:
         """Where lines begin, and the last one ends; in pieces."""

@@ -48,7 +48,9 @@ class FarTokens(TokensFile, RangedTokens):
             edges = self._column(file, OFFSETS)
             crc_shape = self._dataset(file, CRC).shape if CRC in file else None
         self._check(edges, data.count, crc_shape)
-        self._begin, self.count, self.dtype = data.begin, data.count, data.dtype
+        self.count: int = data.count
+        self.dtype: np.dtype[Any] = data.dtype
+        self._begin = data.begin
         self._edges = SharedArray(edges)
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:

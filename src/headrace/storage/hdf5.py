@@ -45,11 +45,11 @@ class OpenHDF5:
     """
 
     def __init__(self, files: RemoteFiles | None = None) -> None:
-        self.far = None if files is None else FarHDF5(files, INDEX)
+        self.far: FarHDF5 | None = None if files is None else FarHDF5(files, INDEX)
         self.files: Files = WorkerFiles() if files is None else files
         opener = open_hdf5 if self.far is None else self.far.open
         self.library: WorkerFiles[h5py.File] = WorkerFiles(opener, h5py.File.close, 16, survives_fork=False)
-        self.chunks = ChunkCache(0)
+        self.chunks: ChunkCache = ChunkCache(0)
 
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
         """What a function makes of each file. Of files that are far away, what it reads through h5py is kept as their index."""
@@ -93,11 +93,11 @@ class HDF5Source(ArraysSource):
     ) -> None:
         self._opened = opened or OpenHDF5()
         self._far = self._opened.far
-        self.far = None if self._far is None else self._far.files
+        self.far: RemoteFiles | None = None if self._far is None else self._far.files
         self._file = os.path.abspath(os.path.expanduser(os.fspath(path))) if self._far is None else os.fspath(path)
-        self.path = self._file if self._far is None else redact(path)
-        self.name = name if isinstance(name, str) else tuple(name)
-        self.info = packed_info(self._file, self._far)
+        self.path: str = self._file if self._far is None else redact(path)
+        self.name: str | tuple[str, ...] = name if isinstance(name, str) else tuple(name)
+        self.info: PackedInfo | None = packed_info(self._file, self._far)
         packed = self.info if name == DATA else None
         self._offsets: SharedArray | None = None
         self._crc: SharedArray | None = None
@@ -106,7 +106,7 @@ class HDF5Source(ArraysSource):
         with reading_hdf5(self._file, self._far) as file:
             options: dict[str, Any] = {"far": self._far, "direct": direct, "cache_dir": cache_dir}
             self._fields = {one: self._field(file, one, options) for one in self._names}
-            self.grids = [[one, f.shape, f.dtype.str, file[one].chunks] for one, f in self._fields.items()]
+            self.grids: list[list[Any]] = [[one, f.shape, f.dtype.str, file[one].chunks] for one, f in self._fields.items()]
             if packed is not None:
                 self._read_index(file, packed)
         self._check_lengths()

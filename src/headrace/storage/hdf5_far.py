@@ -127,9 +127,10 @@ class _Known:
     """
 
     def __init__(self, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
-        self.extents = Extents() if arrays is None else Extents.of(*arrays[:3])
+        self.extents: Extents = Extents() if arrays is None else Extents.of(*arrays[:3])
         self.doubts: dict[str, str | None] = {} if arrays is None else json.loads(arrays[3].tobytes())
-        self.is_afresh, self.is_new = is_afresh, False
+        self.is_afresh: bool = is_afresh
+        self.is_new: bool = False
         self.is_recording = False
         self.pieces: OrderedDict[int, memoryview] = OrderedDict()
         self.patience = PATIENCE
@@ -260,7 +261,8 @@ class FarHDF5:
     """
 
     def __init__(self, files: RemoteFiles, kind: IndexKind) -> None:
-        self.files, self._kind = files, kind
+        self.files: RemoteFiles = files
+        self._kind = kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
         self._read_now: dict[str, h5py.File | None] = {}  # of these, those that `read_each` or `arrays_of` is about, once they are open
 

@@ -40,7 +40,8 @@ class StatusError(Exception):
 
     def __init__(self, status: int, reason: str, headers: Any) -> None:
         super().__init__(f"{status} {reason}")
-        self.status, self.headers = status, headers
+        self.status: int = status
+        self.headers: Any = headers
 
 
 class HTTPRanges:
@@ -57,7 +58,7 @@ class HTTPRanges:
         self._idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]] = {}
         self._busy: set[http.client.HTTPConnection] = set()
         self._is_open = True
-        self.pool = ThreadPoolExecutor(most, "headrace-http")
+        self.pool: ThreadPoolExecutor = ThreadPoolExecutor(most, "headrace-http")
         weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
 
     def read(self, url: str, start: int, stop: int, tag: str | None, attempt: Attempt) -> bytearray:

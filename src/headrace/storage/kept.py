@@ -47,7 +47,7 @@ class KeptArrays:
         self._kind, self._version, self._types = kind, version, tuple(types)
         self._meta = json.dumps({**about, "user": user_id()}).encode()
         name = f"{_PREFIX}{kind}-{hashlib.blake2b(self._meta, digest_size=16).hexdigest()}{_SUFFIX}"
-        self.path = os.path.join(cache_dir, name)
+        self.path: str = os.path.join(cache_dir, name)
 
     def read(self) -> list[npt.NDArray[Any]]:
         """The arrays, in this machine's byte order.

@@ -56,7 +56,7 @@ class LineScanner:
         self._newline, self._quote = newline, quote
         self._at = at  # of the next piece
         self._after_cr = False  # was a CR the last byte, of which nobody knows yet whether an LF follows?
-        self.is_open = False
+        self.is_open: bool = False
 
     def feed(self, data: npt.NDArray[np.uint8]) -> IntArray:
         """The places in the next bytes, ascending; one that only those that follow can tell comes with them.

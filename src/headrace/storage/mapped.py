@@ -49,7 +49,8 @@ class MappedArrays:
     """
 
     def __init__(self, path: str, head: bytes) -> None:
-        self.path, self._head = path, head
+        self.path: str = path
+        self._head = head
         self._long: npt.NDArray[Any] | None = None
         self._short: list[npt.NDArray[Any]] | None = None
 
@@ -107,7 +108,7 @@ class MappedFile:
         meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
         self._about = hashlib.blake2b(meta, digest_size=16).hexdigest()
         self._kind = kind
-        self.path = os.path.join(os.path.abspath(cache_dir), f"headrace-{kind}-{self._about}.bin")
+        self.path: str = os.path.join(os.path.abspath(cache_dir), f"headrace-{kind}-{self._about}.bin")
 
     def kept(self) -> MappedArrays | None:
         """What `open` gives; None where there is nothing that can be used."""

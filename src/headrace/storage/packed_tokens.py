@@ -63,7 +63,8 @@ class TokensFile:
     names: PackedNames | None = None
 
     def __init__(self, path: str, far: FarHDF5 | None = None) -> None:
-        self.path, self._shown = path, redact(path)
+        self.path: str = path
+        self._shown = redact(path)
         info = packed_info(path, far)
         if info is None or info.kind != KIND:
             raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")

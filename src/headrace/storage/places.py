@@ -50,7 +50,7 @@ class PlacesEncoder:
     def __init__(self) -> None:
         self._left: list[IntArray] = []  # places that don't fill a group yet; the last of them is known to have no distance yet
         self._waiting = 0
-        self.edges = [0]
+        self.edges: list[int] = [0]
 
     def feed(self, places: IntArray) -> Iterator[npt.NDArray[np.uint8]]:
         """The bytes of the groups that are full now.
@@ -159,7 +159,7 @@ class PlacesTable:
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self.path = arrays.path
+        self.path: str | None = arrays.path
         self._places: Places | None = None
 
     @property

@@ -83,9 +83,10 @@ class QuoteCheck:
 
     def __init__(self, delimiter: str) -> None:
         self._may_open_after = np.array([ord(delimiter), 10, 13, 34], np.uint8)
-        self._before, self.count = 10, 0
+        self._before = 10
+        self.count: int = 0
         """Quotes so far."""
-        self.is_plain = True
+        self.is_plain: bool = True
         """Did each quote that opens a field stand at its beginning?"""
 
     def __call__(self, piece: npt.NDArray[np.uint8]) -> None:

@@ -81,14 +81,15 @@ class Remote:
         window: int = WINDOW,
         shown: Callable[[str], str] = redact,
     ) -> None:
-        self.retries, self.deadline = RETRIES if retries is None else retries, DEADLINE if deadline is None else float(deadline)
+        self.retries: int = RETRIES if retries is None else retries
+        self.deadline: float = DEADLINE if deadline is None else float(deadline)
         if isinstance(retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise ConfigError(f"retries must be an integer of at least 0, not {retries!r}")
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
         self._window, self._shown = window, shown
         options = storage_options or {}
-        self.place = repr(
+        self.place: str = repr(
             [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
         )
         """What tells two servers apart whose URLs look alike."""

@@ -72,7 +72,7 @@ class RemoteFiles:
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
-        self.options = options
+        self.options: RemoteOptions = options
         if options.cache_dir is None:  # the user's cache folder is made too; where it can't be, what is to be kept there says so
             with contextlib.suppress(OSError):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)

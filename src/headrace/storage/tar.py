@@ -120,8 +120,8 @@ class TarSource(Source):
             keys.add_joined(data, np.diff(offsets))
             here = [numbers.setdefault(extension, len(numbers)) for extension in index.extensions]
             kinds.append(np.array(here, np.int32)[index.kinds])
-        self.keys = keys.build()
-        self.extensions = PackedNames(numbers)
+        self.keys: PackedNames = keys.build()
+        self.extensions: PackedNames = PackedNames(numbers)
         self._names_of_kinds = list(map(os.fsdecode, self.extensions[:_FEW]))
         self._kinds = SharedArray(np.concatenate([np.empty(0, np.int32), *kinds]))
         self._notes = [index.notes for index in indices]

@@ -68,7 +68,10 @@ class Pace:
     """
 
     def __init__(self, near: int, hop: int, first: int, most: int) -> None:
-        self.near, self.hop, self.first, self.most = near, hop, first, most
+        self.near: int = near
+        self.hop: int = hop
+        self.first: int = first
+        self.most: int = most
 
 
 NEAR = Pace(64 << 10, 4 << 10, 256 << 10, 256 << 10)

@@ -72,13 +72,15 @@ class LinesSource(Source):
         room: Room | None = None,
         progress: bool | None = None,
     ) -> None:
-        self.files, self._unit, self._newline = files, unit, newline
+        self.files: FileList = files
+        self._unit, self._newline = unit, newline
         self._is_kept = cache_dir is not None
-        self._folder, self.room = os.path.abspath(cache_folder), room or Room()
+        self.room: Room = room or Room()
+        self._folder = os.path.abspath(cache_folder)
         paths = self._paths()
         self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
-        self.is_transcoded = not shows_lines(encoding)
-        self.codec = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
+        self.is_transcoded: bool = not shows_lines(encoding)
+        self.codec: tuple[str, str] = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
         """How the bytes that `read` gives are decoded."""
         self._texts = [self._text(path, encoding, errors) for path in paths]
         self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
@@ -364,7 +366,8 @@ class HeldArrays:
     """What `MappedArrays` give, in memory."""
 
     def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
-        self._long, self.short, self.path = SharedArray(long), short, None
+        self.short: list[npt.NDArray[Any]] = short
+        self._long, self.path = SharedArray(long), None
 
     @property
     def long(self) -> npt.NDArray[Any]:

@@ -99,9 +99,13 @@ class TokensSource(Source):
     """
 
     def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
-        self.tokens, self._fingerprint, self.where = tokens, fingerprint, where
+        self.tokens: AnyTokens = tokens
+        self._fingerprint = fingerprint
+        self.where: str | Callable[[int], str] = where
+        self.count: int
+        self.dtype: np.dtype[Any]
         self.count, self.dtype = _size_of(tokens)
-        self.far = tokens.far if isinstance(tokens, RangedTokens) else None
+        self.far: RemoteFiles | None = tokens.far if isinstance(tokens, RangedTokens) else None
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:

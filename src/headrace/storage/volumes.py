@@ -97,9 +97,12 @@ class PatchSource(Source):
     """
 
     def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: Opened) -> None:
-        self.path, self.volumes, self.grid, self._opened = redact(path), list(volumes), grid, opened
+        self.path: str = redact(path)
+        self.volumes: list[Volume] = list(volumes)
+        self.grid: PatchGrid = grid
+        self._opened = opened
         is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
-        self.far = opened.far if is_direct else None
+        self.far: RemoteFiles | None = opened.far if is_direct else None
 
     def __len__(self) -> int:
         return len(self.grid)

@@ -31,7 +31,9 @@ class WholeFiles:
     """
 
     def __init__(self, remote: Remote, cache: DiskCache | None, count: int, path: Callable[[int], str]) -> None:
-        self.remote, self.cache, self._path = remote, cache, path
+        self.remote: Remote = remote
+        self.cache: DiskCache | None = cache
+        self._path = path
         self._known: SharedArray | None = None  # [count] uint64: a hash of each file's version; 0: nobody has asked
         if cache is not None:
             self._known = SharedArray(np.zeros(count, np.uint64))

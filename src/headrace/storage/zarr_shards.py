@@ -301,7 +301,9 @@ class KeptShards:
     def __init__(self, arrays: Arrays, url: str, files: RemoteFiles) -> None:
         sizes, rows, said = arrays
         about = json.loads(said.tobytes())
-        self.has_versions = about["of"] == _of(url, files) and all(tag for tag, size in zip(about["tags"], sizes, strict=True) if size >= 0)
+        self.has_versions: bool = about["of"] == _of(url, files) and all(
+            tag for tag, size in zip(about["tags"], sizes, strict=True) if size >= 0
+        )
         self._tags: list[str | None] = about["tags"]
         self._sizes, self._rows = SharedArray(sizes), SharedArray(rows)
         self._places = SharedArray(np.cumsum(sizes >= 0) - 1)

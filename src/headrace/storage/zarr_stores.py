@@ -47,7 +47,8 @@ class ZarrUrl:
         """Each read is of one version of its file, or an error; see `RemoteFiles`."""
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path, self.files = url, files
+        self.path: str = url
+        self.files: RemoteFiles = files
         self._held: dict[str, bytes | None] = {}
 
     def know(self, nodes: Sequence[str]) -> None:
@@ -149,13 +150,14 @@ class ZarrZipUrl:
     """
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path, self.files = url, files
+        self.path: str = url
+        self.files: RemoteFiles = files
         self._zip = FarZip(url, files)
         try:
             self._root = root_among(self._zip.names)
         except FormatError as error:
             raise FormatError(f"{redact(url)}: {error}") from None
-        self.is_stored = self._zip.is_stored
+        self.is_stored: bool = self._zip.is_stored
 
     def know(self, nodes: Sequence[str]) -> None:
         """See `ZarrFolder`."""

@@ -56,7 +56,7 @@ class FarZip:
         self._sizes = np.array([info.file_size for info in infos], np.int64)
         self._checksums = np.array([info.CRC for info in infos], np.uint32)
         self._checks: dict[int, int] = {}  # by where the content begins
-        self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        self.is_stored: bool = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
 
     @property
     def names(self) -> Sequence[str]:

@@ -58,7 +58,7 @@ class RandomProbe:
     """A transform that uses every random generator it may: it returns its input beside what it drew."""
 
     def __init__(self) -> None:
-        self.generator = np.random.default_rng(0)
+        self.generator: np.random.Generator = np.random.default_rng(0)
         self.held: dict[str, Any] = {"torch": torch.Generator(), "random": random.Random(0)}
 
     def __call__(self, value: Any) -> dict[str, Any]:

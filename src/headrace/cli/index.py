@@ -1,0 +1,31 @@
+"""`headrace index`: writes beside shards what a dataset must know of them before it reads them by URL."""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "write beside each shard what must be known of it to read it by URL"
+DESCRIPTION = (
+    "Write beside each shard what must be known of it before its samples can be read by URL: the first run then begins in "
+    "a few round trips."
+)
+EXAMPLES = """\
+examples:
+  %(prog)s shards/            every .tar, .h5, .jsonl, .txt and .zarr.zip below a folder; upload the .index files with them
+  %(prog)s s3://bucket/train  the same in a bucket that may be written to
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verb."""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a glob or a URL")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Writes the indices, and prints which."""
+    from headrace.datasets.indexing import write_index
+
+    for path in given.paths:
+        for written in write_index(path):
+            print(written)
+    return 0
