@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from headrace.datasets.base import BaseDataset
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader
-from headrace.loader.build import is_path
+from headrace.loader.build import check_dataset, is_path
+from headrace.loader.config import check_options
 from headrace.loader.loader import open_path
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus
@@ -112,6 +113,9 @@ def suggest_num_workers(
         Exception: whatever loading, or `step`, raises.
     """
     _check(data, config, step, seconds, most, overrides)
+    if not isinstance(data, DataLoader):
+        check_dataset("suggest_num_workers", "data", data)
+        check_options("suggest_num_workers", config, overrides if not is_path(data) else ())
     dataset, opened = data, None
     if is_path(data):
         dataset, overrides = open_path("suggest_num_workers", data, config, overrides)
