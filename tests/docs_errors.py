@@ -26,10 +26,10 @@ from tests.data.make import make_photos
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 INTRODUCTION = """# Errors
 
-The forty-four most common misuses: what was written, the message, its cause and the remedy. Every error of headrace is a `HeadraceError`,
-and a subclass of the builtin that one would expect (`ConfigError` is a `ValueError`, `DataNotFoundError` a `FileNotFoundError`, `SampleError`
-an `OSError`); for an index or a name that is not there, and for random access to a stream, it is Python's own. A misuse is found where
-loader or dataset is made, before anything is read, as far as it can be known there.
+The forty-four most common misuses: what was written, the message, its cause and the remedy. Every error of headrace is a
+`HeadraceError`, and a subclass of the builtin that one would expect (`ConfigError` is a `ValueError`, `DataNotFoundError` a
+`FileNotFoundError`, `SampleError` an `OSError`); for an index or a name that is not there, and for random access to a stream, it is
+Python's own. A misuse is found where loader or dataset is made, before anything is read, as far as it can be known there.
 
 `tests/docs_errors.py` provokes each of them: the messages are those of the code.
 """

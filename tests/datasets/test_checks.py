@@ -130,7 +130,7 @@ def test_all_datasets_know_their_data_path(photos: Path, tmp_path: Path) -> None
 def test_a_class_of_transforms_is_refused(cls: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} is the class RandomHorizontalFlip, .*: write RandomHorizontalFlip\(\.\.\.\)"):
         cls(NOWHERE, **{name: RandomHorizontalFlip})
-    with pytest.raises(ConfigError, match=f"{name} must be a callable, not 3"):
+    with pytest.raises(ConfigError, match=f"{name} must be a callable, .*3"):
         cls(NOWHERE, **{name: 3})
 
 

@@ -336,7 +336,7 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         HDF5Dataset(tmp_path)
     with pytest.raises(DataNotFoundError, match="nothing fits"):
         HDF5Dataset(str(tmp_path / "*.hdf"))
-    with pytest.raises(ConfigError, match="empty list"):
+    with pytest.raises(DataNotFoundError, match="data_path is empty"):
         HDF5Dataset([])
     with pytest.raises(ConfigError, match="mixes URLs and local paths"):
         HDF5Dataset(["https://host/a.h5?key=secret", path])

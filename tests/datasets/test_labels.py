@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.labels import folder_targets, given_targets
+from headrace.datasets.labels import checked_targets, folder_targets, given_targets
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning
 from headrace.storage.names import PackedNames
 from headrace.storage.paths import redact
@@ -180,10 +180,10 @@ class TestGiven:
         with pytest.raises(ConfigError, match=r"no entry for dog/9\.jpg"):
             given_targets({name: 1 for name in NAMES[:-1]}, files)
 
-    @pytest.mark.parametrize("wrong", [3, [1, 2, 3, 4, 5], np.arange(5), {"a", "b"}])
-    def test_what_can_be_no_targets(self, files: FileList, wrong: Any) -> None:
-        with pytest.raises(ConfigError, match="mapping, a CSV file, a callable or None"):
-            given_targets(wrong, files)
+    @pytest.mark.parametrize("wrong", [3, dict, [1, 2, 3, 4, 5], np.arange(5), np.float32(3), {"a", "b"}])
+    def test_what_can_be_no_targets(self, wrong: Any) -> None:
+        with pytest.raises(ConfigError, match=r"mapping, a CSV file, a callable, .* or None|Pass a mapping"):
+            checked_targets(wrong, "a/folder")
 
 
 def csv(folder: Path, text: str | bytes) -> str:

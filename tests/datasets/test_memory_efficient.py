@@ -416,7 +416,7 @@ class TestPath:
             MemoryEfficientDataset(tmp_path / "nowhere")
         with pytest.raises(DataNotFoundError, match="empty"):
             MemoryEfficientDataset([])
-        with pytest.raises(TypeError, match="image_sise"):
+        with pytest.raises(ConfigError, match="image_sise"):
             MemoryEfficientDataset(photos, image_sise=3)
         with pytest.raises(ConfigError, match="transforms"):
             MemoryEfficientDataset(photos, transform=first, transforms=noisy)
@@ -654,8 +654,8 @@ class TestForeign:
 
     def test_options_of_a_format_need_a_path(self) -> None:
         for data in (Arrays(), OwnFormat()):
-            with pytest.raises(ConfigError, match="image_size, colour: "):
-                MemoryEfficientDataset(data, image_size=3, colour="L")
+            with pytest.raises(ConfigError, match="image_size, color: an option for paths"):
+                MemoryEfficientDataset(data, image_size=3, color="L")
 
     def test_lists_and_arrays_are_datasets_too(self, make: Any) -> None:
         assert make([torch.ones(1), torch.zeros(1)])[1] == 0 and make(np.arange(12).reshape(4, 3))[2].tolist() == [6, 7, 8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -128,14 +128,11 @@ def expanded_paths(data_path: Paths, what: str) -> list[str]:
     """The paths that a path, a list of paths or a glob names; a glob's in sorted order.
 
     Raises:
-        ConfigError: there is none.
-        DataNotFoundError: nothing fits a glob.
+        ConfigError, DataNotFoundError: it is no path; it is empty, or nothing fits a glob.
     """
-    if isinstance(data_path, Sized) and not len(data_path):
-        raise ConfigError(f"data_path is empty ({data_path!r}): name one {what} at least")
     paths: list[str] = []
     for one in entries_of(data_path):
-        path = os.fspath(one)
+        path = os.fsdecode(one)
         if is_url(path):
             paths.append(path)
             continue
@@ -145,7 +142,7 @@ def expanded_paths(data_path: Paths, what: str) -> list[str]:
             continue
         found = sorted(glob.glob(path, recursive=True))
         if not found:
-            raise DataNotFoundError(f"nothing fits {redact(path)} (working folder: {os.getcwd()})")
+            raise DataNotFoundError(f"nothing fits {redact(path)}, which is to name one {what} at least (working folder: {os.getcwd()})")
         paths.extend(found)
     return paths
 

@@ -179,9 +179,9 @@ def chained(transform: Any) -> Callable[[Any], Any] | None:
     """
     steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
     for step in steps:
-        check_callable("transform" if step is transform else "each transform of the list", step)
-        if step is None:
-            raise ConfigError("transform is a list with None in it: leave it out, or write a callable")
+        if not callable(step):
+            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
+        check_callable("transform", step)
     return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
 
 

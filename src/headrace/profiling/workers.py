@@ -18,7 +18,8 @@ from headrace.datasets.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader
-from headrace.loader.build import is_path
+from headrace.loader.build import check_dataset, is_path
+from headrace.loader.config import check_options
 from headrace.loader.loader import open_path
 from headrace.loader.options import PathOptions
 from headrace.modes import LoadingMode
@@ -115,6 +116,9 @@ def suggest_num_workers(
     """
     options: dict[str, Any] = {**overrides}
     _check(data, config, step, seconds, most, options)
+    if not isinstance(data, DataLoader):
+        check_dataset("suggest_num_workers", "data", data)
+        check_options("suggest_num_workers", config, options if not is_path(data) else ())
     dataset, opened = data, None
     if is_path(data):
         dataset, options = open_path("suggest_num_workers", data, config, options)
