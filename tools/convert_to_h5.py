@@ -88,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
-    texts.add_argument(
-        "--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)"
-    )
+    texts.add_argument("--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)")
     texts.add_argument("--text-field", metavar="NAME", help="of records: the field of the text (default: text)")
     texts.add_argument("--target-field", metavar="NAME", help="of records: the field of the target, numbers or classes")
     texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
