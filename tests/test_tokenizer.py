@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import ConfigError
-from headrace.tokenizer import CharTokenizer, Vocabulary, encode_texts, identity_of, token_arrays, vocabulary_of
+from headrace.tokenizer import CharTokenizer, Vocabulary, encode_texts, identity_of, shown_tokenizer, token_arrays, vocabulary_of
 from tests.collate.tokenizers import (
     CLS,
     IDS,
@@ -45,6 +45,15 @@ WRAPPED = [[CLS, *row, SEP] for row in PLAIN]
 )
 def test_what_tokenizers_say_of_their_ids(tokenizer: Any, known: Vocabulary) -> None:
     assert vocabulary_of(tokenizer) == known
+
+
+def test_are_shown_on_one_line() -> None:
+    class Long(HuggingFace):
+        def __repr__(self) -> str:
+            return "500 lines\n" * 500
+
+    assert shown_tokenizer(Long()).endswith(f"Long of {len(WORDS)} tokens>") and shown_tokenizer(encode) == repr(encode)
+    assert shown_tokenizer(None) == "None" and shown_tokenizer(CharTokenizer("ab")) == "CharTokenizer('ab')"
 
 
 def test_without_padding_the_end_of_a_text_pads() -> None:
@@ -142,6 +151,8 @@ class TestCharTokenizer:
         assert vocabulary_of(CharTokenizer("abc")) == Vocabulary(pad=0, size=5)
         assert vocabulary_of(CharTokenizer()).size == 0x110000 + 2
         assert repr(eval(repr(CharTokenizer(["b", "ca"])))) == "CharTokenizer('abc')" and repr(CharTokenizer()) == "CharTokenizer()"
+        many = CharTokenizer(map(chr, range(5000)))
+        assert repr(many) == "CharTokenizer(<5,000 characters>)" and eval(many.identity).characters == many.characters
 
 
 class TestIdentity:

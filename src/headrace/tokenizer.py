@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from headrace.errors import ConfigError
 
 _ASCII_FIRST = ("utf-8", "ascii", "iso8859-1")  # encodings whose first 128 bytes are those characters
 _PAD_WORDS = ("[PAD]", "<pad>", "<|pad|>")
+_SHOWN = 40
+"""Characters that a `CharTokenizer` shows of itself."""
 _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
 REMEDY = "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object with encode_batch or encode"
 
@@ -127,8 +130,14 @@ class CharTokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
-    def __repr__(self) -> str:
+    @property
+    def identity(self) -> str:
+        """The constructor's call with all characters: what it is known by."""
         return f"CharTokenizer({'' if self.characters is None else repr(self.characters)})"
+
+    def __repr__(self) -> str:
+        many = self.characters is not None and len(self.characters) > _SHOWN
+        return f"CharTokenizer(<{self.vocab_size - 2:,} characters>)" if many else self.identity
 
 
 def _codes_of(text: str) -> npt.NDArray[np.int32]:
@@ -142,7 +151,7 @@ def identity_of(tokenizer: Any) -> str | None:
     """
     name = type(tokenizer).__qualname__
     if isinstance(tokenizer, CharTokenizer):
-        return repr(tokenizer)
+        return tokenizer.identity
     own = getattr(tokenizer, "fingerprint", None)
     if isinstance(own, str):
         return f"{name}:{own}"
@@ -155,6 +164,14 @@ def identity_of(tokenizer: Any) -> str | None:
         text = json.dumps({name: value for name, value in json.loads(text).items() if name not in ("truncation", "padding")})
     said = f"{text}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
     return f"{name}:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+
+
+def shown_tokenizer(tokenizer: Any) -> str:
+    """A tokenizer on one short line: others show their whole vocabulary."""
+    if tokenizer is None or isinstance(tokenizer, CharTokenizer) or inspect.isroutine(tokenizer):
+        return repr(tokenizer)
+    size = vocabulary_of(tokenizer).size
+    return f"<{type(tokenizer).__qualname__}{'' if size is None else f' of {size:,} tokens'}>"
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:

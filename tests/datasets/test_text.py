@@ -422,6 +422,8 @@ class TestAround:
         assert said.endswith("# 5 samples") and len(eval(said, {"TextDataset": TextDataset, "PosixPath": Path})) == 5
         assert "5 of 3 files, 1 of them through plain copies" in dataset.explain() and "mapped from" in dataset.explain()
         blocks = TextDataset(folder, CharTokenizer("abc"), 4, packing=True, cache_dir=tmp_path / "cache")
+        for tokenizer in (HuggingFace(), Tokenizers()):
+            assert f"tokenizer=<{type(tokenizer).__name__} of 11 tokens>" in repr(TextDataset(folder, tokenizer=tokenizer))
         assert "CharTokenizer('abc')" in repr(blocks) and "16 of 3 documents, as uint16, mapped from" in blocks.explain()
 
     def test_fingerprint(self, folder: Path, tmp_path: Path) -> None:

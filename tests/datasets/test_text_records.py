@@ -56,7 +56,7 @@ class TestUnit:
         folder = write(tmp_path, {"a.csv": table("1"), "b.jsonl": lines(2), "notes.md": "x"})
         for opened in (TextDataset, open_dataset):
             with pytest.raises(
-                ConfigError, match=r"2 files of records, such as b.jsonl, and 1 other texts, such as notes.md: pass unit='file'"
+                ConfigError, match=r"2 files of records, such as a.csv, and 1 other texts, such as notes.md: pass unit='file'"
             ):
                 opened(folder)
         assert len(TextDataset(folder, unit="file")) == 3 and len(TextDataset([folder / "a.csv", folder / "b.jsonl"])) == 2

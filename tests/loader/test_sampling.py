@@ -235,6 +235,18 @@ class TestLengths:
         assert stats["padding_fraction"] < 0.5 * stats["padding_fraction_unbucketed"]
         assert abs(stats["padding_fraction_unbucketed"] - found[False]) < 0.1
 
+    def test_padding_is_that_of_the_batches(self, loader_of: Any, tmp_path: Path) -> None:
+        """Also where other fields are longer than the texts, and lengths are no tokens."""
+        sizes = np.random.default_rng(2).integers(1, 60, 200).tolist()
+        rows = [{"text": "a b " * size, "other": "x" * (500 - 7 * size)} for size in sizes]
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for tokenizer in (None, lambda text: [1] * (len(text) // 9 + 3)):
+            loader = loader_of(TextDataset(tmp_path, tokenizer), batch_size=8, bucket_by_length=True)
+            masks = [batch["attention_mask"] for _ in range(2) for batch in loader]
+            real = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+            stats = loader.get_stats()
+            assert stats["padding_fraction"] == pytest.approx(real) and real < 0.1 < 0.3 < stats["padding_fraction_unbucketed"]
+
     def test_of_ranks(self, loader_of: Any) -> None:
         alone = loader_of(bucket_by_length=LENGTHS, batch_size=6)
         ranks = [loader_of(bucket_by_length=LENGTHS, batch_size=3, rank=rank, world_size=2, num_workers=rank * 2) for rank in range(2)]

@@ -185,7 +185,9 @@ def write_texts(folder: Path) -> Path:
 def test_texts_by_characters(tmp_path: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     books, out = str(write_texts(tmp_path)), str(tmp_path / "out.h5")
     assert tool.main([books, out]) == 2
-    assert "1 files of records, such as verse/b.jsonl, and 1 other texts, such as verse/a.txt: pass --unit file or" in capsys.readouterr().err
+    assert (
+        "1 files of records, such as verse/b.jsonl, and 1 other texts, such as verse/a.txt: pass --unit file or" in capsys.readouterr().err
+    )
     assert tool.main([books, out, "--unit", "file", "--no-progress"]) == 0
     said = capsys.readouterr()
     assert "2 samples, " in said.out and "store tokens" in said.out and said.err == ""

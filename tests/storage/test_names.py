@@ -127,3 +127,9 @@ def test_workers_map_what_is_large(method: str, n: int) -> None:
         worker.join()
     assert said == (n, b"folder/00000000.jpg", b"folder/%08d.jpg" % (n - 1), [False, False], method != "fork" and n > 3)
     assert names[n - 1] == said[2]
+
+
+def test_names_that_end_in_some_letters() -> None:
+    names = [b"a.csv", b"B.CSV", b"csv", b".csv", b"", b"a.csv.gz", b"x/a.cSv", "é.csv".encode(), b"a_csv"]
+    assert PackedNames(names).end_in(b".csv").tolist() == [name.lower().endswith(b".csv") for name in names]
+    assert PackedNames().end_in(b".csv").tolist() == []

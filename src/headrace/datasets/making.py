@@ -22,6 +22,7 @@ from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
 from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.storage.scan import is_url, redact
+from headrace.tokenizer import shown_tokenizer
 
 
 class DatasetMeta(ABCMeta):
@@ -113,15 +114,17 @@ def blank(cls: Any) -> Any:
 
 def describe_call(name: str, arguments: dict[str, Any]) -> str:
     """The constructor's call as text: valid as far as its arguments have one, and without credentials."""
-    shown = []
-    for argument, value in arguments.items():
-        if argument == "storage_options":
-            shown.append("storage_options={...}")
-        elif argument in ("data_path", "path"):
-            shown.append(_shown(value))
-        else:
-            shown.append(f"{argument}={_shown(value)}")
+    shown = [
+        _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value) for argument, value in arguments.items()
+    ]
     return f"{name}({', '.join(shown)})"
+
+
+def describe_argument(name: str, value: Any) -> str:
+    """A keyword of such a call."""
+    if name == "storage_options":
+        return "storage_options={...}"
+    return f"{name}={shown_tokenizer(value) if name == 'tokenizer' else _shown(value)}"
 
 
 _OF_LOADING = {
@@ -142,8 +145,8 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
     for name, value in said.items():
         if not _is_plain(value):
             raise ConfigError(
-                f"shared='machine': {cls.__name__}'s argument {name}={value!r} has no value that another process could compare: override "
-                "held_as() and say in text what decides the held value"
+                f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} has no value that another process could "
+                "compare: override held_as() and say in text what decides the held value"
             )
     cls = getattr(cls, "_plain_class", cls)
     return f"{cls.__module__}.{cls.__qualname__} {said!r}"

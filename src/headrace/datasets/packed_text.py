@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.datasets.making import describe_argument
 from headrace.datasets.tokenizing import way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.far_list import far_files
@@ -43,7 +44,7 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
     if tokens is not None and given:
         if isinstance(tokens, FarTokens):
             tokens.far.close()
-        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        said = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(
             f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"
         )

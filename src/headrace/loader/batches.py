@@ -10,10 +10,12 @@ import copy
 import itertools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from headrace.errors import StateError
 from headrace.loader.draws import Draws
@@ -59,6 +61,10 @@ class Plan(ABC):
         """What can be said of the batches, for `get_stats()`."""
         return {}
 
+    def note(self, batch: Any) -> None:
+        """Looks at a batch that the user is about to get."""
+        return
+
     def received(self, epoch: int, position: int) -> None:
         """The user has received so many batches of an epoch."""
         return
@@ -80,6 +86,7 @@ class OrderPlan(Plan):
         self.seed: int = batches.order.seed
         self.padding: int = batches.padding
         self._stats: dict[str, float] | None = None
+        self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)  # elements of the batches so far, and those that are no padding
 
     @property
     def order(self) -> Order:
@@ -105,6 +112,11 @@ class OrderPlan(Plan):
         for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
             yield Ticket(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
 
+    def note(self, batch: Any) -> None:
+        mask = batch.get("attention_mask") if isinstance(self.order, BucketedOrder) and isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
+            self._padded += mask.numel(), int(mask.count_nonzero())
+
     def stats(self) -> dict[str, float]:
         order, batches = self.order, self._batches
         if not isinstance(order, BucketedOrder):
@@ -115,7 +127,8 @@ class OrderPlan(Plan):
             positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
             found = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
             self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, found), strict=True))
-        return self._stats
+        every, real = self._padded.tolist()
+        return {**self._stats, "padding_fraction": 1 - real / every} if every else self._stats
 
     def samples_before(self, step: int) -> int:
         return self._batches.samples_before(step)

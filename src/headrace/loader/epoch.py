@@ -60,6 +60,7 @@ class EpochIterator:
         self._way.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
+        self.job.dispatch.plan.note(delivered.batch)
         batch = self._way.move(delivered)
         if self._deliveries is not None:
             self._way.look_ahead(self._deliveries)

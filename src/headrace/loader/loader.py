@@ -524,9 +524,9 @@ class Loader(DataLoader[Any]):
         of the tightest limit on memory, the machine's, a cgroup's or the process's, and avg_cpu_usage is percent of one core.
         wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own clock, while the
         user's step goes on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with
-        bucket_by_length: how much of the epoch's first 1,000 batches is padding, by the lengths that are known, and
-        padding_fraction_unbucketed how much would be. If samples were skipped, "skipped_samples" lists the first 1,000 (index, path,
-        error).
+        bucket_by_length: how much of the batches so far is padding, by their attention_mask; of batches without one, how much of the
+        epoch's first 1,000 would be by the lengths that are known, and padding_fraction_unbucketed how much of these would be by a plain
+        shuffle. If samples were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
         """
         if self.config.enable_monitoring and not self._stats.batches:
             self._stats.look(())

@@ -18,8 +18,8 @@ READERS: dict[str, tuple[str, ...]] = {
 }
 """The classes that read files of some endings."""
 _TABLES = {
-    ".arrow": "it is a data set that HuggingFace's `datasets` saved: pass datasets.load_from_disk(...) of it to create_dataloader, or to "
-    "MemoryEfficientDataset for loading modes",
+    ".arrow": "it is a data set that HuggingFace's `datasets` saved: pass datasets.load_from_disk(...), of several splits "
+    "one, to create_dataloader, or to MemoryEfficientDataset for loading modes",
     ".parquet": "headrace reads no Parquet: pass datasets.load_dataset('parquet', data_files=..., split='train') to create_dataloader, or "
     "to MemoryEfficientDataset for loading modes",
 }

@@ -71,6 +71,15 @@ class PackedNames(Sequence[bytes]):
             joined = data[first : ends[-1]].tobytes()
             yield [joined[a - first : b - first] for a, b in itertools.pairwise(ends)]
 
+    def end_in(self, ending: bytes) -> npt.NDArray[np.bool_]:
+        """Which names end in these ASCII letters and dots, in any case ([n] bool)."""
+        data, offsets = self.arrays
+        fits = np.diff(offsets) >= len(ending)
+        for place, byte in enumerate(reversed(ending), 1):
+            left = np.flatnonzero(fits)
+            fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)  # which makes letters small, and leaves a dot
+        return fits
+
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
         """The names at some positions ([m] int64), in that order."""
         data, offsets = self.arrays

@@ -30,6 +30,7 @@ from headrace.storage.tokens import AnyTokens, DocumentsSource
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
 _PIECE = 4 << 20
+_SHOWN = 80  # characters of what a tokenizer is known by
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ class TokensFile:
     def made_with(self) -> str:
         """The tokenizer, in words."""
         text = self.info.text
-        return str(text.get("tokenizer") or f"a {text.get('class')} that can't be known again")
+        said = str(text.get("tokenizer") or f"a {text.get('class')} that can't be known again")
+        return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
 
 
 class PackedTokens(TokensFile):

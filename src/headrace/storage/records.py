@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.lines import IntArray, Newline
+from headrace.storage.names import PackedNames
 from headrace.storage.paths import redact
 from headrace.storage.plain import COMPRESSED, without_compression
 from headrace.storage.scan import FileList
@@ -53,20 +54,16 @@ def unit_of(files: FileList) -> str:
     Raises:
         ConfigError: there are files of both kinds.
     """
-    count, other, row = 0, None, None
-    for names in files.names.chunks():
-        for name in names:
-            path = name.partition(b"?")[0] if files.url else name
-            if path.lower().endswith(_BY_RECORD):
-                count, row = count + 1, name
-            else:
-                other = name
-    if row is not None and other is not None:
+    names = PackedNames(name.partition(b"?")[0] for name in files.names) if files.url else files.names
+    are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
+    count = int(are_of_records.sum())
+    if 0 < count < len(names):
+        row, other = names[int(are_of_records.argmax())], names[int(are_of_records.argmin())]
         raise ConfigError(
-            f"there are {count:,} files of records, such as {redact(row)}, and {len(files.names) - count:,} other texts, such as "
+            f"there are {count:,} files of records, such as {redact(row)}, and {len(names) - count:,} other texts, such as "
             f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
         )
-    return "file" if row is None else "record"
+    return "record" if count else "file"
 
 
 def newline_of(ending: str, newline: Newline) -> Newline:
