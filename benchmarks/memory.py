@@ -1,11 +1,12 @@
 """How much memory does a loader take, and does it stay within its budget?
 
-    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--workers 2] [--ranks 2] [--json]
+    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--workers 2] [--ranks 2] [--broken FRACTION] [--json]
 
 Each line is a job of its own: a dataset and a loader under `max_memory_usage`, three epochs in batches of 64 float32 images of 224 x
 224. What it takes is the growth of the PSS (shared pages counted once) of all its processes over the moment before the dataset
 exists, at its highest of some hundred looks, less what the worker processes of a plain DataLoader take that does nothing. The last
-lines are several ranks on one machine, with a store for each and with one for all.
+lines are several ranks on one machine, with a store for each and with one for all. With ``--broken 0.5`` half of the images are cut off in
+the middle and skipped, for ten epochs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import headrace
 from headrace.memory.budget import format_size, parse_size
 from headrace.monitor.stats import pss_of
 
-SIZE, EPOCHS = 224, 3
+SIZE, EPOCHS, EPOCHS_BROKEN = 224, 3, 10
 MODES = ("lazy", "streaming", "cached", "eager")
 
 
@@ -60,7 +61,7 @@ def job(given: argparse.Namespace) -> None:
     else:
         try:
             loader = ours(given)
-            for _ in range(EPOCHS):
+            for _ in range(EPOCHS_BROKEN if given.broken else EPOCHS):
                 for _ in loader:
                     pass
             held = {k: v for k, v in loader.get_stats().items() if k in ("held", "held_bytes", "hits", "misses", "samples_per_second")}
@@ -73,6 +74,7 @@ def job(given: argparse.Namespace) -> None:
 
 def ours(given: argparse.Namespace) -> headrace.Loader:
     options: dict[str, Any] = {"loading_mode": given.mode, "max_memory_usage": given.budget, "progress": False}
+    options["on_error"] = "skip" if given.broken else "raise"
     if given.shared == "machine":
         options |= {"shared": "machine", "cache_dir": given.cache_dir}
     dataset = headrace.ImageDataset(given.path, image_size=SIZE, **options)
@@ -85,13 +87,26 @@ def tree(pid: int) -> list[int]:
     return []
 
 
-def measure(path: str, mode: str, workers: int, budget: str, ranks: int = 1, shared: str = "rank") -> dict[str, Any]:
+def broken_copy(path: str, fraction: float, folder: str) -> str:
+    """The images of a folder, as links, but that fraction of them, evenly spread, as copies of their first halves."""
+    files = sorted(file for file in Path(path).rglob("*.*") if file.is_file())
+    for number, file in enumerate(files):
+        copy = Path(folder) / file.relative_to(path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if int((number + 1) * fraction) > int(number * fraction):
+            copy.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        else:
+            copy.symlink_to(file.resolve())
+    return folder
+
+
+def measure(path: str, mode: str, workers: int, budget: str, ranks: int = 1, shared: str = "rank", broken: float = 0) -> dict[str, Any]:
     """The most that all processes of a job took beyond what they took before there was a dataset."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         jobs = []
         for rank in range(ranks):
             command = [sys.executable, __file__, path, "--job", mode, "--workers", str(workers), "--budget", budget]
-            command += ["--shared", shared, "--cache-dir", folder]
+            command += ["--shared", shared, "--cache-dir", folder, "--broken", str(broken)]
             world = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks} if ranks > 1 else {}
             environment = {**os.environ, **{k: str(v) for k, v in world.items()}}
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
@@ -133,11 +148,11 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     for budget in given.budgets:
         for mode in MODES:
             for workers in sorted({0, given.workers}):
-                one = measure(given.path, mode, workers, budget)
+                one = measure(given.path, mode, workers, budget, broken=given.broken)
                 found.append(row(one, mode, workers, budget, 1, "rank", idle[workers]))
     for shared in ("rank", "machine"):
         for mode in ("cached", "eager"):
-            one = measure(given.path, mode, 1, given.budgets[-1], given.ranks, shared)
+            one = measure(given.path, mode, 1, given.budgets[-1], given.ranks, shared, given.broken)
             idle_ranks = given.ranks * measure(given.path, "idle", 1, "1GB")["growth"]
             found.append(row(one, mode, 1, given.budgets[-1], given.ranks, shared, idle_ranks))
     return found
@@ -177,6 +192,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", default=["300MB", "500MB", "2GB"], metavar="SIZE")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--broken", type=float, default=0, metavar="FRACTION", help="of the images that are cut off, and skipped")
     parser.add_argument("--json", action="store_true")
     for name in ("--job", "--budget", "--shared", "--cache-dir"):  # of the processes that this one starts
         parser.add_argument(name, dest=name[2:].replace("-", "_") if name != "--job" else "mode", help=argparse.SUPPRESS)
@@ -184,10 +200,13 @@ def main() -> None:
     if given.mode:
         job(given)
         return
-    found = rows(given)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.broken:
+            given.path = broken_copy(given.path, given.broken, folder)
+        found, images = rows(given), len(list(Path(given.path).rglob("*.*")))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "headrace": headrace.__version__}
     if given.json:
-        print(json.dumps({"machine": machine, "images": len(list(Path(given.path).rglob("*.*"))), "rows": found}, indent=2))
+        print(json.dumps({"machine": machine, "images": images, "rows": found}, indent=2))
         return
     show(found)
     print("\n" + ", ".join(f"{k} {v}" for k, v in machine.items()))

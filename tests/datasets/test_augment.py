@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,20 @@ def test_a_collate_function_of_ones_own_gets_pil_images(photos: Path, make_loade
     for collate in ("list", lambda samples: samples):
         batch = next(iter(make_loader(dataset, batch_size=2, num_workers=0, collate_fn=collate)))
         assert [image.size for image, _ in batch] == [(8, 8)] * 2
+
+
+@pytest.mark.parametrize("steps", [RECIPE, [*RECIPE, np.asarray]], ids=["filled", "one by one"])
+@pytest.mark.parametrize("kind", ["dds", "a warning raised"])
+def test_what_a_decoder_raises_is_skipped_and_named(tmp_path: Path, make_loader: Any, steps: Any, kind: str) -> None:
+    folder = make_photos(tmp_path / "photos", classes=("noise",), per_class=6)
+    image = Image.new("RGB", (16, 16) if kind == "dds" else (160, 120))
+    image.save(folder / "noise" / "bad.png", "DDS" if kind == "dds" else "PNG")
+    dataset = ImageDataset(folder, transform=steps, on_error="skip")
+    loader = make_loader(dataset, batch_size=7, num_workers=0)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+        images, _ = next(iter(loader))
+    assert len(images) == 6
+    (skipped,) = loader.get_stats()["skipped_samples"]
+    assert skipped["path"].endswith("bad.png") and "bad.png: " in skipped["error"]

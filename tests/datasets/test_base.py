@@ -7,7 +7,9 @@ import errno
 import gc
 import pickle
 import random
+import struct
 import threading
+import tracemalloc
 import warnings
 import weakref
 from collections import Counter
@@ -878,3 +880,43 @@ def test_a_list_of_transforms(photos: Any) -> None:
     assert rows[3] == "3.0"
     with pytest.raises(ConfigError, match="'flip' is none"):
         MemoryEfficientDataset(list(range(10)), transform="flip")
+
+
+class Heavy(SquaresDataset):
+    """Half of the samples can't be decoded, after a MiB was made of each; the others are the memory that their process has traced."""
+
+    def decode(self, record: str) -> np.ndarray[Any, Any]:
+        if int(record) % 2:
+            self.fail(np.ones(1 << 20, np.uint8))
+        return np.array([tracemalloc.get_traced_memory()[0]])
+
+    def fail(self, pixels: np.ndarray[Any, Any]) -> None:
+        try:
+            struct.unpack("<Q", pixels[:3])
+        except struct.error as error:
+            raise ValueError("half an image") from error
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is counted, and nothing is freed by the garbage collector."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+def test_bad_samples_hold_no_memory(make: Any, make_loader: Any, traced: None, mode: str, workers: int) -> None:
+    kept: list[Any] = []
+    on_error = "skip" if workers else lambda index, path, error: kept.append(error) or (np.array([0]), 0)
+    before = tracemalloc.get_traced_memory()[0]
+    dataset = make(16, cls=Heavy, loading_mode=mode, on_error=on_error, max_memory_usage="50MB")
+    loader = make_loader(dataset, batch_size=8, num_workers=workers, persistent_workers=bool(workers), shuffle=False)
+    for _ in range(10):
+        most = max(int(values.max()) for values, _ in loader)
+    assert max(most, tracemalloc.get_traced_memory()[0]) - before < 3 << 20
+    assert workers or [str(error) for error in kept] == ["half an image"] * 80

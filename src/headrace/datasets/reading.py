@@ -259,6 +259,7 @@ class SampleReading(ABC):
         failure.__cause__ = error
         self._counts["errors"] += 1
         if self.on_error != "raise":
+            _forget_frames(failure)
             return failure
         try:
             raise failure
@@ -273,6 +274,14 @@ class SampleReading(ABC):
         self._counts["skipped"] += 1
         self._skipped.append((index, path, str(failure)))
         return []
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Of an error that is kept: its tracebacks, and those of its causes, hold the frames that decoded, and with them bytes and pixels."""
+    one: BaseException | None = error
+    while one is not None and (one.__traceback__ or one.__context__ or one is error):
+        one.__traceback__ = one.__context__ = None  # a context may also be an error that the caller is handling
+        one = one.__cause__
 
 
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
