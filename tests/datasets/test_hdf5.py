@@ -307,7 +307,9 @@ assert "hdf5plugin" not in sys.modules
 for name in ("zstd", "blosc"):
     dataset = HDF5Dataset(sys.argv[1], name)
     assert [int(dataset[i][0]) for i in range(20)] == list(range(0, 80, 4)), name
-for name in ("lz4", "blosc2"):
+table = HDF5Dataset(sys.argv[1], "table")
+assert [int(table[i]["number"]) for i in (0, 1, 999)] == [0, 1, 999] and "h5py:" not in table.explain()
+for name in ("lz4", "blosc2", "lzo"):
     try:
         HDF5Dataset(sys.argv[1], name)
     except FormatError as error:
@@ -320,14 +322,31 @@ def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
     filters = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(), "lz4": hdf5plugin.LZ4(), "blosc2": hdf5plugin.Blosc2()}
     data = np.arange(80).reshape(20, 4)
     path = write(tmp_path / "a.h5", **{name: (data, {"chunks": (4, 4), **how}) for name, how in filters.items()})
+    table = np.zeros(1000, [("flag", "u1"), ("number", "f8")])
+    table["number"] = np.arange(1000)
+    with h5py.File(path, "r+") as file:
+        kind = h5py.h5t.create(h5py.h5t.COMPOUND, 9)  # a table as PyTables writes it, whose truth values are bit fields
+        kind.insert(b"flag", 0, h5py.h5t.STD_B8LE)
+        kind.insert(b"number", 1, h5py.h5t.IEEE_F64LE)
+        for name, filter_number in (("table", 32001), ("lzo", 305)):
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_chunk((100,))
+            if name == "table":
+                plist.set_filter(filter_number, h5py.h5z.FLAG_MANDATORY, (0, 0, 0, 0, 5, 1, 1))
+                h5py.h5d.create(file.id, b"table", kind, h5py.h5s.create_simple((1000,)), plist)
+                file["table"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, table, kind)
+            else:
+                plist.set_filter(filter_number, h5py.h5z.FLAG_OPTIONAL)
+                h5py.h5d.create(file.id, b"lzo", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((1000,)), plist)
     environment = {name: value for name, value in os.environ.items() if name != "HDF5_PLUGIN_PATH"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     run = subprocess.run([sys.executable, "-c", FILTERS, path], capture_output=True, text=True, env=environment, timeout=60)
     assert run.returncode == 0, run.stderr
     said = run.stdout.splitlines()
-    assert len(said) == 2 and all(
-        f"is packed with {name}, which h5py lacks: pip install" in line for name, line in zip(("lz4", "blosc2"), said, strict=True)
+    assert len(said) == 3 and all(
+        f"is packed with {name}, which h5py lacks: pip install" in line for name, line in zip(("lz4", "blosc2"), said[:2], strict=True)
     )
+    assert "is packed with lzo, which h5py lacks: hdf5plugin has not all of them either" in said[2]
 
 
 def test_what_can_not_be_opened(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 from pathlib import Path
@@ -178,6 +179,57 @@ def test_elements_may_be_arrays(tmp_path: Path, filters: str) -> None:
     check(tmp_path / "a.h5", "deep", values(">i2", (5, 2)), direct=True)
     assert check(tmp_path / "a.h5", "flat", array, direct=True).is_direct
     check(tmp_path / "a.h5", "unwritten", expected, direct=True)
+
+
+@pytest.mark.parametrize("filters", [["shuffle"], ["shuffle", "deflate"], ["deflate", "fletcher32"]])
+@pytest.mark.parametrize("probe", [1 << 24, 8])  # bytes of chunks that are compared whatever their size
+def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.hdf5_chunks._PROBE", probe)
+    array, plist = values("i4", (6,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((4, 6))
+    for name in filters:
+        getattr(plist, f"set_{name}")(*[4] * (name == "deflate"))
+    maps = Path("/proc/self/maps")
+    library = (
+        {line.split()[-1] for line in maps.read_text().splitlines() if "/libhdf5-" in line or "/libhdf5.so" in line}
+        if maps.exists()
+        else ()
+    )
+    if not library:
+        pytest.skip("h5py has no function for it, and HDF5's library is not found")
+    set_options = ctypes.CDLL(library.pop()).H5Pset_chunk_opts
+    set_options.argtypes = [ctypes.c_int64, ctypes.c_uint]
+    assert set_options(plist.id, 2) == 0  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I32LE, h5py.h5s.create_simple(array.shape), plist)
+        file["x"][:] = array
+        file.create_dataset("filtered", data=array, chunks=(4, 6), shuffle=True, compression="gzip")
+    assert not check(tmp_path / "a.h5", "x", array, direct=True).is_direct
+    assert check(tmp_path / "a.h5", "filtered", array, direct=True).is_direct
+
+
+@pytest.mark.parametrize("filters", ["raw", "gzip, shuffle"])
+def test_bit_fields_are_read_directly(tmp_path: Path, filters: str) -> None:
+    """PyTables writes truth values as such, alone and in tables."""
+    h5t, table = h5py.h5t, h5py.h5t.create(h5py.h5t.COMPOUND, 10)
+    for name, at, kind in ((b"flag", 0, h5t.STD_B8LE), (b"number", 1, h5t.IEEE_F64LE), (b"bits", 9, h5t.STD_B8LE)):
+        table.insert(name, at, kind)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, kind in (("flags", h5t.STD_B8LE), ("wide", h5t.STD_B16BE), ("table", table)):
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_chunk((4,))
+            if filters != "raw":
+                plist.set_shuffle()
+                plist.set_deflate(4)
+            h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple((N,)), plist)
+            dtype = file[name].dtype
+            raw = np.random.default_rng(0).integers(0, 2, (N, dtype.itemsize), np.uint8).view(dtype).reshape(N)
+            file[name].id.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(raw), kind)
+        expected = {name: file[name][:] for name in file}
+    for name, array in expected.items():
+        assert array.tobytes().strip(b"\0")
+        check(tmp_path / "a.h5", name, array, direct=False)
+        assert check(tmp_path / "a.h5", name, array, direct=True).is_direct, name
 
 
 def test_chunks_whose_filters_were_skipped(tmp_path: Path) -> None:

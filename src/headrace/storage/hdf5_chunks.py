@@ -244,8 +244,7 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
         return "its bytes lie in external files"
     if plist.get_layout() == h5py.h5d.COMPACT:
         return "a compact dataset lies in the file's head"
-    # The very type that h5py would give: not so for integers of 12 bits in two bytes, say.
-    if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
+    if not _is_as_stored(dataset.id.get_type(), dataset.dtype):
         return f"its elements are converted to {dataset.dtype}"
     if dataset.chunks is None:
         return None
@@ -259,6 +258,22 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
+    """Are elements stored with the very bytes that h5py gives? Not so integers of 12 bits in two bytes, say."""
+    if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
+        number = h5py.h5t.py_create(dtype)
+        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{'BE' if number.get_order() == h5py.h5t.ORDER_BE else 'LE'}", None)
+        return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
+    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None and dtype.itemsize == kind.get_size():
+        members = range(kind.get_nmembers())
+        fields = [dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape")) for number in members]
+        if all(fields) and [field[1] for field in fields if field] == [kind.get_member_offset(number) for number in members]:
+            return all(
+                _is_as_stored(kind.get_member_type(number), field[0]) for number, field in zip(members, fields, strict=True) if field
+            )
+    return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
 def _doubt(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
