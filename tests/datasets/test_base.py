@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import os
 import pickle
 import random
 import struct
@@ -72,6 +73,14 @@ class SquaresDataset(BaseDataset):
         if number == self.undecodable:
             raise ValueError("not a square\nat all")
         return np.array([number, number**2])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="looks into /proc")
+def test_a_dataset_opens_no_descriptor_of_its_own() -> None:
+    first = SquaresDataset()
+    before = len(os.listdir("/proc/self/fd"))
+    datasets = [SquaresDataset() for _ in range(60)]
+    assert len(os.listdir("/proc/self/fd")) == before and first.epoch == datasets[-1].epoch == 0
 
 
 class Draws:

@@ -415,7 +415,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "raw": ({"compressors": None, "fill_value": 9}, {}),
     "zstd": ({"fill_value": 9}, {}),
     "shards": ({"shards": (20, 6), "fill_value": 9}, {}),
-    "raw shards": ({"shards": (20, 6), "compressors": None, "fill_value": 9}, {}),
     "library": ({"fill_value": 9}, {"direct": False}),
     "sharded library": ({"shards": (20, 6), "fill_value": 9}, {"direct": False}),
 }
@@ -446,6 +445,19 @@ def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change
                 dataset[index]
         dataset.close()
     assert int(ZarrDataset(path, **read)[5][0]) == {"rewritten": 2, "replaced": 2, "moved": 1, "emptied": 9}[change]
+
+
+def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.zarr", 1, {"compressors": None})
+    later = time.time() + 60
+    for file in [tmp_path / "a.zarr", *(tmp_path / "a.zarr").rglob("*")]:
+        os.utime(file, (later, later))
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    assert [int(dataset[i][0]) for i in range(40)] == [1] * 40
+    chunk = tmp_path / "a.zarr" / "c" / "3" / "0"
+    os.utime(chunk, (later + 1, later + 1))
+    with pytest.raises(ReplacedError, match="c/3/0 was changed"):
+        dataset[13]
 
 
 def test_a_zip_file_that_is_changed_is_an_error(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ NOTE [ a local store that changes ]
 Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's metadata file, which must be the one that was
 read. A chunk file must not have been written after the store was opened: its time says so, and it is known where the file is opened, or
 looked for, anyway. So nothing needs to be known of each file beforehand. A file that is missing counts as removed where its folder was
-written to since.
+written to since. Where a file server's clock is ahead of this machine's, files that were written just before would seem to be changed: so
+the last chunk's file and its folders are looked at first, and what is as old as these is not.
 """
 
 from __future__ import annotations
@@ -63,13 +64,22 @@ class ZarrFolder:
                 status = os.fstat(file.fileno())
                 if key not in self._versions:
                     self._versions[key] = _version_of(status)
-                    folder = os.stat(os.path.dirname(place))
-                    self._opened = max(self._opened, status.st_mtime_ns, folder.st_mtime_ns)  # a file server's clock may be ahead
+                    self._note_time(place)
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except PermissionError as error:
             raise AccessError(f"{redact(place)}: this user may not read the file") from error
+
+    def note_last(self, key: str) -> None:
+        """Notes that the last file of an array may have been written now, by the clock of its server; see the NOTE above."""
+        self._note_time(f"{self.path}/{key}")
+
+    def _note_time(self, place: str) -> None:
+        while len(place) >= len(self.path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._opened = max(self._opened, os.stat(place).st_mtime_ns)
+            place = os.path.dirname(place)
 
     def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
         """Where the contents of files lie; None: there is no such file.

@@ -60,6 +60,8 @@ class ArrayFiles:
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
         self._whole = whole
+        if isinstance(store, ZarrFolder) and all(layout.shape):
+            store.note_last(self.keys([math.prod(self._counts) - 1])[0])
 
     def keys(self, numbers: Sequence[int]) -> list[str]:
         """Of files in the store."""

@@ -1,0 +1,53 @@
+"""Zarr stores that tensorstore, anndata and numcodecs wrote: all values are those that these libraries read."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import ZarrDataset, create_dataloader
+from tests.integration import foreign_zarr
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WRITERS: dict[str, Callable[[Path], list[foreign_zarr.Case]]] = {
+    "tensorstore": foreign_zarr.write_tensorstore,
+    "anndata": foreign_zarr.write_anndata,
+    "numcodecs": foreign_zarr.write_numcodecs,
+}
+
+
+def same(found: Any, expected: Any) -> bool:
+    return (
+        found == expected
+        if isinstance(expected, str)
+        else np.array_equal(np.asarray(found), expected, equal_nan=expected.dtype.kind in "fc")
+    )
+
+
+def check(case: foreign_zarr.Case) -> None:
+    for direct in (True, False):
+        dataset = ZarrDataset(case.path, case.name, direct=direct)
+        assert len(dataset) == len(case.values)
+        if direct and case.is_direct is not None:
+            assert dataset._source.is_direct == case.is_direct, dataset.explain()
+        assert all(same(found, expected) for found, expected in zip(dataset, case.values, strict=True)), f"{case.path} {case.name}"
+        batches = create_dataloader(dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False)
+        assert all(same(row, one) for row, one in zip((row for batch in batches for row in batch), case.values, strict=True))
+        dataset.close()
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+@pytest.mark.parametrize("library", WRITERS)
+def test_values_are_those_that_the_library_reads(library: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -c constraints.txt -e '.[integration]'")
+    cases = WRITERS[library](tmp_path)
+    assert len(cases) >= 16
+    for case in cases:
+        check(case)
