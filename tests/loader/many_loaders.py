@@ -81,7 +81,7 @@ def busy_threads() -> list[threading.Thread]:
     def forever(deed: Callable[[], object]) -> None:
         while True:
             deed()
-            time.sleep(0)
+            time.sleep(0.002)
 
     threads = [threading.Thread(target=forever, args=(deed,), name="busy", daemon=True) for deed in deeds if deed is not None]
     for thread in threads:

@@ -118,8 +118,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             delivered: Delivered = super().__next__() if profiler._is_profiler_enabled else self._next_data()  # type: ignore[no-untyped-call]
             return delivered
         finally:
-            _remove_worker_pids(self._call)
-            self._call = 0
+            if self._call:
+                _remove_worker_pids(self._call)
+                self._call = 0
 
     def is_ready(self) -> bool:
         """True if the next delivery is here, and pinned, so that `next` does not wait for it."""
@@ -153,8 +154,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _start_again(self, worker: int) -> None:
         birth, old = self._unborn.pop(worker), self._workers[worker]
-        if self._call:
-            _remove_worker_pids(self._call)  # torch would tell of its death
+        call, self._call = self._call, 0
+        if call:
+            _remove_worker_pids(call)  # torch would tell of its death
         old.kill()
         old.join(_PATIENCE)
         threads = listed(other_threads()) or "none that is known now"
@@ -169,8 +171,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             self._unborn[worker] = _Birth(new, birth.number + 1)
         self._workers[worker] = new
         self._watch_ends()
-        if self._call:
-            _set_worker_pids(self._call, self._pids)
+        if call:
+            _set_worker_pids(call, self._pids)
+            self._call = call
         how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'" if found is None else f"fork, since {found}"
         warn(f"{why}. It was killed and started again by {how}")
 
