@@ -88,7 +88,7 @@ class Collators:
         return [*self._entries.values()]
 
 
-collators: Collators = Collators()
+collators = Collators()
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
 collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)

@@ -47,11 +47,7 @@ class Samples:
     def __init__(
         self, items: Any, ticket: Ticket, report: dict[str, Any], error: BaseException | None = None, arena: Arena | None = None
     ) -> None:
-        self.items: Any = items
-        self.ticket: Ticket = ticket
-        self.report: dict[str, Any] = report
-        self.error: BaseException | None = error
-        self.arena: Arena | None = arena
+        self.items, self.ticket, self.report, self.error, self.arena = items, ticket, report, error, arena
 
 
 class Fetch(Dataset[Any]):
@@ -80,9 +76,7 @@ class Fetch(Dataset[Any]):
         join: Join | None = None,
     ) -> None:
         self._origin, self._join = origin, join
-        self.dataset: Any = dataset
-        self.ring: Ring = ring
-        self._plan, self._stride, self._stacks = plan, stride, stacks
+        self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)

@@ -40,9 +40,7 @@ class ObjectRows(LibraryRows):
     """
 
     def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape: tuple[int, ...] = shape
-        self.dtype: np.dtype[Any] = dtype
-        self._opened, self._path, self._name = opened, path, name
+        self._opened, self._path, self._name, self.shape, self.dtype = opened, path, name, shape, dtype
         self.how = "h5py: elements of any size"
 
     def read(self, rows: Sequence[int]) -> list[Any]:

@@ -20,8 +20,7 @@ class Stamp:
     def __init__(self, path: str) -> None:
         self.path = path
         status = os.stat(path)
-        self.size: int = status.st_size
-        self.mtime: int = status.st_mtime_ns
+        self.size, self.mtime = status.st_size, status.st_mtime_ns
 
     def check(self, fd: int) -> None:
         """Is the open file still that one?
@@ -47,8 +46,7 @@ class KnownFile:
     """
 
     def __init__(self, path: str, files: Files) -> None:
-        self.path: str = path
-        self._files = files
+        self.path, self._files = path, files
         self._stamp: Stamp | None = None
         self.size: int
         self.when: int | str | None

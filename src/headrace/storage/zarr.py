@@ -77,7 +77,7 @@ class OpenZarr:
         self.files: Files = WorkerFiles() if far is None else far
         self._roots = _LibraryRoots()
         self.library: WorkerFiles[Any] = WorkerFiles(self._roots, _close_root, 16, survives_fork=False)
-        self.chunks: ChunkCache = ChunkCache(0)
+        self.chunks = ChunkCache(0)
 
     def store(self, path: str | os.PathLike[Any], names: str | Sequence[str | None] | None = ()) -> Store:
         """The store at a path or URL.
@@ -166,17 +166,17 @@ class ZarrSource(ArraysSource):
         self._chunks = self._opened.chunks
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = self._opened.store(path, [*wanted, column])
-        self.path: str = redact(self._store.path)
+        self.path = redact(self._store.path)
         found = [array_named(self._store, one) for one in wanted]
-        self.name: str | tuple[str, ...] = found[0][0] if name is None or isinstance(name, str) else tuple(one for one, _ in found)
+        self.name = found[0][0] if name is None or isinstance(name, str) else tuple(one for one, _ in found)
         fields = {one: zarr_reader(self._store, one, said, self._opened, direct=direct, missing=missing) for one, said in found}
         for one, field in fields.items():
             if not field.shape:
                 raise FormatError(f"{self.path}: {one!r} is a single value, it has no axis of samples")
         self._fields = fields
-        self.grids: list[list[Any]] = [[one, f.shape, f.dtype.str, f.chunks.grid.chunks] for one, f in fields.items()]
+        self.grids = [[one, f.shape, f.dtype.str, f.chunks.grid.chunks] for one, f in fields.items()]
         self._check_lengths()
-        self.far: RemoteFiles | None = self._opened.far if self.is_direct else None
+        self.far = self._opened.far if self.is_direct else None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.

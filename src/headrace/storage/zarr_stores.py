@@ -93,7 +93,7 @@ class ZarrZip:
         with asking("zipfile", redact(path)), zipfile.ZipFile(path) as file:
             self._infos = {info.filename: info for info in file.infolist()}
         self._stamp = Stamp(path)
-        self.is_stored: bool = all(info.compress_type == zipfile.ZIP_STORED for info in self._infos.values())
+        self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in self._infos.values())
         self._places: dict[str, Stretch] = {}
 
     def know(self, nodes: Sequence[str]) -> None:
@@ -154,8 +154,7 @@ class ZarrUrl:
     is_stored = True
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path: str = url
-        self.files: RemoteFiles = files
+        self.path, self.files = url, files
         self._held: dict[str, bytes | None] = {}
 
     def know(self, nodes: Sequence[str]) -> None:
@@ -257,10 +256,9 @@ class ZarrZipUrl:
     """
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path: str = url
-        self.files: RemoteFiles = files
+        self.path, self.files = url, files
         self._zip = FarZip(url, files)
-        self.is_stored: bool = self._zip.is_stored
+        self.is_stored = self._zip.is_stored
 
     def know(self, nodes: Sequence[str]) -> None:
         """See `ZarrFolder`."""
