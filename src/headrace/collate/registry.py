@@ -131,7 +131,7 @@ def _looks_like_factory(function: Collate) -> bool:
     return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
-collators: Collators = Collators()
+collators = Collators()
 collators.register("default", description="stack samples of one shape; structure and dtypes are kept")(stack_collate)
 collators.register("list", description="the samples as a list, as they are")(list_collate)
 collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)

@@ -46,13 +46,12 @@ class RandomResizedCrop:
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        self.size: tuple[int, int] = image_sides(size, "size")
+        self.size = image_sides(size, "size")
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(f"scale must be two fractions of the image's area, the smaller one first, not {scale!r}")
         if not 0 < ratio[0] <= ratio[1] < math.inf:
             raise ConfigError(f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}")
-        self.scale: tuple[float, float] = (float(scale[0]), float(scale[1]))
-        self.ratio: tuple[float, float] = (float(ratio[0]), float(ratio[1]))
+        self.scale, self.ratio = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
 
     def draw(self, height: int, width: int) -> Box:
         """The part to take of an image of that size."""
@@ -89,7 +88,7 @@ class RandomHorizontalFlip:
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
             raise ConfigError(f"p must be a probability between 0 and 1, not {p!r}")
-        self.p: float = float(p)
+        self.p = float(p)
 
     def draw(self) -> bool:
         """Is the next image to be mirrored?"""
@@ -129,8 +128,7 @@ class Augment:
     """A crop and a flip, or one of the two, as a dataset applies them itself."""
 
     def __init__(self, crop: RandomResizedCrop | Whole | None, flip: RandomHorizontalFlip | None) -> None:
-        self.crop: RandomResizedCrop | Whole | None = crop
-        self.flip: RandomHorizontalFlip | None = flip
+        self.crop, self.flip = crop, flip
 
     def draw(self, height: int, width: int) -> Drawn:
         """The draws for an image of that size: the same, and in the same order, as the two would make one after the other."""
@@ -142,7 +140,7 @@ class Chain:
     """Callables, one after the other."""
 
     def __init__(self, steps: Iterable[Callable[[Any], Any]]) -> None:
-        self.steps: list[Callable[[Any], Any]] = list(steps)
+        self.steps = list(steps)
 
     def __call__(self, value: Any) -> Any:
         for step in self.steps:

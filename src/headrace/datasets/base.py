@@ -106,6 +106,13 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     fork_safe = True
     """May a process that has read from it fork? If not, `Loader` starts workers by forkserver."""
+    transform: Callable[[Any], Any] | None
+    target_transform: Callable[[Any], Any] | None
+    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
+    loading_mode: LoadingMode
+    seed: int
+    return_index: bool
+    on_error: OnError
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
     data_path: Any = None
@@ -139,13 +146,10 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
                 "shared": shared, "on_error": on_error, "seed": seed,
             }
         )  # fmt: skip
-        self.transform: Callable[[Any], Any] | None = chained(transform)
-        self.target_transform: Callable[[Any], Any] | None = target_transform
-        self.transforms: Callable[[Any, Any], tuple[Any, Any]] | None = transforms
-        self.loading_mode: LoadingMode = LoadingMode.of(loading_mode)
-        self.seed: int = int(seed)
-        self.return_index: bool = return_index
-        self.on_error: OnError = on_error
+        self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
+        self.loading_mode = LoadingMode.of(loading_mode)
+        self.seed, self.return_index = int(seed), return_index
+        self.on_error = on_error
         self.targets = as_targets(targets, len(source))
         self._source = source
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy

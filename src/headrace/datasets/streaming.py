@@ -60,6 +60,8 @@ class StreamingDataset(DelegatingDataset):
         RemoteError: a server does not give what it is asked for.
     """
 
+    buffer_size: int
+    kind: str
     _in_mode = LoadingMode.STREAMING
 
     def __init__(
@@ -86,12 +88,11 @@ class StreamingDataset(DelegatingDataset):
                 )
         check_arguments(self, urls, options, "urls", transform=transform, loading_mode=self._in_mode)
         self.data_path = urls
-        self.buffer_size: int = int(buffer_size)
+        self.buffer_size = int(buffer_size)
         transforms: dict[str, Any] = {"transform": transform, "target_transform": options.get("target_transform")}
         transforms["transforms"] = options.get("transforms")
         of_loading = {name: value for name, value in options.items() if name in ("cache_dir", "progress", "max_memory_usage")}
         reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
-        self.kind: str
         self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
         if inner._source.block_nbytes:
             inner.hold_chunks(0)  # this dataset sets room aside for them

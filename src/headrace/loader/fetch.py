@@ -66,9 +66,7 @@ class Fetch(Dataset[Any]):
         join: Join | None = None,
     ) -> None:
         self._origin, self._join = origin, join
-        self.dataset: Any = dataset
-        self.ring: Ring = ring
-        self._plan, self._stride, self._stacks = plan, stride, stacks
+        self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
         self._ours = isinstance(dataset, BaseDataset)
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)

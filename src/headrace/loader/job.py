@@ -33,9 +33,8 @@ class _Dispatch:
     """The batch sampler that torch sees: the plan's tickets, each with a slot of the ring."""
 
     def __init__(self, plan: Plan, ring: Ring) -> None:
-        self.plan: Plan = plan
-        self._ring = ring
-        self.handed_out: int = 0
+        self.plan, self._ring = plan, ring
+        self.handed_out = 0
         self.begin(0, 0)
 
     def begin(self, epoch: int, step: int, states: States | None = None) -> None:
@@ -64,8 +63,8 @@ class Job:
 
     def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig, collate: Callable[[list[Any]], Any] | None) -> None:
         workers = config.num_workers or 0
-        self.ring: Ring = fetch.ring
-        self.dispatch: _Dispatch = _Dispatch(plan, self.ring)
+        self.ring = fetch.ring
+        self.dispatch = _Dispatch(plan, self.ring)
         into_slots: Any = Collate(collate, config.yields_batches)
         self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
         self._loader: Workers | None = None
@@ -85,7 +84,7 @@ class Job:
                 worker_init_fn=self._init,
                 timeout=config.timeout,
             )
-        self.is_lasting: bool = not workers or bool(config.persistent_workers)
+        self.is_lasting = not workers or bool(config.persistent_workers)
         self._user: weakref.ref[Any] | None = None
 
     @property

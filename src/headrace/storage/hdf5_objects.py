@@ -43,8 +43,7 @@ class ObjectRows(LibraryRows):
 
     def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, dataset: h5py.Dataset, versions: Versions | None) -> None:
         self._opened, self._path, self._name, self._versions = opened, path, name, versions
-        self.shape: tuple[int, ...] = tuple(dataset.shape)
-        self.dtype: np.dtype[Any] = dataset.dtype
+        self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
         self.how = "h5py: elements of any size"
 
     def read(self, rows: Sequence[int]) -> list[Any]:

@@ -45,10 +45,7 @@ class PatchGrid:
     def __init__(
         self, shape: Sequence[int], patch: Sequence[int], stride: Sequence[int], edges: str = "drop", boxes: Sequence[Box] | None = None
     ) -> None:
-        self.shape: tuple[int, ...] = tuple(shape)
-        self.patch: tuple[int, ...] = tuple(patch)
-        self.stride: tuple[int, ...] = tuple(stride)
-        self.edges: str = edges
+        self.shape, self.patch, self.stride, self.edges = tuple(shape), tuple(patch), tuple(stride), edges
         if edges not in EDGES:
             raise ConfigError(f"edges must be one of {', '.join(map(repr, EDGES))}, not {edges!r}")
         for name, extents in (("patch_shape", self.patch), ("stride", self.stride)):
@@ -56,12 +53,12 @@ class PatchGrid:
                 raise ConfigError(f"{name}={list(extents)} needs {len(self.shape)} extents of at least 1, for a volume of {list(shape)}")
         if 0 in self.shape:
             raise ConfigError(f"a volume of {list(shape)} has no voxels, and so no patches")
-        self.boxes: list[Box] = [Box((0,) * len(self.shape), self.shape)] if boxes is None else list(boxes)
+        self.boxes = [Box((0,) * len(self.shape), self.shape)] if boxes is None else list(boxes)
         for box in self.boxes:
             inside = all(0 <= a < b <= s for a, b, s in zip(box.start, box.stop, self.shape, strict=True))
             if len(box.start) != len(self.shape) or not inside:
                 raise ConfigError(f"the box from {list(box.start)} to {list(box.stop)} does not lie inside of a volume of {list(shape)}")
-        self.counts: list[tuple[int, ...]] = [tuple(map(self._count, box.start, box.stop, self.patch, self.stride)) for box in self.boxes]
+        self.counts = [tuple(map(self._count, box.start, box.stop, self.patch, self.stride)) for box in self.boxes]
         self._ends = np.cumsum([math.prod(counts) for counts in self.counts], dtype=np.int64)
 
     def _count(self, start: int, stop: int, patch: int, stride: int) -> int:

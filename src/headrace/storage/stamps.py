@@ -52,8 +52,7 @@ class KnownFile:
     """
 
     def __init__(self, path: str, files: Files, status: os.stat_result | None = None) -> None:
-        self.path: str = path
-        self._files = files
+        self.path, self._files = path, files
         self._stamp: Stamp | None = None
         self.size: int
         self.when: int | str | None

@@ -81,7 +81,7 @@ class OpenZarr:
         self.files: Files = WorkerFiles() if far is None else far
         self._arrays = _LibraryArrays()
         self.library: WorkerFiles[Any] = WorkerFiles(self._arrays, _close_array, 16, survives_fork=False)
-        self.chunks: ChunkCache = ChunkCache(0)
+        self.chunks = ChunkCache(0)
 
     def store(self, path: str | os.PathLike[Any], names: str | Sequence[str | None] | None = ()) -> Store:
         """The store at a path or URL.
@@ -192,7 +192,7 @@ class ZarrSource(ArraysSource):
         self._chunks = self._opened.chunks
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = self._opened.store(path, [*wanted, column])
-        self.path: str = redact(self._store.path)
+        self.path = redact(self._store.path)
         found = [array_named(self._store, one) for one in wanted]
         self.name: str | tuple[str, ...] = found[0][0] if name is None or isinstance(name, str) else tuple(one for one, _ in found)
         fields = {one: rows_reader(self._store, one, said, self._opened, direct=direct, missing=missing) for one, said in found}
@@ -204,7 +204,7 @@ class ZarrSource(ArraysSource):
             [one, f.shape, f.dtype.str, f.chunks.grid.chunks if isinstance(f, ArrayReader) else None] for one, f in fields.items()
         ]
         self._check_lengths()
-        self.far: RemoteFiles | None = self._opened.far if self.is_direct else None
+        self.far = self._opened.far if self.is_direct else None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.

@@ -47,8 +47,7 @@ class ZarrUrl:
         """Each read is of one version of its file, or an error; see `RemoteFiles`."""
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path: str = url
-        self.files: RemoteFiles = files
+        self.path, self.files = url, files
         self._held: dict[str, bytes | None] = {}
 
     def know(self, nodes: Sequence[str]) -> None:
@@ -150,8 +149,7 @@ class ZarrZipUrl:
     """
 
     def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path: str = url
-        self.files: RemoteFiles = files
+        self.path, self.files = url, files
         self._zip = FarZip(url, files)
         try:
             self._root = root_among(self._zip.names)
