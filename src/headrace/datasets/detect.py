@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.arguments import check_names
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.checks import keywords_of
+from headrace.datasets.checks import HINTS, keywords_of
 from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.pixels import EXTENSIONS
@@ -45,7 +45,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         DataNotFoundError: nothing there, or no file of a known format.
         FormatError: a file of another format.
     """
-    check_names("open_dataset", options, known_keywords())
+    check_names("open_dataset", options, known_keywords(), HINTS)
     cls: Any = _class_of(data_path, options)
     for name in options:
         if name not in keywords_of(cls):
