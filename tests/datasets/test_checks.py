@@ -55,6 +55,13 @@ def test_a_keyword_of_images_is_suggested(cls: Any) -> None:
         cls(NOWHERE, imagesize=3)
 
 
+@pytest.mark.parametrize(("word", "use"), [("mode", "loading_mode"), ("train", "the path of that part"), ("root", "data_path")])
+def test_a_word_of_other_datasets_gets_ours(word: str, use: str) -> None:
+    for door in (ImageDataset, TextDataset, open_dataset):
+        with pytest.raises(ConfigError, match=f"{door.__name__} has no '{word}': use {use}"):
+            door(NOWHERE, **{word: "a"})
+
+
 def test_a_keyword_passed_on_by_a_class_of_one_s_own() -> None:
     with pytest.raises(ConfigError, match=r"^MySquares has no 'loadingmode': did you mean loading_mode"):
         MySquares(loadingmode="lazy")

@@ -360,6 +360,19 @@ def test_what_is_no_dataset_is_refused(door: Any, dataset: Any, said: str) -> No
         door(dataset)
 
 
+def test_a_list_of_paths_with_something_else_in_it() -> None:
+    with pytest.raises(ConfigError, match="begins with a path and has None at place 1"):
+        create_dataloader(["photos", None])
+    with pytest.raises(ConfigError, match=r"not b'photos': pass the path as text"):
+        create_dataloader(b"photos")
+    assert len(create_dataloader([None, "a text"], num_workers=0)) == 1
+
+
+def test_a_class_among_several_loaders() -> None:
+    with pytest.raises(ConfigError, match=r"^MultiDataLoader: loaders\['a'\] must be a dataset or a path, not the class SquareDataset"):
+        MultiDataLoader({"a": SquareDataset})
+
+
 def test_a_dict_by_name_is_no_dataset() -> None:
     with pytest.raises(ConfigError, match="not a dict of 'train', 'test': pass one of its values, or all of them to MultiDataLoader"):
         create_dataloader({"train": [1], "test": [2]})

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -138,6 +139,11 @@ def test_train_and_eval() -> None:
 def test_train_with_a_sampler_needs_no_shuffle() -> None:
     assert DataLoaderConfig.train(sampler=[0, 1]).shuffle in (None, False)
     assert DataLoaderConfig.train(batch_sampler=[[0, 1]]).drop_last is False
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    config = DataLoaderConfig(batch_size=np.int64(4), seed=np.uint8(3))
+    assert (config.batch_size, config.seed) == (4, 3) and type(config.batch_size) is type(config.seed) is int
 
 
 def test_it_is_frozen() -> None:

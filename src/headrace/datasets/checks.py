@@ -21,7 +21,12 @@ from headrace.modes.cached import check_cache_size
 from headrace.storage.scan import entries_of
 from headrace.storage.source import Source
 
-_HINTS = {"root": "data_path", "path": "data_path", "data_dir": "data_path", "transform_fn": "transform", "mode": "loading_mode"}
+HINTS = {
+    **dict.fromkeys(("root", "path", "data_dir"), "data_path"),
+    **dict.fromkeys(("train", "split"), "the path of that part of the data, such as 'photos/train'"),
+    "mode": "loading_mode",
+    "memory_efficient": "loading_mode='cached'",
+}
 """Words of other datasets."""
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "cache_policy": ("auto", "keep", "lru"),
@@ -56,7 +61,7 @@ def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any],
         DataNotFoundError: `data_path` is empty.
     """
     cls = type(dataset)
-    check_names(cls.__name__, options, keywords_of(cls), _HINTS)
+    check_names(cls.__name__, options, keywords_of(cls), HINTS)
     entries_of(data_path, name)
     check_common({**options, **given})
 
@@ -136,6 +141,6 @@ def refuse_unexpected(cls: type, passed: Mapping[str, Any], error: TypeError) ->
     found = _UNEXPECTED.search(str(error))
     if found is not None and found[1] in passed and found[1] not in keywords_of(cls):
         try:
-            check_names(cls.__name__, [found[1]], keywords_of(cls), _HINTS)
+            check_names(cls.__name__, [found[1]], keywords_of(cls), HINTS)
         except ConfigError as refused:
             raise refused from None

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from headrace.arguments import check_names
 from headrace.datasets.base import BaseDataset
-from headrace.datasets.checks import keywords_of
+from headrace.datasets.checks import HINTS, keywords_of
 from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image import ImageDataset
 from headrace.datasets.options import OpenOptions
@@ -55,7 +55,7 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
 
 
 def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
-    check_names("open_dataset", options, known_keywords())
+    check_names("open_dataset", options, known_keywords(), HINTS)
     cls: Any = _class_of(data_path, options)
     for name in options:
         if name not in keywords_of(cls):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.arguments import check_names
 from headrace.datasets.base import BaseDataset, CommonOptions
-from headrace.datasets.checks import check_common
+from headrace.datasets.checks import HINTS, check_common
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.detect import known_keywords, open_dataset
 from headrace.datasets.finished import ALONE, Finished
@@ -69,7 +69,7 @@ class MemoryEfficientDataset(DelegatingDataset):
     ) -> None:
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
         of_format = {name: options.pop(name) for name in [*options] if name not in _COMMON}
-        check_names(type(self).__name__, of_format, known_keywords())
+        check_names(type(self).__name__, of_format, known_keywords(), HINTS)
         check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
         self._opened_here = _is_path(data_path)
         self.data_path = data_path if self._opened_here else getattr(data_path, "data_path", None)

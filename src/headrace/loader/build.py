@@ -347,6 +347,11 @@ def check_dataset(door: str, name: str, dataset: Any) -> None:
         raise ConfigError(f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to MultiDataLoader")
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         raise ConfigError(f"{wanted}, not a table ({described(dataset)}): pass its rows, table.to_dict('records')")
+    if isinstance(dataset, bytes):
+        raise ConfigError(f"{wanted}, not {described(dataset)}: pass the path as text, os.fsdecode(path)")
+    if isinstance(dataset, (list, tuple)) and len(dataset) and isinstance(dataset[0], (str, os.PathLike)) and not is_path(dataset):
+        number, entry = next((n, e) for n, e in enumerate(dataset) if not isinstance(e, (str, os.PathLike)))
+        raise ConfigError(f"{wanted}, and this list begins with a path and has {described(entry)} at place {number}")
     if is_path(dataset) or isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
         return
     if hasattr(dataset, "__iter__"):

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 
 from headrace.arguments import check_callable, check_names, described
+from headrace.datasets.checks import HINTS
 from headrace.datasets.detect import known_keywords
 from headrace.errors import ConfigError
 from headrace.loader.options import LoaderOptions
@@ -211,6 +213,9 @@ class DataLoaderConfig:
         value = getattr(self, name)
         if optional and value is None:
             return
+        if isinstance(value, np.integer):
+            value = int(value)
+            object.__setattr__(self, name, value)
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
             at_least = "" if least is None else f" of at least {least}"
             raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {value!r}")
@@ -258,4 +263,4 @@ def check_options(door: str, config: object, options: Iterable[str], also: Colle
     known = FIELDS.union(also)
     if not known.issuperset(options):
         of_datasets = dict.fromkeys(known_keywords() - FIELDS, "it where the dataset is made, whose option it is")
-        check_names(door, options, known, of_datasets | _OLD_WORDS)
+        check_names(door, options, known, of_datasets | (HINTS if also else {}) | _OLD_WORDS)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from headrace.datasets.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
-from headrace.loader.build import is_path, resolve
+from headrace.loader.build import check_dataset, is_path, resolve
 from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.explain import count_batches
 from headrace.loader.foreign import ReplayedLoader
@@ -113,6 +113,9 @@ class MultiDataLoader:
                 found[name], rest = open_path("MultiDataLoader", value, config, options)
                 self._opened.append(found[name])
         check_options("MultiDataLoader", config, rest)
+        for name, value in found.items():
+            if not isinstance(value, DataLoader):
+                check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
         config = (config or DataLoaderConfig()).with_(**rest)
         datasets = {name: value for name, value in found.items() if not isinstance(value, DataLoader)}
         are_read = bool(datasets) or (set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values()))
