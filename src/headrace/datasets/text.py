@@ -27,7 +27,7 @@ from headrace.storage import records
 from headrace.storage.far_texts import FarLinesSource, far_texts
 from headrace.storage.lines import Newline
 from headrace.storage.mapped import MappedArrays
-from headrace.storage.paths import is_url
+from headrace.storage.paths import is_url, without_query
 from headrace.storage.plain import Room, check_encoding
 from headrace.storage.remote_files import RemoteOptions
 from headrace.storage.scan import DataPath, FileList, entries_of
@@ -180,6 +180,8 @@ class TextDataset(TextFilling):
     ) -> TextFilesSource | LinesSource:
         room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
         listing: FileList | None = None
+        if unit is None and all(is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries_of(data_path)):
+            unit = "record"  # without a listing, which asks the server for each file
         if unit in (None, "file"):
             source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
             unit = unit or records.unit_of(source.files)
