@@ -857,7 +857,15 @@ class TestGenerators:
 
 
 class TestMachineTrouble:
-    @pytest.mark.parametrize("kind", [(MemoryError, "no more"), (OSError, errno.EMFILE, "Too many open files")], ids=["memory", "files"])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            (MemoryError, "no more"),
+            (OSError, errno.EMFILE, "Too many open files"),
+            (RuntimeError, "DefaultCPUAllocator: can't allocate memory"),
+        ],
+        ids=["memory", "files", "torch"],
+    )
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_is_no_reason_to_leave_a_sample_out(self, make: Any, mode: str, on_error: Any, kind: tuple[Any, ...]) -> None:

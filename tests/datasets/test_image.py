@@ -12,14 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5py
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from headrace import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning, ImageDataset, SampleError, open_dataset
+from headrace import (
+    ConfigError,
+    DataNotFoundError,
+    HeadraceError,
+    HeadraceWarning,
+    ImageDataset,
+    RandomResizedCrop,
+    SampleError,
+    open_dataset,
+)
 from headrace.datasets.pixels import decode_image, normalize, resize_image
+from headrace.errors import FormatError
 from tests.data.make import READABLE, UNREADABLE, corners, make_bad, make_photos, noise
 
 MAP_MODES = ["lazy", "eager", "cached"]
@@ -369,3 +380,36 @@ class TestBadInput:
             dataset[0]
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60_000)
         assert dataset[0][0].shape == (3, 8, 8)
+
+
+class TestNoPackedFile:
+    @pytest.mark.parametrize("content", [b"<html>not found</html>", b"\x89HDX\r\n\x1a\n" + bytes(99), b""])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_damaged_hdf5_is_told(self, tmp_path: Path, content: bytes, several: bool) -> None:
+        path = tmp_path / "x.h5"
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"x\.h5 is no HDF5 file, whatever its name says.*fetch it again"):
+            ImageDataset([path, path] if several else path)
+
+    @pytest.mark.parametrize("name", ["data", "images"])
+    def test_foreign_hdf5_names_the_dataset_to_use(self, tmp_path: Path, name: str) -> None:
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            file[name] = np.zeros((4, 8, 8, 3), np.uint8)
+        with pytest.raises(FormatError, match=r"holds no images that headrace packed: open it with HDF5Dataset\(path, dataset_name\)"):
+            ImageDataset(tmp_path / "x.h5")
+
+
+class TestExact:
+    @pytest.mark.parametrize("crop", [False, True])
+    def test_each_image_is_decoded_whole(self, photos: Path, crop: bool) -> None:
+        options: dict[str, Any] = {"normalize": False}
+        options |= {"transform": [RandomResizedCrop(12, (1, 1), (4 / 3, 4 / 3))]} if crop else {"image_size": 12}
+        exact, fast = (ImageDataset(photos, decode=decode, **options) for decode in ("exact", "fast"))
+        wanted = [resize_image(decoded(path), (12, 12)) for path in paths_of(photos)]
+        assert all((exact[i][0].permute(1, 2, 0).numpy() == pixels).all() for i, pixels in enumerate(wanted))
+        assert any((fast[i][0].permute(1, 2, 0).numpy() != pixels).any() for i, pixels in enumerate(wanted))
+        assert exact.held_as() != fast.held_as()
+
+    def test_other_words_are_refused(self, photos: Path) -> None:
+        with pytest.raises(ConfigError, match="decode must be 'fast' or 'exact', not 'quick'"):
+            ImageDataset(photos, decode="quick")

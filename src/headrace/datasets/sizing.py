@@ -53,6 +53,7 @@ def load_image(
     channels_first: bool,
     box: Box | None = None,
     flip: bool = False,
+    exact: bool = False,
 ) -> Pixels:
     """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image` and mirroring give, but for large
     JPEGs, which are decoded at a fraction of their size.
@@ -63,6 +64,7 @@ def load_image(
         channels_first: give [C, H, W].
         box: the part of the image; None: all of it.
         flip: mirror it, left to right.
+        exact: decode large JPEGs whole, too.
 
     Returns:
         [C, H, W] or [H, W, C] uint8, contiguous, and of nobody else's memory.
@@ -70,7 +72,7 @@ def load_image(
     Raises:
         FormatError: as `decode_image`.
     """
-    found = _load_jpeg(data, size, box) if color == "RGB" else None
+    found = _load_jpeg(data, size, box, exact) if color == "RGB" else None
     if found is None:
         pixels = decode_image(data, color)
         if box is not None:
@@ -166,14 +168,14 @@ def _jpeg_header(data: Any) -> _Header | None:
     return _Header(height, width, exif_orientation(data))
 
 
-def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None) -> Pixels | None:
+def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool) -> Pixels | None:
     """[H, W, 4] in memory that the next image will use; None where `decode_image` has to look."""
     header = _jpeg_header(data)
     if header is None:
         return None
     whole = Box(0, 0, *header.upright)
     box = box or whole
-    factor = next(f for f in (8, 4, 2, 1) if f == 1 or (box.height >= f * size[0] and box.width >= f * size[1]))
+    factor = next(f for f in ((1,) if exact else (8, 4, 2, 1)) if f == 1 or (box.height >= f * size[0] and box.width >= f * size[1]))
     height, width = -(-header.height // factor), -(-header.width // factor)
     scaled = {"min_height": height, "min_width": width, "min_factor": factor} if factor > 1 else {}
     buffer = _scratch.of_pixels(height * width * 4)

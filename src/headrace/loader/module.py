@@ -49,7 +49,7 @@ class DataModule:
         val_transform: the transform of the validation data, a callable or a list; [] for none. Without it they have that of `train`,
             and a warning says so where it draws at random: where a class or function in it is named Random..., is random by another
             name in torchvision, or holds a random generator. Validation data must be a dataset of headrace's, or a path. What `train`
-            holds in memory is shared; images that have no size of their own are resized to that of the training crops.
+            holds in memory is shared. With [], images are resized to `image_size`, or else to the size of the training crops.
         config: the options of both loaders. For validation nothing is shuffled, dropped or drawn by a sampler; and nothing is padded,
             unless there are fewer samples than ranks.
         **overrides: fields that replace those of `config`; of paths, the others are the datasets', as for `create_dataloader`.
