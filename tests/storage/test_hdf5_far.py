@@ -344,6 +344,15 @@ def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: 
         assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
 
 
+def test_a_user_block_comes_first(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    with h5py.File(folder / "matlab.mat", "w", userblock_size=512) as file:
+        for name, how in (("plain", {}), ("raw", {"chunks": (50, 3)}), ("gzip", {"chunks": (50, 3), "compression": "gzip"})):
+            file.create_dataset(name, data=np.arange(3 * N).reshape(N, 3), **how)
+    for name in ("plain", "raw", "gzip"):
+        source = source_of(opened_of(), server.url + "/matlab.mat", name)
+        assert source.is_direct and [row.tolist() for row in source.read([0, 77])] == [[0, 1, 2], [231, 232, 233]]
+
+
 def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
     """In all files that are read as one."""
     sources = ConcatSource([HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")])

@@ -184,7 +184,7 @@ def test_elements_may_be_arrays(tmp_path: Path, filters: str) -> None:
 @pytest.mark.parametrize("filters", [["shuffle"], ["shuffle", "deflate"], ["deflate", "fletcher32"]])
 @pytest.mark.parametrize("probe", [1 << 24, 8])  # bytes of chunks that are compared whatever their size
 def test_edge_chunks_may_not_be_filtered(tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.hdf5_chunks._PROBE", probe)
+    monkeypatch.setattr("headrace.storage.hdf5_probe._PROBE", probe)
     array, plist = values("i4", (6,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_chunk((4, 6))
     for name in filters:

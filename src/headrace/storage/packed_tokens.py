@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from headrace.errors import AccessError, FormatError
 from headrace.storage.hdf5_far import FarHDF5
-from headrace.storage.hdf5_files import dataset_named, reading_hdf5
+from headrace.storage.hdf5_files import dataset_named, leads_out, reading_hdf5
 from headrace.storage.lines import IntArray
 from headrace.storage.names import PackedNames
 from headrace.storage.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
@@ -80,7 +80,8 @@ class TokensFile:
         shape: tuple[int, ...] = dataset.shape or ()
         begin, dtype = dataset.id.get_offset(), dataset.dtype
         count = shape[0] if len(shape) == 1 else -1
-        if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or dataset.external:
+        is_elsewhere = dataset.external or leads_out(file, name) is not None
+        if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or is_elsewhere:
             raise FormatError(f"{self._shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
         if (begin or 0) + count * dtype.itemsize > size:
             raise FormatError(f"{self._shown} is cut short: {size:,} bytes are not enough for {name!r}")
