@@ -21,6 +21,11 @@ _INDEX = 8  # bytes of a sample's index
 _ALIGNED = 2048  # bytes of a sample from which on it begins at a cache line
 
 
+def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """All bytes of an array, one after the other."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def row_layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout | None:
     """How arrays of a shape and dtype lie in a `RowStore`; None where they can't."""
     nbytes = math.prod(shape) * dtype.itemsize
@@ -76,11 +81,8 @@ class RowStore(SampleStore):
             wanted = np.asarray(indices, np.int64)
             new = np.flatnonzero(table[wanted] == 0)  # of the others another worker was faster
             count = min(len(new), max(0, self.limit - self.nbytes) // layout.entry)
-            entries = np.zeros((count, layout.entry), np.uint8)
-            entries[:, :_INDEX] = wanted[new[:count], None].view(np.uint8)
-            self._copy_rows([values[number] for number in new[:count].tolist()], entries[:, layout.at : layout.at + layout.nbytes])
             try:
-                self._append_rows(wanted[new[:count]], entries)
+                self._append_rows(wanted[new[:count]], [values[number] for number in new[:count].tolist()])
             except OSError as error:  # the disk of a shared file is full
                 count, self.write_error = 0, error
             if count < len(new):
@@ -88,24 +90,35 @@ class RowStore(SampleStore):
             self._after_writing()
             return count == len(new)
 
-    def _copy_rows(self, values: list[npt.NDArray[Any]], out: npt.NDArray[np.uint8]) -> None:
-        if values and values[0].ndim and self._layout.nbytes < _ALIGNED:  # by one call, which a second copy is worth
-            out[...] = np.concatenate(values).reshape(-1).view(np.uint8).reshape(out.shape)
-            return
-        for row, value in zip(out, values, strict=True):
-            row[...] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-
-    def _append_rows(self, indices: npt.NDArray[np.int64], entries: npt.NDArray[np.uint8]) -> None:
+    def _append_rows(self, indices: npt.NDArray[np.int64], values: list[npt.NDArray[Any]]) -> None:
         head, size = int(self._header[HEAD]), self._layout.entry
-        before = (self.capacity - head % self.capacity) // size if self.capacity else 0  # entries until the end of the log
-        for start, part in ((head % max(1, self.capacity), entries[:before]), (0, entries[before:])):
-            if len(part):
-                self._memory.write(self._log_at + start, part.reshape(-1).data)
-        self._header[HEAD] = head + entries.nbytes
-        self._table[indices] = head + 1 + size * np.arange(len(indices))
+        positions = head + size * np.arange(len(indices))
+        if self._layout.nbytes < _ALIGNED:
+            self._write_together(head, indices, values)
+        else:
+            for position, index, value in zip(positions.tolist(), indices, values, strict=True):
+                start = self._log_at + position % self.capacity
+                self._memory.write(start, memoryview(index.tobytes()))
+                self._memory.write(start + self._layout.at, _bytes_of(value).data)
+        self._header[HEAD] = head + size * len(indices)
+        self._table[indices] = positions + 1
         self._touched[indices] = 0
         self._header[COUNT] += len(indices)
         self._header[ADMITTED] += len(indices)
+
+    def _write_together(self, head: int, indices: npt.NDArray[np.int64], values: list[npt.NDArray[Any]]) -> None:
+        """Writes small rows by one or two calls, which a second copy is worth."""
+        if not values:
+            return
+        layout, entries = self._layout, np.zeros((len(values), self._layout.entry), np.uint8)
+        entries[:, :_INDEX] = indices[:, None].view(np.uint8)
+        rows = np.concatenate(values) if layout.shape else np.array(values)
+        entries[:, layout.at : layout.at + layout.nbytes] = _bytes_of(rows).reshape(len(values), layout.nbytes)
+        start = head % self.capacity
+        before = (self.capacity - start) // layout.entry  # entries until the end of the log
+        for at, part in ((start, entries[:before]), (0, entries[before:])):
+            if len(part):
+                self._memory.write(self._log_at + at, part.reshape(-1).data)
 
     def _evict(self, spare: bool) -> None:
         tail = int(self._header[TAIL])

@@ -59,8 +59,8 @@ class _LibraryArrays:
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
             cause = " ".join(str(error).split())
             raise FormatError(
-                f"{redact(path)}: {name!r} can't be opened by zarr-python: {cause}; where a codec or data type is unknown, install and import "
-                "the package that registers it with zarr"
+                f"{redact(path)}: {name!r} can't be opened by zarr-python: {cause}; where a codec or data type is unknown, install and "
+                "import the package that registers it with zarr"
             ) from error
 
 

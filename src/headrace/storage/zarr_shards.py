@@ -60,7 +60,7 @@ class ArrayFiles:
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
         self._whole = whole
-        if isinstance(store, ZarrFolder) and all(layout.shape):
+        if isinstance(store, ZarrFolder) and 0 < math.prod(self._counts) < _NOWHERE >> 1:
             store.note_last(self.keys([math.prod(self._counts) - 1])[0])
 
     def keys(self, numbers: Sequence[int]) -> list[str]:
