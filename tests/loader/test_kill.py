@@ -140,6 +140,16 @@ def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: s
     assert left_since(before) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_some_rounds_of_kills_and_stops() -> None:
+    """Many of them: see kill_rounds.py."""
+    command = [sys.executable, str(JOB.parent / "kill_rounds.py"), "--rounds", "10", "--seed", "3", "--load", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 10
+
+
 class Fatal(Dataset[int]):
     """Ends the worker that asks for sample 9."""
 

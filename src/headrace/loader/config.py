@@ -80,7 +80,9 @@ class DataLoaderConfig:
         device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
             side stream. A device without an index is the one that is current when the epoch's first batch is copied.
         max_memory_usage: the memory budget; None: the dataset's.
-        multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe.
+        multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe, forkserver where the dataset says
+            ``fork_safe = False``, or where other threads run when the workers are made, the dataset pickles fast, and the main script
+            has ``if __name__ == "__main__":``. `Loader.explain` says which, and why.
         worker_init_fn: called in each worker with its number.
         generator: a `torch.Generator` whose seed is used instead of `seed`.
         timeout: seconds to wait for a batch before an error; 0: for ever, as long as the workers live.

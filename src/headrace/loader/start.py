@@ -33,7 +33,7 @@ from headrace.memory.anonymous import AnonymousMemory, SharedArray
 _OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda")
 _OF_TORCH = "_pin_memory_loop"
 _MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
-_PRELOADED = "headrace.loader"
+_SERVED = "headrace.loader.served"  # imported by nothing but the fork server
 _NAMED = 3  # threads that are named in a sentence
 
 
@@ -47,11 +47,13 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
     """
     if given is not None:
         context = multiprocessing.get_context(given) if isinstance(given, str) else given
+        if context.get_start_method() == "forkserver":
+            forkserver_context()
         return context, f"{context.get_start_method()}, as given"
     if "fork" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
     if not all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
-        return multiprocessing.get_context("forkserver"), "forkserver: the dataset says fork_safe = False"
+        return forkserver_context(), "forkserver: the dataset says fork_safe = False"
     threads = other_threads()
     if not threads:
         return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
@@ -63,11 +65,27 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
 
 
 def forkserver_context() -> Any:
-    """The context of a fork server, which imports headrace once for all workers, unless the user has told it what to import."""
-    context = multiprocessing.get_context("forkserver")
-    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", _PRELOADED])
+    """The context of a fork server, which imports headrace once for all workers, beside what the user has it import."""
+    context, modules = multiprocessing.get_context("forkserver"), _server()._preload_modules
+    if _SERVED not in modules:
+        context.set_forkserver_preload([*modules, _SERVED])
     return context
+
+
+def _server() -> Any:
+    return forkserver._forkserver
+
+
+def _is_server_inherited() -> bool:
+    """True if this process was forked from one whose fork server it can't use."""
+    pid = _server()._forkserver_pid
+    if pid is None:
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def other_threads() -> list[str]:
@@ -109,6 +127,8 @@ def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = fl
     """
     if not is_main_importable():
         return 'the main script has no `if __name__ == "__main__":`, and a worker that is not forked would run it again', 0.0
+    if _is_server_inherited():
+        return "this process was forked from one that has a fork server", 0.0
     began = time.perf_counter()
     try:
         _Pickler(_Bounded(began + seconds, nbytes), protocol=5).dump(parts)

@@ -89,9 +89,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         self._unborn: dict[int, _Birth] = {}  # forked workers that are not known to have begun
         self._call = 0  # torch's key of the `next` that is under way
         super().__init__(loader)
+        self._forget_pids()
         self._results = _Merged(self._worker_result_queue)
-        _remove_worker_pids(id(self))
-        self._worker_pids_set = False
         context: Any = loader.multiprocessing_context
         if context.get_start_method() == "fork":
             self._unborn = {worker: _Birth(process) for worker, process in enumerate(self._workers)}
@@ -154,9 +153,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _start_again(self, worker: int) -> None:
         birth, old = self._unborn.pop(worker), self._workers[worker]
-        call, self._call = self._call, 0
-        if call:
-            _remove_worker_pids(call)  # torch would tell of its death
+        call = self._forget_pids()
         old.kill()
         old.join(_PATIENCE)
         threads = listed(other_threads()) or "none that is known now"
@@ -202,10 +199,22 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         if not getattr(self, "_shutdown", True):
-            for worker, process in enumerate(self._workers):
-                if not self._workers_done_event.has_begun(worker):  # it has nothing to lose, and may never hear that it is to end
-                    process.kill()
+            unborn = [process for worker, process in enumerate(self._workers) if not self._workers_done_event.has_begun(worker)]
+            if unborn:  # they have nothing to lose, and may never hear that they are to end
+                self._forget_pids()
+            for process in unborn:
+                process.kill()
         super()._shutdown_workers()
+
+    def _forget_pids(self) -> int:
+        """Torch is not to tell of the death of a worker now. Gives its key of the `next` that is under way, or 0."""
+        if self._worker_pids_set:  # while the iterator is made
+            _remove_worker_pids(id(self))
+            self._worker_pids_set = False
+        call, self._call = self._call, 0
+        if call:
+            _remove_worker_pids(call)
+        return call
 
 
 class _Birth:
