@@ -1,14 +1,17 @@
 """Texts of several lines, short calls and progress bars."""
 
+import io
 import pickle
 import runpy
 import sys
+import threading
 import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from headrace import create_dataloader
 from headrace import display as display_module
@@ -64,3 +67,11 @@ def test_short_calls() -> None:
     assert short_call("f", function, {"length": 4, "tokenizer": len}) == "f(tokenizer=len, length=4)"
     assert short_call("f", function, {"tokenizer": SquareDataset(), "mean": np.zeros(3)}) == "f(tokenizer=<SquareDataset>, mean=<ndarray>)"
     assert short_call("f", function, {"names": list(range(100))}) == "f(names=[0, 1, 2, 3, 4, 5, ...])"
+
+
+def test_a_bar_starts_no_thread() -> None:
+    before, interval = set(threading.enumerate()), tqdm.monitor_interval
+    with progress_bar(True, total=2, file=io.StringIO()) as bar:
+        bar.update()
+        assert set(threading.enumerate()) <= before
+    assert tqdm.monitor_interval == interval, "the user's own bars are as they were"

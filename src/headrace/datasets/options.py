@@ -31,24 +31,25 @@ class FormatOptions(SharedOptions, total=False):
     color: Literal["RGB", "L"]
     normalize: bool
     transform_input: Literal["pil", "tensor", "numpy"]
+    decode: Literal["fast", "exact"]
     # texts
     tokenizer: Any
     max_length: int | None
-    unit: Literal["file", "line", "record"]
-    text_field: str
+    unit: Literal["file", "line", "record"] | None
+    text_field: str | Callable[[Any], str]
     target_field: str | None
     labels: Literal["folders"] | None
     packing: bool
     end_token: int | None
     newline: Newline
-    encoding: str
+    encoding: str | None  # of texts: a str
     errors: str
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | None
     dtype: npt.DTypeLike | None
     direct: bool
-    patch_shape: Extents | None
+    patch_shape: Extents | int | None
     stride: Extents | int | None  # of texts: an int
     scale: Scale | None
     edges: Literal["drop", "pad", "shift"]
