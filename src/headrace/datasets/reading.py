@@ -118,8 +118,9 @@ class SampleReading(ABC):
         if like is None:
             return self._source.read(indices)
         rows = np.empty((len(indices), *like[0]), like[1])
-        self._source.read_into(indices, rows)
-        return [rows[number, ...] for number in range(len(rows))]
+        each = [rows[number, ...] for number in range(len(rows))]
+        self._source.read_into(indices, rows if rows.ndim > 1 else each)
+        return each
 
     def _kept(self, index: int, record: Any) -> Any:
         return record if self.holds_encoded or isinstance(record, SampleError) else self._decoded(index, record)
