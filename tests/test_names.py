@@ -17,7 +17,7 @@ from headrace.loader.config import _OLD_WORDS, FIELDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "names.md").read_text()
-BOUND = {"loader", "dataset", "len", "None", "True", "False", "tools", "convert_to_h5", "py"}
+BOUND = {"loader", "dataset", "len", "None", "True", "False", "verify", "headrace"}
 """Words in the examples that are no names of headrace's."""
 
 

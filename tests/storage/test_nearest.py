@@ -5,8 +5,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import zarr
 
-from headrace import HDF5Dataset, MissingNameError
+from headrace import HDF5Dataset, MissingNameError, ZarrDataset
 from headrace.storage.nearest import listed_names
 
 
@@ -31,3 +32,13 @@ def test_a_missing_dataset_among_many_is_a_short_message(tmp_path: Path) -> None
     with pytest.raises(MissingNameError, match=r"no dataset 'image_0017'; it has: images_0017, .* and 290 more") as caught:
         HDF5Dataset(tmp_path / "a.h5", "image_0017")
     assert len(str(caught.value)) < 500
+
+
+def test_a_missing_array_among_many_is_a_short_message(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    for i in range(40):
+        root.create_array(f"images_{i:04d}", shape=(3,), dtype="u1")
+    with pytest.raises(MissingNameError, match=r"no array 'image_0017'; it has: 'images_0017', .* and 30 more"):
+        ZarrDataset(tmp_path / "a.zarr", "image_0017")
+    with pytest.raises(MissingNameError, match=r"has 40 arrays, name one of them as dataset_name: 'images_0000', .* and 30 more"):
+        ZarrDataset(tmp_path / "a.zarr")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import FormatError, MissingNameError
+from headrace.storage.nearest import listed_names
 from headrace.storage.paths import redact
 from headrace.storage.zarr_keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_NODE, parsed
 from headrace.storage.zarr_stores import Store
@@ -69,7 +70,7 @@ def array_named(store: Store, name: str | None) -> tuple[str, dict[str, Any]]:
         raise MissingNameError(f"{has_not}{why}") from None
     if name is None and len(names) == 1:
         return names[0], metadata_of(store, names[0]) or {}
-    has = ", ".join(map(repr, names)) or "none"
     if name is None:
+        has = listed_names(names, show=repr)
         raise MissingNameError(f"{redact(store.path)} has {len(names)} arrays, name one of them as dataset_name: {has}")
-    raise MissingNameError(f"{redact(store.path)} has no array {name!r}; it has: {has}")
+    raise MissingNameError(f"{redact(store.path)} has no array {name!r}; it has: {listed_names(names, wanted, repr)}")
