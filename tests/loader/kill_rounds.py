@@ -192,7 +192,8 @@ class Round:
         self.spec = dataclasses.replace(data.draw_spec(rng, str(folder), how, "image"), is_slow=rng.random() < 0.5)
         self.options: dict[str, Any] = {"batch_size": rng.choice((1, 4, 9)), "num_workers": workers, "seed": 1}
         if workers:
-            self.options |= {"persistent_workers": rng.random() < 0.5, "prefetch_factor": rng.choice((1, 2, 4))}
+            lasting = rng.random() < 0.5 or self.start in ("spawn", "forkserver")  # others may take longer to start than the limit
+            self.options |= {"persistent_workers": lasting, "prefetch_factor": rng.choice((1, 2, 4))}
             self.options["multiprocessing_context"] = self.start
         self.is_early = "worker" not in self.event and rng.random() < 0.3
         self.delay = rng.random() * (6 if self.is_early else 2)

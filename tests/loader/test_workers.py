@@ -30,7 +30,8 @@ class Plant:
     def __init__(self) -> None:
         self.left, self._is_doomed = 0, False
         self._lock = threading.Lock()
-        os.register_at_fork(before=self._count, after_in_child=self._take)
+        self.interrupts = False
+        os.register_at_fork(before=self._count, after_in_child=self._take, after_in_parent=self._interrupt)
 
     def _count(self) -> None:
         self._is_doomed, self.left = self.left > 0, max(0, self.left - 1)
@@ -38,6 +39,11 @@ class Plant:
     def _take(self) -> None:
         if self._is_doomed:
             self._lock.acquire()
+
+    def _interrupt(self) -> None:
+        if self.interrupts:
+            self.interrupts = False
+            signal.raise_signal(signal.SIGINT)
 
     def hold(self, end: threading.Event) -> None:
         """For ever, as seen from a child."""
@@ -202,6 +208,31 @@ def test_a_time_out_begins_anew_with_the_worker(plant: Plant, make_loader: Make,
     plant.left = 1
     with pytest.warns(HeadraceWarning, match="started again"):
         assert batches_of(loader) == numbers(12, 2)
+
+
+def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED)
+    _plant.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    loader.set_epoch(0)
+    assert batches_of(loader) == numbers(12, 2)
+
+
+def test_ctrl_c_while_workers_end_is_not_lost(make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=1, persistent_workers=False, **FORKED)
+    iterator = iter(loader)
+    next(iterator)
+    ends = workers.WorkerIterator._shutdown_workers
+
+    def interrupted(deliveries: Any) -> None:
+        ends(deliveries)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.WorkerIterator, "_shutdown_workers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        del iterator
+        time.sleep(10)
 
 
 def _sleep(doing: str) -> None:

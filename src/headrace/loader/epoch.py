@@ -114,7 +114,9 @@ class EpochIterator:
         raise StopIteration
 
     def _end(self) -> None:
-        self._deliveries = None
+        deliveries, self._deliveries = self._deliveries, None
+        if deliveries is not None:
+            deliveries.close()
         self._way.finish()
         self._loader._stats.transfer_time += self._way.transferred()
         self._loader._ended(self._epoch, self._step, self._clock - self._began, self._wait, self.received, self._samples)

@@ -124,6 +124,9 @@ class Deliveries(Protocol):
     def is_ready(self) -> bool:
         """Is the next one here, and pinned, so that `next` does not wait for it?"""
 
+    def close(self) -> None:
+        """No further ones are asked for."""
+
 
 class _Here:
     """The deliveries of an epoch, each made when it is asked for."""
@@ -141,6 +144,9 @@ class _Here:
 
     def is_ready(self) -> bool:
         return False  # it is made when it is asked for
+
+    def close(self) -> None:
+        return
 
 
 def failure_of(delivered: Delivered) -> BaseException | None:

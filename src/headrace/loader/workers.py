@@ -19,11 +19,13 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import multiprocessing
 import queue
 import select
+import signal
+import threading
 import weakref
 from multiprocessing import connection
+from multiprocessing.context import ForkProcess
 from multiprocessing.queues import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +49,7 @@ LOOKS = 6
 _LOOK_EVERY = 0.5  # seconds
 _BIRTHS = 5  # processes that are started for one worker at most
 _PATIENCE = 5.0  # seconds for what takes none, so that a mistake here is an error and no hang
+_SOON = 0.3  # seconds after which Ctrl-C comes once more: enough for `__del__` to return
 _END = "end of what was sent"
 _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
@@ -55,12 +58,37 @@ def flagged(context: Any, init: WorkerInit, workers: int) -> Any:
     """A multiprocessing context whose event, of which torch makes one for each set of workers, is their `Flags`."""
     found = copy.copy(context)
     found.Event = functools.partial(_new_flags, init, workers)
+    if context.get_start_method() == "fork":
+        found.Process = _Forked
     return found
 
 
 def _new_flags(init: WorkerInit, workers: int) -> Flags:
     init.flags = flags = Flags(workers)
     return flags
+
+
+class _Forked(ForkProcess):
+    """A forked process whose start no Ctrl-C can fall into: what a hook of `os.fork` raises, Python prints and forgets, and the hook may
+    have left a lock held, such as that of `logging`."""
+
+    def start(self) -> None:
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+            super().start()
+            return
+        came: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        try:
+            super().start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if came:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                self.kill()  # nobody knows of it yet
+                self.join()
+                raise
 
 
 class Workers(DataLoader[Any]):
@@ -191,8 +219,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             self._shared_seed,
         )
         found, _ = obstacle([self._dataset, self._collate_fn, self._worker_init_fn])
-        context = forkserver_context() if found is None else multiprocessing.get_context("fork")
-        process: Any = context.Process(target=_worker_loop, args=arguments, daemon=True)
+        made: Any = _Forked if found is not None else forkserver_context().Process
+        process: Any = made(target=_worker_loop, args=arguments, daemon=True)
         with self._worker_init_fn.forking():
             process.start()
         return process, found
@@ -205,6 +233,19 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             for process in unborn:
                 process.kill()
         super()._shutdown_workers()
+
+    def close(self) -> None:
+        """Ends the workers now, unless they live on for further epochs."""
+        if not self._persistent_workers:
+            self._shutdown_workers()
+
+    def __del__(self) -> None:
+        try:
+            self._shutdown_workers()
+        except KeyboardInterrupt:  # what is raised here is printed and forgotten
+            again = threading.Timer(_SOON, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+            again.daemon = True
+            again.start()
 
     def _forget_pids(self) -> int:
         """Torch is not to tell of the death of a worker now. Gives its key of the `next` that is under way, or 0."""
