@@ -329,20 +329,21 @@ def check_picklable(config: DataLoaderConfig, parts: dict[str, Any]) -> None:
             )
 
 
-def check_dataset(door: str, name: str, dataset: Any) -> None:
+def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False) -> None:
     """Raises a ConfigError for what is neither a dataset nor a path.
 
     Args:
         door: what the user called.
         name: the argument's.
         dataset: it.
+        has_sampler: True if a sampler of the user's gives the indices, which may then be keys of a dict.
     """
     wanted = f"{door}: {name} must be a dataset or a path"
     if isinstance(dataset, type):
         raise ConfigError(f"{wanted}, not {described(dataset)}: write {dataset.__name__}(...)")
     if isinstance(dataset, DataLoader):
         raise ConfigError(f"{wanted}, not a loader: pass its dataset, loader.dataset")
-    if isinstance(dataset, Mapping) and len(dataset) and not (0 in dataset or len(dataset) - 1 in dataset):
+    if isinstance(dataset, Mapping) and len(dataset) and not has_sampler and not (0 in dataset or len(dataset) - 1 in dataset):
         keys = ", ".join(repr(key) for key, _ in zip(dataset, range(5), strict=False))
         raise ConfigError(f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to MultiDataLoader")
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):

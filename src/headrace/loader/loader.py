@@ -108,13 +108,17 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
         ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
-    check_dataset("create_dataloader", "dataset", dataset)
+    check_dataset("create_dataloader", "dataset", dataset, _has_sampler(config, overrides))
     options: dict[str, Any] = {**overrides}
     opened: Any = dataset
     if is_path(dataset):
         opened, options = open_path("create_dataloader", dataset, config, options)
     check_options("create_dataloader", config, options)
     return Loader(opened, config, **options)
+
+
+def _has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
+    return any(options.get(name, getattr(config, name, None)) is not None for name in ("sampler", "batch_sampler"))
 
 
 def open_path(door: str, path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
@@ -153,7 +157,7 @@ class Loader(DataLoader[Any]):
     dataset: Any
 
     def __init__(self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Unpack[LoaderOptions]) -> None:
-        check_dataset(type(self).__name__, "dataset", dataset)
+        check_dataset(type(self).__name__, "dataset", dataset, _has_sampler(config, overrides))
         check_options(type(self).__name__, config, overrides)
         self._given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)

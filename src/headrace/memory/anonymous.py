@@ -113,7 +113,7 @@ def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> Anonymou
     return memory
 
 
-_PLACES = 8192  # integers that share one memory file
+_PLACES = 512  # integers that share one memory file: a page, which a limit on the size of files leaves
 
 
 class _IntMemory(AnonymousMemory):
