@@ -135,6 +135,10 @@ class Watched:
         """True if the job itself is gone."""
         return self.status is not None
 
+    def hear_out(self) -> None:
+        """Waits for the last of what it has said."""
+        self._reader.join(LIMIT)
+
     def alive(self) -> list[psutil.Process]:
         """Its other processes that are still there."""
         found = []
@@ -156,7 +160,7 @@ class Watched:
         else:
             self.child.kill()
             self.child.join()
-        self._reader.join(LIMIT)
+        self.hear_out()
         self.output.close()
 
     def last_words(self) -> str:
@@ -250,6 +254,8 @@ class Round:
             raise Wrong(f"{LIMIT:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
         if self.event == "stop a worker" and (watched.said or watched.has_ended):
             raise Wrong(f"a worker that was stopped for {STOPPED:g} s ended its job: {watched.said}")
+        if watched.has_ended:
+            watched.hear_out()
         outcome = "an error" if watched.said or watched.has_ended else "goes on"
         if outcome == "an error" and not watched.said:
             raise Wrong(f"the job ended with status {watched.status} without an error of ours")
