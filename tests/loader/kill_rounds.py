@@ -199,6 +199,7 @@ class Round:
             lasting = rng.random() < 0.5 or self.start in ("spawn", "forkserver")  # others may take longer to start than the limit
             self.options |= {"persistent_workers": lasting, "prefetch_factor": rng.choice((1, 2, 4))}
             self.options["multiprocessing_context"] = self.start
+        self._limit = LIMIT if self.start in ("fork", None) else START  # new workers that are not forked begin with their imports
         self.is_early = "worker" not in self.event and rng.random() < 0.3
         self.delay = rng.random() * (6 if self.is_early else 2)
         self._temporary = folder / "tmp"
@@ -248,10 +249,10 @@ class Round:
         except ProcessLookupError:
             return "the worker was gone already"
         before = watched.batches
-        goes_on = until(lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4, LIMIT)
+        goes_on = until(lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4, self._limit)
         watched.look()
         if not goes_on and watched.batches == before:
-            raise Wrong(f"{LIMIT:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
+            raise Wrong(f"{self._limit:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
         if self.event == "stop a worker" and (watched.said or watched.has_ended):
             raise Wrong(f"a worker that was stopped for {STOPPED:g} s ended its job: {watched.said}")
         if watched.has_ended:
@@ -269,9 +270,8 @@ class Round:
 
     def _gone(self, watched: Watched) -> None:
         """Raises what is left."""
-        limit = LIMIT if self.start in ("fork", None) else START  # a worker that still imports what it needs ends when it has
-        if not until(lambda: not watched.alive(), limit):
-            raise Wrong(f"{limit:g} s after the job's end its processes are still there: {watched.alive()}")
+        if not until(lambda: not watched.alive(), self._limit):  # a worker that still imports what it needs ends when it has
+            raise Wrong(f"{self._limit:g} s after the job's end its processes are still there: {watched.alive()}")
 
         prefixes = tuple(f"sem.headrace-{pid}-" for pid in (os.getpid(), watched.pid))  # see conftest.py
 
