@@ -135,6 +135,10 @@ class Watched:
         """True if the job itself is gone."""
         return self.status is not None
 
+    def hear_out(self) -> None:
+        """Waits for the last of what it has said."""
+        self._reader.join(LIMIT)
+
     def alive(self) -> list[psutil.Process]:
         """Its other processes that are still there."""
         found = []
@@ -156,7 +160,7 @@ class Watched:
         else:
             self.child.kill()
             self.child.join()
-        self._reader.join(LIMIT)
+        self.hear_out()
         self.output.close()
 
     def last_words(self) -> str:
@@ -195,6 +199,7 @@ class Round:
             lasting = rng.random() < 0.5 or self.start in ("spawn", "forkserver")  # others may take longer to start than the limit
             self.options |= {"persistent_workers": lasting, "prefetch_factor": rng.choice((1, 2, 4))}
             self.options["multiprocessing_context"] = self.start
+        self._limit = LIMIT if self.start in ("fork", None) else START  # new workers that are not forked begin with their imports
         self.is_early = "worker" not in self.event and rng.random() < 0.3
         self.delay = rng.random() * (6 if self.is_early else 2)
         self._temporary = folder / "tmp"
@@ -244,12 +249,14 @@ class Round:
         except ProcessLookupError:
             return "the worker was gone already"
         before = watched.batches
-        goes_on = until(lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4, LIMIT)
+        goes_on = until(lambda: watched.has_ended or watched.said or watched.batches > before + 3 * 4 * 4, self._limit)
         watched.look()
         if not goes_on and watched.batches == before:
-            raise Wrong(f"{LIMIT:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
+            raise Wrong(f"{self._limit:g} s after {self.event} (pid {victim}) there was neither a batch nor an error nor the end")
         if self.event == "stop a worker" and (watched.said or watched.has_ended):
             raise Wrong(f"a worker that was stopped for {STOPPED:g} s ended its job: {watched.said}")
+        if watched.has_ended:
+            watched.hear_out()
         outcome = "an error" if watched.said or watched.has_ended else "goes on"
         if outcome == "an error" and not watched.said:
             raise Wrong(f"the job ended with status {watched.status} without an error of ours")
@@ -263,8 +270,8 @@ class Round:
 
     def _gone(self, watched: Watched) -> None:
         """Raises what is left."""
-        if not until(lambda: not watched.alive(), LIMIT):
-            raise Wrong(f"{LIMIT:g} s after the job's end its processes are still there: {watched.alive()}")
+        if not until(lambda: not watched.alive(), self._limit):  # a worker that still imports what it needs ends when it has
+            raise Wrong(f"{self._limit:g} s after the job's end its processes are still there: {watched.alive()}")
 
         prefixes = tuple(f"sem.headrace-{pid}-" for pid in (os.getpid(), watched.pid))  # see conftest.py
 
