@@ -355,7 +355,8 @@ def test_pil_images_are_refused_with_the_remedy(samples: list[Any]) -> None:
 @pytest.mark.parametrize("samples", [[None, None], [(None, 1), (None, 2)], [[None, 1], [None, 2]]])
 def test_inputs_of_none_are_refused_with_the_remedy(samples: list[Any]) -> None:
     with pytest.raises(
-        ConfigError, match=r"is None, and so are all others: the transform .*returned nothing; end it with a return of the value"
+        ConfigError,
+        match=r"is None, and so are all others of the batch: the transform .*returned nothing; end it with a return of the value",
     ):
         stack_collate(samples)
 

@@ -301,7 +301,7 @@ def test_memory_and_file_urls(folder: Path, far: Any) -> None:
             for _ in range(2):
                 check_rows(far("a.zarr", "checked", "y", at=at), near)
             check_rows(far("a.zarr.zip", "checked", "y", at=at), near)
-            with pytest.raises(MissingNameError, match="has no array 'none'; it has: 'by zarr-python', 'checked', 'checked files', 'cut'"):
+            with pytest.raises(MissingNameError, match=r"has no array 'none'; it has: 'volume', .*'by zarr-python', .* and 5 more"):
                 far("a.zarr", "none", at=at)
     finally:
         memory.rm("/zarr-far", recursive=True)

@@ -191,7 +191,7 @@ def _check_classes(classes: list[str], files: FileList) -> None:
 
 
 def _names_a_file(text: str, files: FileList) -> bool:
-    if text.lower().endswith(_FILES):
+    if os.path.splitext(text)[1].lower() in _FILES:  # an ending alone is a class like any other
         return True
     folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
     return "." in text and not files.url and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
