@@ -110,7 +110,7 @@ def test_a_page_that_was_named(web: str) -> None:
 def test_a_page_in_place_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokens.h5").write_text("<html>not found</html>")
     with pytest.raises(FormatError, match=r"tokens\.h5 is no HDF5 file"):
-        TextDataset(tmp_path / "tokens.h5", packing=True)
+        TextDataset(tmp_path / "tokens.h5", max_length=8, packing=True)
 
 
 def test_what_is_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,3 +191,10 @@ def test_a_user_may_write_into_a_batch(photos: Path, make_loader: Callable[..., 
             images.fill_(7)
             targets.fill_(-1)
     assert all(torch.equal(dataset[i][0], wanted[i]) for i in range(24))
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+def test_images_without_targets(photos: Path, make_loader: Any, mode: str) -> None:
+    dataset = ImageDataset(photos / "circle", image_size=8, loading_mode=mode)
+    for _ in range(2):  # held from the second epoch on
+        assert all(targets == [None] * len(images) for images, targets in make_loader(dataset, batch_size=3, num_workers=0))

@@ -11,7 +11,7 @@ from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, Z
 from headrace.datasets.pixels import EXTENSIONS
 from headrace.datasets.text import TEXT_EXTENSIONS
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.storage.contents import READERS, described
+from headrace.storage.contents import READERS, summary_of
 from headrace.storage.remote import Remote
 from headrace.storage.scan import scan
 from tests.storage.test_scan import names, touch
@@ -77,7 +77,7 @@ def test_what_is_beside_tables_is_no_text(files: list[str], advice: str, tmp_pat
 
 def test_readme_alone_is_a_text(tmp_path: Path) -> None:
     assert len(TextDataset(touch(tmp_path, "README.md", "state.json"))) == 2
-    assert described(["x.parquet"]).startswith("there is 1 .parquet: headrace reads no Parquet")
+    assert summary_of(["x.parquet"]).startswith("there is 1 .parquet: headrace reads no Parquet")
 
 
 class TestHidden:

@@ -52,13 +52,14 @@ _ONE_SHAPE = (
 )
 
 
-def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE) -> Any:
+def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE, place: Place = ()) -> Any:
     """Stacks samples as `stack_collate` does, but `special` is asked first at each place, from the samples inwards.
 
     Args:
         samples: at least one.
         special: makes the batch of the values at some places.
         remedy: what an error proposes where shapes differ.
+        place: where in its sample each of `samples` lies, if it is a part of one.
 
     Raises:
         ConfigError: there is no sample, or what `stack_collate` raises.
@@ -66,7 +67,7 @@ def stack_tree(samples: list[Any], special: Special | None = None, remedy: str =
     if not samples:
         raise ConfigError("a batch needs a sample at least, and got none: look at the batch_sampler")
     try:
-        return _stack(samples, (), special)
+        return _stack(samples, place, special)
     except _ShapesDiffer as error:
         raise CollateError(*error.args, remedy) from None
 

@@ -24,6 +24,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from headrace.collate import list_collate, stack_collate
+from headrace.collate.fields import Step
+from headrace.collate.stack import stack_tree
 from headrace.datasets import base
 from headrace.datasets.base import BaseDataset
 from headrace.datasets.filling import Filled, Join
@@ -272,7 +274,9 @@ def _whole(filled: Filled) -> Any:
     """The batch as stacking its samples would have made it."""
     if filled.targets is None:
         return filled.inputs
-    return filled.inputs, stack_collate(filled.targets) if isinstance(filled.targets, list) else filled.targets
+    if not isinstance(filled.targets, list):
+        return filled.inputs, filled.targets
+    return filled.inputs, stack_tree(filled.targets, place=(Step("[1]", ("1",)),))
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
