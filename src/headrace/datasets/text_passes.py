@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.datasets.reading import raise_if_of_the_machine
 from headrace.datasets.tokenizing import Tokenising
+from headrace.display import progress_bar
 from headrace.errors import HeadraceError, SampleError, warn
 from headrace.memory.machine import cache_folder
 from headrace.storage.alone import alone
@@ -219,9 +219,7 @@ def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:
 def _records(dataset: Any, expect: Callable[[range], None] | None) -> Iterator[tuple[int, str, Any, bool]]:
     """Number, text and target of each record that can be read, and whether all that it holds is text."""
     source, count = dataset._source, len(dataset._source)
-    hidden = None if dataset._progress is None else not dataset._progress
-    disable = True if hidden is None and count < _SHOWN_FROM else hidden
-    with tqdm(total=count, desc="reading records", unit="record", disable=disable, leave=False) as bar:
+    with progress_bar(dataset._progress, is_short=count < _SHOWN_FROM, total=count, desc="reading records", unit="record") as bar:
         for start in range(0, count, _TOGETHER):
             some = range(start, min(start + _TOGETHER, count))
             if expect is not None:
