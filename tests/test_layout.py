@@ -1,4 +1,4 @@
-"""Do imports run one way, from the top floor down? (docs/architecture.md)"""
+"""Imports run one way, from the top floor down (docs/architecture.md)."""
 
 import ast
 from pathlib import Path
@@ -17,28 +17,41 @@ BELOW: dict[str, set[str]] = {
     "memory": set(),
     "order": set(),
     "monitor": {"memory"},
-    "storage": {"memory"},
-    "modes": {"storage", "memory"},
+    "io": {"memory"},
+    "storage": {"io", "memory"},
+    "modes": {"storage", "io", "memory"},
     "collate": {"memory", "tokenizer"},
-    "datasets": {"modes", "storage", "memory", "order", "monitor", "tokenizer"},
+    "datasets": {"modes", "storage", "io", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
-    "packing": {"loader", "datasets", "modes", "storage", "memory", "order", "tokenizer"},
+    "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "testing": {"loader", "datasets", "modes", "order"},
-    "cli": {"packing", "datasets", "storage", "memory"},
+    "cli": {"packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
+INSIDE: dict[str, list[str]] = {
+    "io/remote": ["timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
+    "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
+}
+"""The files and sub-rooms of a room, from below: each imports only those before it, types included."""
+MOST_FILES, MOST_LINES = 17, 600
+
+
+def modules(path: Path) -> set[str]:
+    """The modules of headrace that a file imports, and the names out of them, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import hides its room"
+            names += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        found |= {name for name in names if name.startswith("headrace.")}
+    return found
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms that a file imports, inside functions too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: a relative import hides its room"
-        found |= {name.split(".")[1] for name in names if name.startswith("headrace.")}
-    return found
+    """The rooms that a file imports."""
+    return {name.split(".")[1] for name in modules(path) if name.split(".")[1] in BELOW}
 
 
 def test_every_room_has_its_place() -> None:
@@ -65,7 +78,25 @@ def test_nothing_leads_in_a_circle() -> None:
         placed |= ready
 
 
-@pytest.mark.parametrize("room", ["storage", "memory", "order", "monitor"])
+@pytest.mark.parametrize("room", INSIDE)
+def test_sub_rooms_are_ordered(room: str) -> None:
+    folder, order = PACKAGE / room, INSIDE[room]
+    assert {path.stem for path in folder.iterdir() if path.name[0] not in "_."} == set(order)
+    for place, unit in enumerate(order):
+        for path in (folder / unit).rglob("*.py") if (folder / unit).is_dir() else [folder / f"{unit}.py"]:
+            prefix = "headrace." + room.replace("/", ".") + "."
+            used = {name.removeprefix(prefix).split(".")[0] for name in modules(path) if name.startswith(prefix)} & set(order)
+            assert used <= set(order[: place + 1]), path
+
+
+def test_no_file_is_long_and_no_folder_full() -> None:
+    for folder in [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]:
+        assert len(list(folder.glob("*.py"))) <= MOST_FILES, folder
+        for path in folder.glob("*.py"):
+            assert len(path.read_text().splitlines()) <= MOST_LINES, path
+
+
+@pytest.mark.parametrize("room", ["io", "storage", "memory", "order", "monitor"])
 def test_the_lower_rooms_do_not_know_the_dataloader(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

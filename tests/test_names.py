@@ -12,7 +12,7 @@ import pytest
 
 import headrace
 from headrace.arguments import OLD_NAMES
-from headrace.datasets.base import CommonOptions
+from headrace.datasets.core.base import CommonOptions
 from headrace.loader.config import _OLD_WORDS, FIELDS
 
 ROOT = Path(__file__).parent.parent

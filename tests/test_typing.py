@@ -16,8 +16,8 @@ import pytest
 
 import headrace
 from headrace import BaseDataset, DataLoaderConfig, HDF5Dataset, ImageDataset, LoadingMode, TextDataset, ZarrDataset
-from headrace.datasets.base import CommonOptions
-from headrace.datasets.options import OpenOptions
+from headrace.datasets.core.base import CommonOptions
+from headrace.datasets.core.options import OpenOptions
 from headrace.loader.config import FIELDS
 from headrace.loader.options import LoaderOptions
 from headrace.modes import ModeName

@@ -46,6 +46,7 @@ from headrace.errors import (
     WorkerError,
     WriteError,
 )
+from headrace.io.handles import WorkerHandle
 from headrace.loader import (
     DataLoaderConfig,
     DataModule,
@@ -66,9 +67,8 @@ from headrace.monitor.memory import MemoryMonitor
 from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
 from headrace.packing import pack, verify
 from headrace.profiling import find_max_batch_size, suggest_num_workers
-from headrace.storage.handles import WorkerHandle
 from headrace.storage.source import Source
-from headrace.storage.tar import TarSource
+from headrace.storage.tar.source import TarSource
 from headrace.tokenizer import CharTokenizer
 
 __version__ = "0.1.0"

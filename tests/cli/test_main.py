@@ -14,7 +14,7 @@ import headrace
 from headrace import ImageDataset
 from headrace.cli import pack
 from headrace.cli.main import main
-from headrace.datasets.text_options import UNITS
+from headrace.datasets.text.options import UNITS
 
 
 def test_python_m_headrace_runs_the_command() -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from headrace import ConfigError, ImageDataset, VisionCollator, collators, create_dataloader
 from headrace.collate.vision import STATISTICS
-from headrace.datasets.pixels import normalize
+from headrace.datasets.image.pixels import normalize
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
 

@@ -34,7 +34,7 @@ from headrace import (
     create_dataloader,
     open_dataset,
 )
-from headrace.datasets.finished import PackedSample
+from headrace.datasets.core.finished import PackedSample
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same

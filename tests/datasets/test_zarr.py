@@ -28,7 +28,7 @@ from headrace import (
     create_dataloader,
     open_dataset,
 )
-from headrace.storage.patches import Box, PatchGrid
+from headrace.storage.arrays.patches import Box, PatchGrid
 
 SHAPE = (9, 11, 13)
 VOLUME = np.random.default_rng(1).integers(-500, 500, (2, *SHAPE)).astype("i2")

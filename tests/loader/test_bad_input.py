@@ -40,7 +40,7 @@ from headrace import (
     suggest_num_workers,
 )
 from headrace.collate import stack_collate
-from headrace.loader.job import death_of
+from headrace.loader.worker.pool import death_of
 from headrace.testing.contract import MODES, RandomProbe, same
 from tests.conftest import living_children
 from tests.order.test_elastic import dealt

@@ -993,7 +993,7 @@ def test_an_epoch_that_could_not_begin_is_over(loader_of: Any, monkeypatch: pyte
         raise OSError("Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.loader.job.Job.start", fail)
+        patch.setattr("headrace.loader.worker.pool.Job.start", fail)
         try:
             iter(loader)
         except OSError as error:

@@ -11,7 +11,7 @@ import torch
 
 from headrace import BaseDataset, Source
 from headrace.errors import HeadraceWarning, RemoteError, ReplacedError
-from headrace.storage.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.io.files import RemoteFiles, RemoteOptions, Span
 from tests.servers.ranges import RangeServer
 
 ROW, ROWS = 512, 600
@@ -181,7 +181,7 @@ def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
+    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     loader = make_loader(dataset_of(return_index=True), batch_size=16, num_workers=workers)
     server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
     indices = np.concatenate([index.numpy() for _, index in loader])
@@ -206,7 +206,7 @@ def test_when_the_server_is_gone_it_says_so(
     monkeypatch: Any,
 ) -> None:
     """Not that samples are bad, and not after a deadline for each of them."""
-    monkeypatch.setattr("headrace.storage.remote._WAIT", 0.002)
+    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     loader = make_loader(dataset_of(retries=2, deadline=deadline, on_error=on_error), batch_size=16, num_workers=workers)
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=rf"rows.bin, bytes .*: {said}"):

@@ -21,7 +21,7 @@ from headrace.packing import pack, verify
 from headrace.packing import run as running
 from headrace.packing.part import TargetExistsError
 from headrace.packing.run import pack_dataset
-from headrace.storage.packed import packed_info
+from headrace.storage.hdf5.packed import packed_info
 from tests.data.make import READABLE, UNREADABLE, make_bad
 
 SIZE = (20, 30)

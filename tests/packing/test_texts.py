@@ -33,7 +33,7 @@ from headrace import (
 )
 from headrace.packing import run as running
 from headrace.packing.run import pack_dataset
-from headrace.storage.packed import packed_info
+from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 
 MODES = ("lazy", "eager", "cached", "streaming")
@@ -292,7 +292,7 @@ def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
 
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within empty documents, and documents larger than a piece."""
-    from headrace.storage import packed_tokens
+    from headrace.storage.tokens.source import packed as packed_tokens
 
     monkeypatch.setattr(packed_tokens, "_PIECE", 40)
     lengths = [0, 0, 30, 0, *[0] * 12, 5, 5, 5, 100, 0, 1]

@@ -30,8 +30,8 @@ import zarr
 
 from headrace import HDF5Dataset, ZarrDataset
 from headrace.errors import HeadraceError
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.zarr import ZarrSource
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import HDF5, NAME, ZIP, write
 
 MORE = 1 << 30

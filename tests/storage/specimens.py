@@ -21,8 +21,8 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 from headrace.errors import HeadraceError
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.zarr import ZarrSource
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
 from headrace.testing.contract import same
 
 N, ROW, NAME = 7, (3,), "x"

@@ -17,9 +17,9 @@ import zarr
 
 from headrace import HDF5Dataset, ZarrDataset
 from headrace.errors import FormatError, HeadraceError, ReplacedError, SampleError
-from headrace.storage import codecs
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.zarr import ZarrSource
+from headrace.storage.arrays import codecs
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import FOLDER, HDF5, NAME, N, Specimen, rows_or_errors, specimens, values, write, wrong_rows
 
 ALL = {specimen.name: specimen for specimen in specimens()}

@@ -18,8 +18,8 @@ import zarr
 
 from headrace import ZarrDataset
 from headrace.errors import FormatError, HeadraceError
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.zarr import ZarrSource
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import HDF5, NAME, N, Specimen, specimens, values, write
 
 ALL = {specimen.name: specimen for specimen in specimens()}

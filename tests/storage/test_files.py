@@ -22,8 +22,8 @@ import pytest
 
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
 from headrace.errors import AccessError, ConfigError, RemoteError
+from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource, fingerprint_names
-from headrace.storage.names import PackedNames
 from headrace.storage.source import Source
 from tests.data.make import make_photos
 
@@ -129,7 +129,7 @@ class TestErrors:
     def test_more_than_one_file_system(self, memory: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """It would be read from the first one only: files of the others would be missing, or be taken for others."""
         filesystem = fsspec.get_filesystem_class(urls[0].split(":")[0])
-        monkeypatch.setattr("headrace.storage.remote.open_filesystem", lambda *_: filesystem)
+        monkeypatch.setattr("headrace.io.remote.client.open_filesystem", lambda *_: filesystem)
         with pytest.raises(ConfigError, match="more than one") as caught:
             FilesSource(urls, ENDINGS)
         assert "hunter2" not in str(caught.value)
@@ -291,7 +291,7 @@ class _Cloud(fsspec.AbstractFileSystem):
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> type[_Cloud]:
-    monkeypatch.setattr("headrace.storage.remote.open_filesystem", lambda *_: _Cloud())
+    monkeypatch.setattr("headrace.io.remote.client.open_filesystem", lambda *_: _Cloud())
     monkeypatch.setattr(_Cloud, "asked", [])
     return _Cloud
 

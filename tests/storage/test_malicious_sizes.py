@@ -20,8 +20,8 @@ import zstandard
 
 from headrace import HDF5Dataset, ZarrDataset, create_dataloader
 from headrace.errors import BudgetError, FormatError
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.zarr import ZarrSource
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
 
 ROWS, WIDTH = 64, 1024
 SIZE = ROWS * WIDTH  # bytes of a chunk

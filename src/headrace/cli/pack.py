@@ -108,9 +108,9 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
-    from headrace.storage.hdf5_files import is_hdf5
-    from headrace.storage.packed import packed_info
-    from headrace.storage.scan import redact
+    from headrace.io.resolve.scan import redact
+    from headrace.storage.hdf5.files import is_hdf5
+    from headrace.storage.hdf5.packed import packed_info
 
     of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
     of_texts = {
@@ -165,8 +165,8 @@ def _tokenizer(path: str) -> Any:
 
 
 def _summary(result: PackResult) -> str:
+    from headrace.io.resolve.scan import redact
     from headrace.memory.budget import format_size
-    from headrace.storage.scan import redact
 
     classes = f" in {result.classes:,} classes" if result.classes else ""
     left_out = f", {len(result.left_out):,} left out" if result.left_out else ""
@@ -178,8 +178,8 @@ def _summary(result: PackResult) -> str:
 
 
 def _how_to_open(result: PackResult) -> str:
-    from headrace.storage.packed import packed_info
-    from headrace.storage.scan import redact
+    from headrace.io.resolve.scan import redact
+    from headrace.storage.hdf5.packed import packed_info
 
     info = packed_info(result.path)
     name = _OPENED_BY.get(info.kind if info is not None else "", "HDF5Dataset")

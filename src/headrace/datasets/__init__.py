@@ -1,14 +1,14 @@
 """What is a sample?"""
 
-from headrace.datasets.augment import RandomHorizontalFlip, RandomResizedCrop
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.detect import open_dataset
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.indexing import write_index
 from headrace.datasets.hdf5 import HDF5Dataset
-from headrace.datasets.image import ImageDataset
-from headrace.datasets.indexing import write_index
+from headrace.datasets.image.augment import RandomHorizontalFlip, RandomResizedCrop
+from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
-from headrace.datasets.streaming import StreamingDataset
-from headrace.datasets.text import TextDataset
+from headrace.datasets.open import open_dataset
+from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 
 __all__ = [

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset, as_tensor
-from headrace.datasets.filling import Like
+from headrace.datasets.core.base import BaseDataset, as_tensor
+from headrace.datasets.core.filling import Like
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.storage.arrays import ArraysSource
+from headrace.io.paths import is_url, redact
+from headrace.io.resolve.scan import entries_of
+from headrace.storage.arrays.rows import ArraysSource
+from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
-from headrace.storage.paths import is_url, redact
-from headrace.storage.scan import entries_of
-from headrace.storage.values import as_value, is_plain, long_doubles_in
 
 Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 

@@ -10,16 +10,16 @@ from typing import Any, Unpack
 import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
-from headrace.datasets.base import CommonOptions
-from headrace.datasets.checks import check_arguments
+from headrace.datasets.core.base import CommonOptions
+from headrace.datasets.core.checks import check_arguments
 from headrace.errors import ConfigError, FormatError
+from headrace.io.files import RemoteOptions
+from headrace.io.paths import is_url, redact
+from headrace.io.resolve.remote_list import far_files
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.far_list import far_files
-from headrace.storage.hdf5 import HDF5Source, OpenHDF5
-from headrace.storage.hdf5_files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
-from headrace.storage.packed import DATA, packed_info
-from headrace.storage.paths import is_url, redact
-from headrace.storage.remote_files import RemoteOptions
+from headrace.storage.hdf5.files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
+from headrace.storage.hdf5.packed import DATA, packed_info
+from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5
 
 
 class HDF5Dataset(ArrayDataset):

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_names
-from headrace.datasets.base import BaseDataset, CommonOptions
-from headrace.datasets.checks import HINTS, check_common
-from headrace.datasets.delegating import DelegatingDataset
-from headrace.datasets.detect import known_keywords, open_dataset
-from headrace.datasets.finished import ALONE, Finished
+from headrace.datasets.core.base import BaseDataset, CommonOptions
+from headrace.datasets.core.checks import HINTS, check_common
+from headrace.datasets.core.delegating import DelegatingDataset
+from headrace.datasets.core.finished import ALONE, Finished
+from headrace.datasets.open import known_keywords, open_dataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
+from headrace.io.resolve.scan import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
-from headrace.storage.scan import DataPath
 from headrace.storage.source import Source
 
 _COMMON = CommonOptions.__optional_keys__ | CommonOptions.__required_keys__

@@ -8,20 +8,20 @@ from typing import Any, Literal, Unpack
 import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_paths, joined_targets
-from headrace.datasets.base import CommonOptions
-from headrace.datasets.checks import check_arguments
-from headrace.datasets.filling import Like
+from headrace.datasets.core.base import CommonOptions
+from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.filling import Like
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
+from headrace.io.files import RemoteOptions
+from headrace.io.paths import is_url
+from headrace.io.resolve.remote_list import far_stores
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
-from headrace.storage.far_list import far_stores
-from headrace.storage.ome import Scale
-from headrace.storage.paths import is_url
-from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.volumes import PADS, PatchSource
-from headrace.storage.zarr import OpenZarr, ZarrSource
-from headrace.storage.zarr_volumes import Extents, Found, Patches, array_or_level, patch_source, position
+from headrace.storage.zarr.ome import Scale
+from headrace.storage.zarr.rows import OpenZarr, ZarrSource
+from headrace.storage.zarr.volumes import Extents, Found, Patches, array_or_level, patch_source, position
 
 
 class ZarrDataset(ArrayDataset):

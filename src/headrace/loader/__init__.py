@@ -1,11 +1,11 @@
 """The thin builder: a dataset becomes a pinned, prefetching, seeded, resumable torch DataLoader."""
 
 from headrace.loader.config import DataLoaderConfig
-from headrace.loader.device import move_to_device
+from headrace.loader.device.transfer import move_to_device
 from headrace.loader.loader import Loader, create_dataloader
 from headrace.loader.module import DataModule, DataModuleProtocol
-from headrace.loader.multi import MultiDataLoader
-from headrace.loader.schedule import split_workers
+from headrace.loader.multi.multi import MultiDataLoader
+from headrace.loader.multi.schedule import split_workers
 from headrace.loader.steps import get_epoch_length, get_train_dataloader_steps, get_val_dataloader_steps
 
 __all__ = [

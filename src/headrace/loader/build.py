@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from headrace.arguments import described
 from headrace.collate import collators, stack_collate
-from headrace.datasets.base import CHUNK_BYTES, BaseDataset
-from headrace.datasets.threads import SHARE
+from headrace.datasets.core.base import CHUNK_BYTES, BaseDataset
+from headrace.datasets.core.threads import SHARE
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.loader.config import DataLoaderConfig, Shuffle
-from headrace.loader.fetch import inner_datasets
-from headrace.loader.start import choose_context
+from headrace.loader.worker.fetch import inner_datasets
+from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.modes.eager import usable_cpus

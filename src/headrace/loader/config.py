@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from headrace.arguments import check_callable, check_names, described
-from headrace.datasets.checks import HINTS
-from headrace.datasets.detect import known_keywords
+from headrace.datasets.core.checks import HINTS
+from headrace.datasets.open import known_keywords
 from headrace.errors import ConfigError
 from headrace.loader.options import LoaderOptions
 from headrace.memory.budget import MemoryBudget

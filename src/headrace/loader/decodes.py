@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.errors import BudgetError
 from headrace.loader.batches import OrderPlan, Plan
-from headrace.loader.fetch import inner_datasets
+from headrace.loader.worker.fetch import inner_datasets
 from headrace.memory.budget import format_size
 from headrace.modes import LoadingMode
 from headrace.order import EpochOrder, Order, RankBatches, ResizedOrder

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.batches import IterablePlan
-from headrace.loader.job import Deliveries, Job, death_of, failure_of, is_of_workers
-from headrace.loader.side_stream import way_to
+from headrace.loader.device.prefetcher import way_to
 from headrace.loader.stateful import States
+from headrace.loader.worker.pool import Deliveries, Job, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:

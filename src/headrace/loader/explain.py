@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headrace.collate import stack_collate
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.build import Reasons

@@ -26,10 +26,9 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from headrace.collate import TextCollator, stack_collate
 from headrace.datasets import open_dataset
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.detect import known_keywords
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.open import known_keywords
 from headrace.errors import warn
-from headrace.loader.agreement import Agreement
 from headrace.loader.batches import IterablePlan, OrderPlan, length_of
 from headrace.loader.build import (
     batches_nbytes,
@@ -45,16 +44,17 @@ from headrace.loader.build import (
     start_of,
 )
 from headrace.loader.config import FIELDS, DataLoaderConfig, check_options
+from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
-from headrace.loader.fetch import Fetch, inner_datasets
-from headrace.loader.fetch_stream import FetchIterable
-from headrace.loader.job import Job, is_of_workers
 from headrace.loader.options import Data, Indexable, LoaderOptions, PathOptions
 from headrace.loader.plan import make_plan
 from headrace.loader.shown import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import check_data, check_order, check_samples, make_state
 from headrace.loader.stateful import States
+from headrace.loader.worker.fetch import Fetch, inner_datasets
+from headrace.loader.worker.fetch_stream import FetchIterable
+from headrace.loader.worker.pool import Job, is_of_workers
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats, Stats

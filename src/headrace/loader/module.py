@@ -7,9 +7,9 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 
 from torch.utils.data import IterableDataset, Subset
 
-from headrace.datasets.augment import Whole
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.wrapped import parts_of
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.wrapped import parts_of
+from headrace.datasets.image.augment import Whole
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.batches import length_of
 from headrace.loader.build import check_dataset, is_path

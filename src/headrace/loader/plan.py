@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
 from headrace.loader.config import DataLoaderConfig, Shuffle

@@ -9,9 +9,9 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.loader.batches import length_of
-from headrace.loader.foreign import ReplayedLoader
 from headrace.loader.loader import Loader
-from headrace.loader.multi import MultiDataLoader
+from headrace.loader.multi.foreign import ReplayedLoader
+from headrace.loader.multi.multi import MultiDataLoader
 from headrace.order import EpochOrder, RankBatches, detect_world
 
 

@@ -8,10 +8,10 @@ from headrace.order.base import Order
 from headrace.order.bucketed import BucketedOrder
 from headrace.order.epoch import EpochOrder
 from headrace.order.ranks import RankBatches
+from headrace.order.request import Ticket
 from headrace.order.resized import ResizedOrder
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
-from headrace.order.ticket import Ticket
 from headrace.order.weighted import WeightedOrder
 from headrace.order.world import World, detect_world
 

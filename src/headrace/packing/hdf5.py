@@ -21,11 +21,11 @@ import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
 from headrace.errors import WriteError
+from headrace.io.resolve.scan import redact
 from headrace.memory.budget import format_size
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
-from headrace.storage.scan import redact
+from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
-from headrace.storage.scan import redact
+from headrace.io.resolve.scan import redact
 
 try:
     import fcntl

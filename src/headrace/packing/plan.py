@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
-from headrace.datasets.image import ImageDataset
+from headrace.datasets.image.image import ImageDataset
 from headrace.errors import ConfigError
+from headrace.io.resolve.scan import PackedNames
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
-from headrace.storage.scan import PackedNames
+from headrace.storage.hdf5.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
+from headrace.storage.hdf5.rows import HDF5Source
 
 STORES = ("encoded", "decoded")
 Column = npt.NDArray[Any]

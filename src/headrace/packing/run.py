@@ -20,22 +20,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.detect import open_dataset
-from headrace.datasets.image import ImageDataset
-from headrace.datasets.pixels import decode_image, to_channels_last
-from headrace.datasets.text import TextDataset
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.image.pixels import decode_image, to_channels_last
+from headrace.datasets.open import open_dataset
+from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, WriteError, warn
+from headrace.io.resolve.scan import DataPath, redact
 from headrace.modes.eager import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan
 from headrace.packing.texts import packed_texts
 from headrace.packing.verify import verify
-from headrace.storage.hdf5_files import is_hdf5, locked_by_caller
-from headrace.storage.packed import TARGETS, crc_of, packed_info
-from headrace.storage.scan import DataPath, redact
+from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
+from headrace.storage.hdf5.packed import TARGETS, crc_of, packed_info
 
 GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size."""

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.base import BaseDataset
-from headrace.datasets.text import TextDataset
-from headrace.datasets.text_passes import tokens_of
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.text.passes import tokens_of
+from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
+from headrace.io.packed_strings import PackedNames
 from headrace.packing.plan import Plan, as_column
 from headrace.storage.files import FilesSource
-from headrace.storage.names import PackedNames
-from headrace.storage.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
-from headrace.storage.packed_tokens import KIND, STORE, TokensFile
-from headrace.storage.texts import LinesSource
-from headrace.storage.tokens import AnyTokens, RangedTokens, TokensSource, parts_of
+from headrace.storage.hdf5.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
+from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.packed import KIND, STORE, TokensFile
+from headrace.storage.tokens.source import AnyTokens, RangedTokens, TokensSource, parts_of
 from headrace.tokenizer import identity_of
 
 _TOGETHER = 1024  # documents that are looked at at a time

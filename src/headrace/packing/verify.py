@@ -9,10 +9,10 @@ from typing import Any
 
 from headrace.display import progress_bar
 from headrace.errors import FormatError, HeadraceError
-from headrace.storage.hdf5 import HDF5Source
-from headrace.storage.packed import TARGETS, packed_info
-from headrace.storage.packed_tokens import KIND, PackedTokens
-from headrace.storage.scan import redact
+from headrace.io.resolve.scan import redact
+from headrace.storage.hdf5.packed import TARGETS, packed_info
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.tokens.packed import KIND, PackedTokens
 
 
 @dataclass(frozen=True, slots=True)

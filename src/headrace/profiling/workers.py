@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader

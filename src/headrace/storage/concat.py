@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.storage.hints import HINTS
-from headrace.storage.remote_files import RemoteFiles, Span
+from headrace.io.files import RemoteFiles, Span
+from headrace.io.hints import HINTS
+from headrace.io.stretches import bytes_of, read_parts
 from headrace.storage.source import Rows, Source
-from headrace.storage.stretches import bytes_of, read_parts
 
 S = TypeVar("S", bound=Source)
 

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.storage.hints import HINTS, TO_THE_END
-from headrace.storage.paths import is_url, redact
-from headrace.storage.remote import Remote
-from headrace.storage.remote_files import RemoteOptions
-from headrace.storage.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
+from headrace.io.cache.whole_files import WholeFiles
+from headrace.io.files import RemoteOptions
+from headrace.io.hints import HINTS, TO_THE_END
+from headrace.io.paths import is_url, redact
+from headrace.io.remote.client import Remote
+from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
 from headrace.storage.source import Source
-from headrace.storage.whole_files import WholeFiles
 
 _OPEN = 64  # files that are open at once
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
@@ -38,7 +38,7 @@ class FilesSource(Source):
         extensions: endings of the files that count, in any case.
         storage_options: passed to fsspec.
         cache_dir: a folder, made if it is missing, where listings of local folders are kept and found again while they still hold
-            (see `headrace.storage.listings`); None: a folder is listed at every start.
+            (see `headrace.io.resolve.listings`); None: a folder is listed at every start.
         retries, deadline: for URLs, see `Remote`.
         disk_cache_size: for URLs: bytes (or "20GB") of files that are kept in `cache_dir`; None: none.
 

@@ -32,7 +32,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headrace.datasets.base import BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.errors import SampleError, StateError
 from headrace.loader import Loader, create_dataloader
 from headrace.modes import LoadingMode

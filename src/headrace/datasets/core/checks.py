@@ -1,0 +1,146 @@
+"""Checks of a dataset's arguments, made before anything is read."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.arguments import check_callable, check_names, described
+from headrace.datasets.image.augment import chained
+from headrace.errors import ConfigError
+from headrace.io.resolve.scan import entries_of
+from headrace.memory.budget import MemoryBudget
+from headrace.modes import LoadingMode
+from headrace.modes.cached import check_cache_size
+from headrace.storage.source import Source
+
+HINTS = {
+    **dict.fromkeys(("root", "path", "data_dir"), "data_path"),
+    **dict.fromkeys(("train", "split"), "the path of that part of the data, such as 'photos/train'"),
+    "mode": "loading_mode",
+    "memory_efficient": "loading_mode='cached'",
+}
+"""Words of other datasets."""
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "cache_policy": ("auto", "keep", "lru"),
+    "hold": (None, "encoded", "decoded"),
+    "shared": ("rank", "machine"),
+}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def keywords_of(cls: type) -> frozenset[str]:
+    """The keywords that the constructor of a dataset's class takes, those that it passes on included."""
+    names: set[str] = set()
+    for base in reversed(cls.__mro__):
+        if base is not object and "__init__" in vars(base):
+            names -= {"source", "targets"}  # which a class passes to `BaseDataset` by itself
+            names |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in _NAMED}  # type: ignore[misc]
+    return frozenset(names - {"self"})
+
+
+def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any], name: str = "data_path", **given: Any) -> None:
+    """Raises for what no dataset takes.
+
+    Args:
+        dataset: whose constructor was called: messages name its class.
+        data_path: what is to be read, called `name`.
+        options: the keywords that are passed on to `BaseDataset`.
+        **given: other arguments of `BaseDataset`.
+
+    Raises:
+        ConfigError: the message names the argument.
+        DataNotFoundError: `data_path` is empty.
+    """
+    cls = type(dataset)
+    check_names(cls.__name__, options, keywords_of(cls), HINTS)
+    entries_of(data_path, name)
+    check_common({**options, **given})
+
+
+def check_common(options: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for arguments of `BaseDataset` that make no sense; those that are missing have their defaults."""
+    transforms = options.get("transforms")
+    if transforms is not None and not (options.get("transform") is options.get("target_transform") is None):
+        raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
+    chained(options.get("transform"))
+    for name in ("target_transform", "transforms"):
+        check_callable(name, options.get(name))
+    for name, allowed in _CHOICES.items():
+        if name in options and options[name] not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}")
+    on_error = options.get("on_error", "raise")
+    if not isinstance(on_error, str):
+        check_callable("on_error", on_error)
+    if on_error is None or (isinstance(on_error, str) and on_error not in ("raise", "skip")):
+        raise ConfigError(f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}")
+    mode = LoadingMode.of(options.get("loading_mode", LoadingMode.LAZY))
+    if options.get("shared") == "machine" and mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
+        raise ConfigError(f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no samples")
+    try:
+        operator.index(options.get("seed", 0))
+    except TypeError:
+        raise ConfigError(f"seed must be an integer, not {described(options['seed'])}") from None
+    MemoryBudget(options.get("max_memory_usage", 0.8))
+    check_cache_size(options.get("cache_size"))
+
+
+def check_source(source: object) -> None:
+    """Raises a ConfigError for what is no `Source`, which is what `BaseDataset` reads."""
+    if isinstance(source, Source):
+        return
+    if isinstance(source, (str, bytes, os.PathLike)):
+        raise ConfigError(
+            f"BaseDataset reads a Source, and {source!r} is a path: use open_dataset(path), which finds the format, or ImageDataset, "
+            "TextDataset, HDF5Dataset or ZarrDataset; for a format of your own subclass BaseDataset and pass super().__init__ a Source"
+        )
+    raise ConfigError(
+        f"BaseDataset reads a Source, not {described(source)}: subclass Source (__len__, read, fingerprint), or give create_dataloader any "
+        "torch dataset as it is"
+    )
+
+
+def as_targets(targets: Any, count: int) -> Any:
+    """One target a sample, as they are kept: a column of a table, and what else has an array to give, becomes that array.
+
+    Raises:
+        ConfigError: it is no sequence, or has another length than there are samples.
+    """
+    if targets is not None and not isinstance(targets, (np.ndarray, list, tuple, torch.Tensor)):
+        targets = array_in(targets, targets)
+    if targets is None:
+        return None
+    if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
+        raise ConfigError(f"targets must be a sequence of one target a sample, not {described(targets)}")
+    if len(targets) != count:
+        raise ConfigError(f"targets holds {len(targets):,} targets, and there are {count:,} samples: give one for each")
+    return targets
+
+
+def array_in(values: Any, otherwise: Any) -> Any:
+    """The array that a column of pandas or polars, or any other object with an array's protocol, has to give; else `otherwise`."""
+    if hasattr(values, "to_numpy"):
+        return np.asarray(values.to_numpy())
+    return np.asarray(values) if hasattr(values, "__array__") else otherwise
+
+
+def refuse_unexpected(cls: type, passed: Mapping[str, Any], error: TypeError) -> None:
+    """Says in the words of `check_arguments` what Python says of a keyword that a user's class passed on; of any other error nothing.
+
+    Raises:
+        ConfigError: the keyword is none of those that the class takes.
+    """
+    found = _UNEXPECTED.search(str(error))
+    if found is not None and found[1] in passed and found[1] not in keywords_of(cls):
+        try:
+            check_names(cls.__name__, [found[1]], keywords_of(cls), HINTS)
+        except ConfigError as refused:
+            raise refused from None

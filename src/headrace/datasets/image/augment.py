@@ -1,0 +1,212 @@
+"""Which random crops and flips are built in?
+
+They are callables, and work anywhere. At the head of ``ImageDataset(transform=[...])`` they work on the encoded image: what is not
+wanted of it is not resized, and of a large one not even decoded.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from headrace.arguments import check_callable
+from headrace.datasets.image.pixels import resize_image, to_channels_first, to_channels_last
+from headrace.datasets.image.sizing import Box
+from headrace.errors import ConfigError
+
+_ATTEMPTS = 10
+
+
+class RandomResizedCrop:
+    """A random part of an image, resized: the usual augmentation for ImageNet (Szegedy et al., Going deeper with convolutions, 2015).
+
+    The part's area is drawn evenly from `scale` times the image's, the logarithm of its aspect (width / height) evenly from `ratio`,
+    its place evenly; after 10 draws that don't fit, the largest part in the middle of a fitting aspect is taken. Bilinear, antialiased.
+
+    It draws from Python's `random`, which headrace seeds for each sample.
+
+    Args:
+        size: (height, width) of the result, or one int for both.
+        scale: least and largest area of the part, as fractions of the image's.
+        ratio: least and largest aspect of the part.
+
+    Raises:
+        ConfigError: a value makes no sense.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ) -> None:
+        self.size = image_sides(size, "size")
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ConfigError(f"scale must be two fractions of the image's area, the smaller one first, not {scale!r}")
+        if not 0 < ratio[0] <= ratio[1] < math.inf:
+            raise ConfigError(f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}")
+        self.scale, self.ratio = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
+
+    def draw(self, height: int, width: int) -> Box:
+        """The part to take of an image of that size."""
+        narrowest, widest = self.ratio
+        for _ in range(_ATTEMPTS):
+            area = height * width * random.uniform(*self.scale)
+            aspect = math.exp(random.uniform(math.log(narrowest), math.log(widest)))
+            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < h <= height and 0 < w <= width:
+                return Box(random.randint(0, height - h), random.randint(0, width - w), h, w)
+        aspect = min(max(width / height, narrowest), widest)
+        h, w = max(1, min(height, round(width / aspect))), max(1, min(width, round(height * aspect)))
+        return Box((height - h) // 2, (width - w) // 2, h, w)
+
+    def __call__(self, image: Any) -> Any:
+        """The part of a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8; of the type that was given."""
+
+        def crop(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return resize_image(np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size)
+
+        return _on_pixels(image, crop)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size}, scale={self.scale}, ratio={self.ratio})"
+
+
+class RandomHorizontalFlip:
+    """Mirrors an image, left to right, with probability `p`. It draws from Python's `random`, which headrace seeds for each sample.
+
+    Raises:
+        ConfigError: `p` is no probability.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ConfigError(f"p must be a probability between 0 and 1, not {p!r}")
+        self.p = float(p)
+
+    def draw(self) -> bool:
+        """Is the next image to be mirrored?"""
+        return random.random() < self.p
+
+    def __call__(self, image: Any) -> Any:
+        """The image, mirrored or not: a PIL image, an array [H, W, C] or a tensor [C, H, W]; of the type that was given."""
+        if not self.draw():
+            return image
+        if isinstance(image, torch.Tensor):
+            return image.flip(-1)
+        return _on_pixels(image, lambda pixels: np.ascontiguousarray(pixels[:, ::-1]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p={self.p})"
+
+
+class Whole:
+    """All of an image, at a size: stands for a crop where nothing is to be drawn."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def draw(self, height: int, width: int) -> Box:
+        """The whole image."""
+        return Box(0, 0, height, width)
+
+
+class Drawn(NamedTuple):
+    """What was drawn for one sample: the part of the image (None: all of it), and whether it is mirrored."""
+
+    box: Box | None
+    flip: bool
+
+
+class Augment:
+    """A crop and a flip, or one of the two, as a dataset applies them itself."""
+
+    def __init__(self, crop: RandomResizedCrop | Whole | None, flip: RandomHorizontalFlip | None) -> None:
+        self.crop, self.flip = crop, flip
+
+    def draw(self, height: int, width: int) -> Drawn:
+        """The draws for an image of that size: the same, and in the same order, as the two would make one after the other."""
+        box = None if self.crop is None else self.crop.draw(height, width)
+        return Drawn(box, self.flip is not None and self.flip.draw())
+
+
+class Chain:
+    """Callables, one after the other."""
+
+    def __init__(self, steps: Iterable[Callable[[Any], Any]]) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, value: Any) -> Any:
+        for step in self.steps:
+            value = step(value)
+        return value
+
+    def __repr__(self) -> str:
+        return repr(self.steps)
+
+
+def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] | None]:
+    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of what was given as `transform`.
+
+    Args:
+        transform: a callable, a list or tuple of these, or None.
+
+    Returns:
+        What was taken off, and what is left.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    steps = [] if transform is None else list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
+    flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
+    return None if crop is None and flip is None else Augment(crop, flip), chained(steps)
+
+
+def chained(transform: Any) -> Callable[[Any], Any] | None:
+    """What was given as `transform`, a callable or a list or tuple of these, as one callable; None where there is none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
+    for step in steps:
+        if not callable(step):
+            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
+        check_callable("transform", step)
+    return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
+
+
+def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
+    """Height and width of a size that was given as a pair or as one int.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    sides = (value, value) if _is_side(value) else value
+    if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(map(_is_side, sides)) or min(sides) < 1:
+        raise ConfigError(f"{name} must be (height, width), one int for both{otherwise}, not {value!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
+    """Applies a function of [H, W, C] arrays to an image of any of the usual types."""
+    if isinstance(image, Image.Image):
+        array = np.asarray(image)
+        made = function(array if array.ndim == 3 else array[:, :, None])
+        return Image.fromarray(made if array.ndim == 3 else made[:, :, 0])
+    if isinstance(image, torch.Tensor):
+        return torch.from_numpy(to_channels_first(function(to_channels_last(image.numpy()))))
+    if isinstance(image, np.ndarray) and image.ndim == 3:
+        return function(image)
+    raise TypeError(f"a PIL image, an array [H, W, C] or a tensor [C, H, W] is needed, not {type(image).__name__}")

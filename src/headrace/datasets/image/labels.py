@@ -1,0 +1,252 @@
+"""Which target does a file have?"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.arguments import described
+from headrace.datasets.core.checks import array_in
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, warn
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import is_url, redact
+from headrace.io.resolve.scan import DataPath, FileList, entries_of
+
+Targets = npt.NDArray[Any] | list[Any] | None
+TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
+FOLDERS = "folders"
+_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
+"""Endings of what no class is called."""
+_FEW, _LOOKED_AT = 20, 16
+_PIECE = 1 << 16  # names that are looked at together: what is made of them is small
+
+
+def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
+    """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64, class names sorted).
+
+    (None, []) where all files lie flat in the folder.
+
+    Raises:
+        ConfigError: some files lie beside the class folders: nobody can say which class they have.
+        DataNotFoundError: a class folder is empty (as torchvision has it).
+    """
+    names = files.names
+    targets, number = np.empty(len(names), np.int64), dict[bytes, int]()
+    for folder, start, stop in _runs(names):
+        if folder is None:
+            return _beside_the_folders(files)
+        targets[start:stop] = number.setdefault(folder, len(number))
+    classes = sorted(number)
+    empty = [f for f in files.folders if os.fsencode(f) not in number and not f.startswith(".")]
+    if empty:
+        raise DataNotFoundError(
+            f"{len(empty)} class folders hold no file that counts, the first is {redact(empty[0])!r}: remove them, for they would be "
+            "classes on one machine and not on another; or pass targets="
+        )
+    if classes != list(number):
+        targets = np.argsort([number[c] for c in classes])[targets]
+    return targets, [os.fsdecode(c) for c in classes]
+
+
+def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
+    """First-level folders (None: no folder) and where their names begin and end; a folder may come again.
+
+    In the order of parts the names below a folder follow each other, so that only the ends of each such run are looked at; unless
+    a name holds b"\\0", which sorts like b"/".
+    """
+    data, _ = names.arrays
+    in_runs, start = not len(data) or data.min() > 0, 0
+    while start < len(names):
+        folder, slash, _ = names[start].partition(b"/")
+        stop = _end_of_run(names, start, folder + slash) if slash and in_runs else start + 1
+        yield folder if slash else None, start, stop
+        start = stop
+
+
+def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
+    """The first position after `start` whose name does not begin with `prefix`, found in as many steps as its distance has bits."""
+    step = 1
+    while start + step < len(names) and names[start + step].startswith(prefix):
+        start += step
+        step *= 2
+    low, high = start, min(start + step, len(names))  # `low` begins with it, `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if names[middle].startswith(prefix) else (low, middle)
+    return high
+
+
+def _beside_the_folders(files: FileList) -> tuple[None, list[str]]:
+    """The answer where some files lie in no class folder: perhaps all do so."""
+    (data, offsets), total = files.names.arrays, len(files.names)
+    flat = first = 0
+    for start in range(0, total, _PIECE):
+        ends = offsets[start : start + _PIECE + 1]
+        slashes = np.flatnonzero(data[ends[0] : ends[-1]] == ord("/")) + ends[0]
+        beside = np.flatnonzero(np.diff(np.searchsorted(slashes, ends)) == 0)
+        if len(beside) and not flat:
+            first = start + int(beside[0])
+        flat += len(beside)
+    if flat == total:
+        return None, []
+    raise ConfigError(
+        f"{flat:,} of {total:,} files lie beside the class folders, the first is "
+        f"{redact(files.path(first))}: move them into a class folder, or pass targets= (None for no targets)"
+    )
+
+
+def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
+    """What was given as `targets`, before any file is looked for.
+
+    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a mapping. One value a path, beside a list
+    of the paths of files, becomes a callable of the path, since files are sorted.
+
+    Raises:
+        ConfigError: it is something else; or values in an order, and which file each belongs to is not known.
+    """
+    if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
+        return targets
+    if isinstance(targets, type):
+        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+    by_path: Callable[[str], Any] | None = targets if callable(targets) else None
+    if by_path is not None:
+        return by_path
+    if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
+        return dict(targets.to_dict())
+    values = array_in(targets, targets)
+    if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
+        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+    is_one = isinstance(data_path, (str, bytes, os.PathLike))
+    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)]
+    if is_one or any(map(is_url, entries_of(data_path))) or len(values) != len(paths) or len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"targets holds {len(values):,} values and no names: files are found in sorted order, and whose value is whose can't be told. "
+            "Pass a mapping, dict(zip(names, values)), or data_path=[...] with the path of one file for each value"
+        )
+    return _Paired(dict(zip(paths, values, strict=True)))
+
+
+class _Paired:
+    """The targets of single files, by path."""
+
+    def __init__(self, by_path: dict[str, Any]) -> None:
+        self._by_path = by_path
+
+    def __call__(self, path: str) -> Any:
+        try:
+            return self._by_path[os.path.normpath(path)]
+        except KeyError:
+            raise ConfigError(
+                f"targets: {redact(path)} has none: with one value a path, each path must be that of a file, not of a folder"
+            ) from None
+
+
+def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, list[str]]:
+    """Targets that the user gave: a mapping by relative path or file name, a CSV file of such, or a callable of the path.
+
+    Texts become class numbers, in the sorted order of the texts; other values stay as they are.
+
+    Raises:
+        ConfigError, DataNotFoundError: a file without a target; there is no such CSV file, or it is a folder.
+        AccessError, FormatError: the CSV file can't be read.
+    """
+    if targets is None:
+        return None, []
+    if isinstance(targets, (str, os.PathLike)):
+        targets = _read_csv(os.fspath(targets), files)
+    if isinstance(targets, Mapping):
+        values = _looked_up(targets, files)
+    else:
+        assert callable(targets)  # by `checked_targets`
+        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
+    if all(isinstance(v, str) for v in values):
+        classes = sorted(set(values))
+        _check_classes(classes, files)
+        number = {name: i for i, name in enumerate(classes)}
+        return np.array([number[v] for v in values], np.int64), classes
+    if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+        return np.array(values, np.int64), []
+    return list(values), []
+
+
+def _check_classes(classes: list[str], files: FileList) -> None:
+    """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
+    samples = len(files.names)
+    some = classes[:: max(1, len(classes) // _LOOKED_AT)]
+    if some and all(map(_names_a_file, some, [files] * len(some))):
+        raise ConfigError(
+            f"targets gives names of files ({redact(some[0])}), which would become class numbers: masks and other files are no targets "
+            "yet; load them in transforms= or in a dataset of your own, or give names of classes"
+        )
+    if samples >= _FEW and len(classes) > 0.9 * samples:
+        warn(
+            f"targets gives {len(classes):,} different texts for {samples:,} samples ({classes[0]!r:.40}, ...), so nearly each sample is "
+            "a class of its own; if that is meant, pass numbers"
+        )
+
+
+def _names_a_file(text: str, files: FileList) -> bool:
+    if os.path.splitext(text)[1].lower() in _FILES:  # an ending alone is a class like any other
+        return True
+    folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
+    return "." in text and not files.url and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
+
+
+def _looked_up(targets: Mapping[str, Any], files: FileList) -> list[Any]:
+    """By relative path, else by file name, which may then stand for one file only."""
+    values, by_name = [], dict[str, str]()
+    for name in map(os.fsdecode, files.names):
+        if name in targets:
+            values.append(targets[name])
+            continue
+        base = os.path.basename(name)
+        if base not in targets:
+            raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
+        if by_name.setdefault(base, name) != name:
+            raise ConfigError(
+                f"targets: the file name {redact(base)} fits {redact(by_name[base])} and {redact(name)}: give relative paths instead"
+            )
+        values.append(targets[base])
+    return values
+
+
+def _read_csv(path: str, files: FileList) -> dict[str, Any]:
+    """First column: file; second: target. A first row that names no file of the data is a header."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"targets: the CSV file {redact(path)} does not exist") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"targets: {redact(path)} is a folder; name a CSV file in it") from error
+    except OSError as error:
+        raise AccessError(f"targets: {redact(path)} can't be read as a CSV file: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"targets: {redact(path)} is no CSV file in UTF-8: {error}; save it as UTF-8") from error
+    short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
+    if short is not None:
+        raise ConfigError(f"targets: row {short} of {redact(path)} has no second column: write file,target")
+    keys = [row[0].strip() for row in rows]
+    first = 1
+    if rows and not any(keys[0] in (name, os.path.basename(name)) for name in map(os.fsdecode, files.names)):
+        keys, rows, first = keys[1:], rows[1:], 2
+    values = [row[1].strip() for row in rows]
+    met = dict[str, tuple[int, str]]()
+    for number, (key, value) in enumerate(zip(keys, values, strict=True), first):
+        row, other = met.setdefault(key, (number, value))
+        if other != value:
+            raise ConfigError(
+                f"targets: rows {row} and {number} of {redact(path)} give {redact(key)} different targets ({other!r:.40} and "
+                f"{value!r:.40}): keep one of them"
+            )
+    for kind in (int, float):
+        try:
+            return dict(zip(keys, map(kind, values), strict=True))
+        except ValueError:
+            continue
+    return dict(zip(keys, values, strict=True))

@@ -1,0 +1,122 @@
+"""How are shards, far too many for one machine's disk, an iterable dataset? `StreamingDataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+
+from headrace.datasets.core.base import CommonOptions
+from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.delegating import DelegatingDataset
+from headrace.datasets.shards.members import Decoders, describe_decoders
+from headrace.datasets.shards.shards import open_shards
+from headrace.display import Lines
+from headrace.errors import ConfigError
+from headrace.io.files import RemoteOptions
+from headrace.io.resolve.scan import DataPath
+from headrace.modes import LoadingMode
+from headrace.order.lanes import interleave_for, lanes_for
+
+FEWEST = 8
+"""Blocks that a global batch draws from, where there are so many, for any `buffer_size`: ranks that share a block each fetch it."""
+_OF_HOLDING = ("cache_size", "cache_policy", "hold", "shared")
+
+
+class StreamingDataset(DelegatingDataset):
+    """The samples of shards as an `IterableDataset`: in an order that is shuffled by blocks, read ahead, and resumable under a `Loader`.
+
+    A sample is
+
+    * of .tar (as WebDataset writes them) a dict by extension, with "__key__" and "__url__". Images (.jpg, .png, .webp, ...) are uint8
+      tensors [3, H, W], .cls and its like int, .txt str, .json what it says, .npy an array, .npz a dict of arrays; all others are bytes;
+    * of .jsonl what the line says; of .txt the line as str; of both also .gz and .zst;
+    * of .h5 and .zarr what `HDF5Dataset` and `ZarrDataset` give; of images that `headrace.pack` wrote what `ImageDataset` gives, and of one
+      file of texts what `TextDataset` gives.
+
+    Consecutive samples of a shard, of about 2 MB together, are a block. Blocks come in a random order, several at once, and samples in a
+    random order inside of theirs. The order follows from the shards' layout, `buffer_size`, seed and epoch, and from nothing else.
+
+    Args:
+        urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these; all of one kind. A folder is
+            searched through; for Zarr stores not below its first level. Paths, or URLs of one server.
+        buffer_size: about how many samples are mixed: a batch draws from blocks that have so many together, so a larger one mixes better,
+            and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have blocks of their own.
+        transform: called with the sample (of .h5, .zarr and images with the input).
+        decode: of .tar: True: as above; False: members stay bytes; or a dict from extension ("jpg", "seg.png") to a callable that takes
+            bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
+        dataset_name, target_name: of .h5 and .zarr, see there.
+        storage_options: passed to fsspec.
+        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a range is given up.
+        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
+            on this machine, and found again by the next job; None: none.
+        **options: see `BaseDataset`; what concerns holding (cache_size, cache_policy, hold, shared) has no meaning here.
+
+    Raises:
+        ConfigError: an argument makes no sense, shards of several kinds, or an option for shards of another kind.
+        DataNotFoundError: nothing there, or no shard.
+        FormatError: a shard is damaged; or a compressed .tar, which has to be unpacked.
+        RemoteError: a server does not give what it is asked for.
+    """
+
+    buffer_size: int
+    kind: str
+    _in_mode = LoadingMode.STREAMING
+
+    def __init__(
+        self,
+        urls: DataPath,
+        buffer_size: int = 1000,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        *,
+        decode: bool | Decoders = True,
+        dataset_name: str | Sequence[str] | None = None,
+        target_name: str | None = None,
+        storage_options: dict[str, Any] | None = None,
+        retries: int | None = None,
+        deadline: float | None = None,
+        disk_cache_size: int | str | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        if isinstance(buffer_size, bool) or not isinstance(buffer_size, (int, np.integer)) or buffer_size < 1:
+            raise ConfigError(f"buffer_size must be a number of samples of at least 1, not {buffer_size!r}")
+        for name in ("loading_mode", *_OF_HOLDING):
+            if name in options and self._in_mode is LoadingMode.STREAMING:
+                raise ConfigError(
+                    f"{name} has no meaning for a StreamingDataset, which holds nothing but what it reads ahead: leave it out"
+                )
+        check_arguments(self, urls, options, "urls", transform=transform, loading_mode=self._in_mode)
+        self.data_path = urls
+        self.buffer_size = int(buffer_size)
+        transforms: dict[str, Any] = {"transform": transform, "target_transform": options.get("target_transform")}
+        transforms["transforms"] = options.get("transforms")
+        of_loading = {name: value for name, value in options.items() if name in ("cache_dir", "progress", "max_memory_usage")}
+        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
+        if inner._source.block_nbytes:
+            inner.hold_chunks(0)  # this dataset sets room aside for them
+        self._inner, self._decode = inner, decode
+        rest: dict[str, Any] = {name: value for name, value in options.items() if name not in transforms}
+        given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself
+        super().__init__(inner._source, targets=inner.targets, loading_mode=self._in_mode, **given, **rest)
+        self._adopt_traits()
+
+    def lanes(self, blocks: int) -> tuple[int, int]:
+        """As many lanes a turn as have about `buffer_size` samples in the blocks that they are in the midst of."""
+        interleave = interleave_for(self.buffer_size, len(self), blocks, FEWEST)
+        return lanes_for(blocks, self._source.block_nbytes, interleave)
+
+    def explain(self) -> str:
+        first, *rest = super().explain().split("\n")
+        blocks = self.blocks()
+        lines = [first]
+        if self.kind == "tar":
+            lines.append(describe_decoders(self._decode))
+        if blocks is not None and len(blocks):
+            interleave, turns = self.lanes(len(blocks))
+            lines.append(
+                f"buffer_size {self.buffer_size:,}: of {len(blocks):,} blocks of {len(self) / len(blocks):,.1f} samples (mean) a global "
+                f"batch draws from {interleave} (interleave), and the next one from others, in {turns} turns"
+            )
+        return Lines("\n".join([*lines, *rest]))

@@ -1,0 +1,58 @@
+"""The arguments of `TextDataset`, checked before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.storage.text.lines import Newline
+
+UNITS = ("file", "line", "record")
+_NEWLINES = (None, "\n", "\r", "\r\n")
+
+
+def check_text_options(
+    max_length: int | None,
+    unit: str | None,
+    text_field: Any,
+    target_field: str | None,
+    labels: str | None,
+    stride: int | None,
+    packing: bool,
+    end_token: int | None,
+    newline: Newline,
+) -> None:
+    """Refuses arguments that make no sense, and those that don't go together.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    for name, value, least in (("max_length", max_length, 1), ("stride", stride, 1), ("end_token", end_token, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least):
+            raise ConfigError(f"{name} must be an integer of at least {least}, or None, not {value!r}")
+    for name, chosen, allowed in (("unit", unit, (None, *UNITS)), ("labels", labels, (None, "folders")), ("newline", newline, _NEWLINES)):
+        if chosen not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {chosen!r}")
+    if not isinstance(packing, bool):
+        raise ConfigError(f"packing must be True or False, not {packing!r}")
+    if not isinstance(text_field, str) and not callable(text_field):
+        raise ConfigError(
+            f"text_field must be the name of one field, or a callable from a record to its text, not {text_field!r}: of several fields "
+            'pass for example lambda record: record["title"] + "\\n" + record["body"]'
+        )
+    if not isinstance(target_field, (str, type(None))):
+        raise ConfigError(f"target_field must be the name of one field, or None, not {target_field!r}")
+    in_parts = packing or stride is not None
+    if packing and stride is not None:
+        raise ConfigError("packing and stride can't be given together: blocks follow one another, windows overlap")
+    if in_parts and max_length is None:
+        given = "packing=True" if packing else f"stride={stride}"
+        raise ConfigError(f"{given} needs max_length=, the tokens of a sample: pass for example max_length=1024")
+    if stride is not None and max_length is not None and stride > max_length:
+        raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
+    if end_token is not None and not in_parts:
+        raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
+    if target_field is not None and (unit not in (None, "record") or in_parts or labels is not None):
+        raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")

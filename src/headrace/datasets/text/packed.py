@@ -1,0 +1,115 @@
+"""What is a packed file of tokens to a dataset of texts?
+
+Texts that are tokenised already: which arguments still have a meaning, and which tokenizer is it that can be known again?
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.datasets.core.making import describe_argument
+from headrace.datasets.text.tokenizing import way_fingerprint
+from headrace.errors import ConfigError, FormatError
+from headrace.io.files import RemoteOptions
+from headrace.io.paths import redact
+from headrace.io.resolve.remote_list import far_files
+from headrace.storage.hdf5.files import ENDINGS, is_far_hdf5, is_hdf5
+from headrace.storage.hdf5.index import INDEX
+from headrace.storage.hdf5.remote import FarHDF5
+from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
+from headrace.storage.tokens.remote import FarTokens
+from headrace.storage.tokens.source import AnyTokens, BlocksSource, DocumentsSource
+from headrace.tokenizer import CharTokenizer
+
+_CHARACTERS = "CharTokenizer("
+
+
+def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+    """The tokens of a packed file, near or far away; None where the path is none.
+
+    Args:
+        data_path: of the dataset.
+        given: arguments of which a packed file has decided already, those that were given.
+        reach: how a URL is reached.
+
+    Raises:
+        ConfigError: there are such; or several URLs of packed files.
+        FormatError, AccessError: the file is damaged, was not packed from texts, or can't be read.
+        DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
+    """
+    tokens = _opened(data_path, reach)
+    if tokens is not None and given:
+        if isinstance(tokens, FarTokens):
+            tokens.far.close()
+        said = ", ".join(describe_argument(name, value) for name, value in given.items())
+        raise ConfigError(
+            f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"
+        )
+    return tokens
+
+
+def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+    entries = data_path if isinstance(data_path, (list, tuple)) else [data_path]
+    if entries and all(map(is_far_hdf5, entries)):
+        return _opened_far(entries, reach)
+    if not isinstance(data_path, (str, os.PathLike)):
+        return None
+    path = os.path.expanduser(os.fspath(data_path))
+    if is_hdf5(path):
+        return PackedTokens(data_path)
+    if str(path).lower().endswith(ENDINGS) and os.path.isfile(path):
+        raise FormatError(f"{redact(path)} is no HDF5 file, or its beginning is damaged")
+    return None
+
+
+def _opened_far(urls: Sequence[str], reach: RemoteOptions) -> FarTokens:
+    files, found = far_files(urls, ENDINGS, reach)
+    try:
+        if len(found) > 1:
+            raise ConfigError(
+                f"{redact(found[0])} is one of {len(found):,} files that are named, and packed tokens are read from one: pack the texts "
+                "into one file, or make a dataset of each"
+            )
+        opened = FarHDF5(files, INDEX)
+        return opened.read_each(found, lambda url: FarTokens(url, opened))[0]
+    except BaseException:
+        files.close()
+        raise
+
+
+def tokenizer_of(tokens: PackedTokens | FarTokens) -> CharTokenizer | None:
+    """The `CharTokenizer` that a file was made with; None: it was another one."""
+    said = tokens.info.text.get("tokenizer") or ""
+    if not (said.startswith(_CHARACTERS) and said.endswith(")")):
+        return None
+    inside = said[len(_CHARACTERS) : -1]
+    return CharTokenizer(ast.literal_eval(inside) if inside else None)
+
+
+def source_over(
+    tokens: AnyTokens,
+    fingerprint: str,
+    where: str | Callable[[int], str],
+    max_length: int | None,
+    stride: int | None,
+    packing: bool,
+) -> DocumentsSource | BlocksSource:
+    """Documents, windows or blocks of some tokens."""
+    if packing:
+        return BlocksSource(tokens, fingerprint, where, max_length or 1)
+    left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none is
+    return DocumentsSource(tokens, fingerprint, where, max_length, stride, left_out)
+
+
+def packed_source(
+    tokens: PackedTokens | FarTokens, max_length: int | None, stride: int | None, packing: bool
+) -> DocumentsSource | BlocksSource:
+    """The same of a packed file, with the fingerprint that the texts themselves would have."""
+    text = tokens.info.text
+    if not packing and stride is None:
+        return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, max_length)
+    way = way_fingerprint(text.get("tokenizer"), text.get("end_token"))
+    return source_over(tokens, f"{tokens.info.fingerprint}:{way}", tokens.location, max_length, stride, packing)

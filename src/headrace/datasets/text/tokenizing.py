@@ -1,0 +1,164 @@
+"""How are all texts tokenised once, for samples that are parts of them?
+
+Into one long array of tokens, kept in `cache_dir` and mapped, where the tokenizer can be known again; else in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.display import progress_bar
+from headrace.errors import BudgetError, HeadraceError, SampleError, warn
+from headrace.io.array_file import UntrustedError
+from headrace.io.mapped_file import MappedFile
+from headrace.io.single_flight import alone
+from headrace.memory.anonymous import SharedArray
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.storage.tokens.source import Tokens
+from headrace.tokenizer import identity_of, smallest_dtype
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+_PATIENCE_S = 60.0  # for another process that makes the same tokens, while it writes none
+_TOGETHER = 256  # texts that are tokenised at a time
+
+
+class HeldTokens:
+    """Tokens in memory, which workers share; within the budget."""
+
+    def __init__(
+        self, tokens: npt.NDArray[Any], edges: npt.NDArray[np.int64], left_out: npt.NDArray[np.int64], reserved: Reservation
+    ) -> None:
+        self._long, self._edges, self._left_out, self._reserved = SharedArray(tokens), SharedArray(edges), left_out, reserved
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """The tokens."""
+        return self._long.array
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Where documents begin; which are left out."""
+        return [self._edges.array, self._left_out]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reserved": None}  # of the process that made them
+
+
+def way_fingerprint(identity: str | None, end_token: int | None) -> str:
+    """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a document; "" where it isn't known."""
+    return "" if identity is None else hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+
+
+class Tokenising:
+    """All texts of a source as tokens.
+
+    Args:
+        read: gives the tokens of some documents, by their numbers, or a SampleError for each that can't be read.
+        count: number of documents.
+        about: what tells these texts, and how they are read, from others (JSON values); None: nobody can say.
+        end_token: an id that is put behind each document; None: none.
+        progress: show a progress bar; None: only on a terminal.
+    """
+
+    def __init__(self, read: Any, count: int, about: Any, tokenizer: Any, end_token: int | None, progress: bool | None) -> None:
+        self._read, self._count, self._end, self._progress = read, count, end_token, progress
+        self._edges = np.zeros(count + 1, np.int64)
+        self._most = 0
+        self._left_out: list[int] = []
+        identity = identity_of(tokenizer)
+        self._tokenizer, self._way = tokenizer, way_fingerprint(identity, end_token)
+        self._about = (
+            None if identity is None or about is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
+        return self._way
+
+    def tokens(self, folder: Path, budget: MemoryBudget) -> Tokens:
+        """The tokens that are kept, or new ones.
+
+        Raises:
+            SampleError: a document can't be read, or tokenised.
+            BudgetError: tokens that can't be kept don't fit the memory budget.
+        """
+        if self._about is None:
+            name = type(self._tokenizer).__name__
+            why = "they have no version" if self._way else f"a {name} has no `fingerprint` (str) to know it by"
+            _log.info("the tokens of these texts are not kept: %s", why)
+            return self._held(budget)
+        kept = MappedFile(str(folder), "tokens", self._about)
+        if (found := kept.kept()) is not None:
+            return found
+        try:
+            with alone(kept.path, _PATIENCE_S):  # other processes wait, and find them then
+                if (found := kept.kept()) is not None:
+                    return found
+                return self._written(kept)
+        except HeadraceError:
+            raise  # of a document: they are errors of the system too
+        except (OSError, UntrustedError) as error:
+            warn(
+                f"cache_dir={str(folder)!r}: tokens are not kept ({getattr(error, 'strerror', None) or error}), so they are held in memory"
+            )
+        return self._held(budget)
+
+    def _written(self, kept: MappedFile) -> Tokens:
+        with kept.writing("<i4") as writer:
+            for tokens in self._all():
+                writer.write(tokens)
+            if smallest_dtype(self._most + 1) == "uint16":
+                writer.narrow("<u2")
+            writer.short([self._edges, np.array(self._left_out, np.int64)])
+        return kept.open()
+
+    def _held(self, budget: MemoryBudget) -> HeldTokens:
+        pieces: list[npt.NDArray[np.int32]] = []
+        reserved = budget.reserve(self._edges.nbytes, "tokens")
+        try:
+            for tokens in self._all():
+                pieces.append(tokens)
+                reserved.resize(self._edges.nbytes + 4 * int(self._edges.max()))
+        except BudgetError as error:
+            reserved.close()
+            remedy = "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise max_memory_usage"
+            raise BudgetError(f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}") from None
+        whole, at = np.empty(int(self._edges[-1]), smallest_dtype(self._most + 1)), 0
+        for number, tokens in enumerate(pieces):
+            whole[at : at + len(tokens)] = tokens
+            pieces[number], at = tokens[:0].copy(), at + len(tokens)
+        reserved.resize(self._edges.nbytes + whole.nbytes)
+        _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
+        return HeldTokens(whole, self._edges, np.array(self._left_out, np.int64), reserved)
+
+    def _all(self) -> Iterator[npt.NDArray[np.int32]]:
+        """The tokens, a piece at a time; notes where documents begin, and the largest id."""
+        end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
+        self._most, self._left_out = 0, []
+        is_short = self._count < _TOGETHER
+        with progress_bar(self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document") as bar:
+            for start in range(0, self._count, _TOGETHER):
+                found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
+                pieces: list[npt.NDArray[np.int32]] = []
+                for number, ids in enumerate(found, start):
+                    if isinstance(ids, SampleError):
+                        self._left_out.append(number)
+                        ids = np.empty(0, np.int32)
+                    elif end.size:
+                        ids = np.concatenate([ids.astype(np.int32), end])
+                    self._edges[number + 1] = self._edges[number] + len(ids)
+                    pieces.append(ids.astype(np.int32, copy=False))
+                together = np.concatenate(pieces)
+                self._most = max(self._most, int(together.max(initial=0)))
+                bar.update(len(found))
+                yield together

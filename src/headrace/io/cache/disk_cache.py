@@ -1,0 +1,354 @@
+"""How is what was fetched from far away kept on this machine's disk, by many processes, within a limit?
+
+NOTE [ life of a cached block ]
+
+* A block is a file, named by a hash of its file's URL and version and of its place there, so that no two buckets, and no two versions of
+  a file, are ever mixed. Its head holds length and checksum, which are compared whenever it is read; one that is damaged is
+  removed, and fetched again.
+* It is written under a temporary name, on which its writer holds a lock of the kernel's, then flushed to the disk, then named. A writer
+  that is killed leaves that file without a lock: the next eviction removes it.
+* A reader opens the file and reads it whole: an eviction that takes its name away meanwhile takes nothing from it.
+* The ledger is a number: bytes of all blocks and of those being written. It is raised before a block is written, and lowered after one is
+  removed, under a lock: so it may be too high, where somebody was killed, and never too low. Eviction looks at the folder itself and
+  puts it right. So all processes together stay below the limit.
+* One process fetches a block, others that want it wait for that (`claim`): as long as the fetch may take, and no longer.
+* Without room, or leave to write, everything goes on without the cache, and that is said once. Each user has a folder of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import google_crc32c
+
+from headrace.errors import ConfigError, warn
+from headrace.io.array_file import is_ours, user_id
+from headrace.io.paths import redact
+from headrace.memory.budget import format_size
+
+try:
+    import fcntl
+except ImportError:  # Windows: the cache is not offered there
+    fcntl = None  # type: ignore[assignment]
+
+_HEAD = struct.Struct("<8sQI")
+_MAGIC = b"hr-blk-1"
+_BLOCK, _PART = ".blk", ".part"
+_DOWN_TO = 0.9  # of the limit: an eviction makes room for more than one block
+_TOUCHED_S = 60.0  # how exactly the time of the last use is known
+_PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
+_POLL_S = 0.01
+_PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
+_CLAIMS_BYTES = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
+"""Can single bytes of a file be locked by whoever has it open (Linux)? Where not, one process of this machine fetches at a time."""
+
+
+class DiskCache:
+    """Blocks of bytes in a folder, shared by all processes of this user. Thread-safe; forked and pickled copies are the same cache.
+
+    Args:
+        folder: made if it is missing; a part of it is this user's own.
+        limit: bytes that all blocks together take, at most.
+
+    Raises:
+        ConfigError: a limit that makes no sense, or a system without file locks.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        if fcntl is None:
+            raise ConfigError("disk_cache_size needs file locks, which this system has not: leave it out")
+        if limit < 1:
+            raise ConfigError(f"disk_cache_size must be above 0 bytes, not {limit}")
+        self.folder: str = os.path.join(os.path.abspath(folder), f"blocks-{user_id()}")
+        self.limit: int = limit
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._paused_until, self._has_warned = 0.0, False
+
+    def _own(self) -> None:
+        if self._pid != os.getpid():  # locks may have been held by another thread as this process was forked
+            self._reset()
+
+    @staticmethod
+    def key(url: str, version: object, number: int) -> str:
+        """The name of a block: of which file, in which version, the how-manieth."""
+        return hashlib.blake2b(repr((url, version, number)).encode(), digest_size=20).hexdigest()
+
+    # -- reading
+
+    def get(self, key: str) -> bytes | None:
+        """The block, if it is there and whole."""
+        self._own()
+        path = self._path(key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            with open(fd, "rb", buffering=0, closefd=False) as file:
+                content = file.readall() or b""
+            if not (is_ours(status) and _is_whole(content)):
+                self._count("disk_damaged")
+                self._remove(path)
+                return None
+            if time.time() - status.st_mtime > _TOUCHED_S:
+                with contextlib.suppress(OSError):  # read-only, or evicted meanwhile
+                    os.utime(fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        self._count("disk_hits")
+        return content[_HEAD.size :]
+
+    # -- writing
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Holds a block, if there is room and leave to; says whether."""
+        self._own()
+        size = _HEAD.size + len(data)
+        if size > self.limit or time.monotonic() < self._paused_until:
+            return False
+        try:
+            self._make_folder()
+            fd = self._reserve(key, size)
+            if fd is None:
+                return False
+            self._write(fd, key, data)
+        except OSError as error:
+            self._give_up(error)
+            return False
+        self._count("disk_puts")
+        return True
+
+    def _write(self, fd: int, key: str, data: bytes) -> None:
+        temporary = self._temporary(key, _HEAD.size + len(data))
+        try:
+            _write_all(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(bytes(data))))
+            _write_all(fd, data)
+            os.fsync(fd)
+            os.replace(temporary, self._path(key))
+        except BaseException:
+            self._remove(temporary)
+            self._release(_HEAD.size + len(data))
+            raise
+        finally:
+            _unlock(fd)
+
+    def _temporary(self, key: str, size: int) -> str:
+        return f"{self._path(key)}.{os.getpid()}-{threading.get_ident()}-{size}{_PART}"
+
+    def _give_up(self, error: OSError) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_S
+        if not self._has_warned:
+            self._has_warned = True
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            warn(
+                f"cache_dir={redact(self.folder)!r}: nothing is written to the disk cache for now ({why}); blocks are fetched again instead"
+            )
+
+    # -- one fetch a machine
+
+    @contextlib.contextmanager
+    def claim(self, keys: Iterable[str], patience: float) -> Iterator[None]:
+        """While this thread fetches blocks, others of this machine that want them wait here; at most so many seconds.
+
+        Look for the blocks again inside: somebody else may have fetched them meanwhile.
+        """
+        self._own()
+        end = time.monotonic() + patience
+        fd: int | None = None
+        try:
+            with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
+                self._make_folder()
+                fd = os.open(os.path.join(self.folder, "claims"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                for place in sorted({int(key[:12], 16) for key in keys}) if _CLAIMS_BYTES else [None]:
+                    _locked(fd, end, place)  # in order: so nobody waits for one that waits for him
+            yield
+        finally:
+            if fd is not None:
+                _unlock(fd)
+
+    # -- the limit
+
+    def _reserve(self, key: str, size: int) -> int | None:
+        """Makes room for a block, and the temporary file that it is written to, locked; None where there is no room."""
+        with self._ledger() as ledger:
+            total = ledger.read() + size
+            if total > self.limit:
+                total = self._evicted(size) + size
+            if total > self.limit:
+                ledger.write(total - size)
+                return None
+            temporary = self._temporary(key, size)
+            os.makedirs(os.path.dirname(temporary), 0o700, exist_ok=True)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ledger.write(total)
+            return fd
+
+    def _release(self, size: int) -> None:
+        with contextlib.suppress(OSError), self._ledger() as ledger:
+            ledger.write(max(0, ledger.read() - size))
+
+    def _evicted(self, wanted: int) -> int:
+        """Removes the blocks that were not used for longest, until there is some more room than wanted; gives the bytes that are left.
+
+        Under the ledger's lock. A block that is being written counts with the size that its name says.
+        """
+        found, total = [], 0
+        for path, status in self._files():
+            if path.endswith(_PART):
+                if _has_writer(path):
+                    total += int(path.removesuffix(_PART).rpartition("-")[2])
+                else:
+                    self._remove(path)
+                continue
+            total += status.st_size
+            found.append((status.st_mtime_ns, status.st_size, path))
+        for _, size, path in sorted(found):
+            if total + wanted <= self.limit * _DOWN_TO:
+                break
+            self._remove(path)
+            self._count("disk_evicted")
+            total -= size
+        return total
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                if name.endswith((_BLOCK, _PART)):
+                    path = os.path.join(folder, name)
+                    with contextlib.suppress(OSError):
+                        yield path, os.lstat(path)
+
+    @contextlib.contextmanager
+    def _ledger(self) -> Iterator[_Ledger]:
+        fd = os.open(os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _locked(fd, time.monotonic() + _PATIENCE_S):
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of the disk cache, and does not go on")
+            yield _Ledger(fd)
+        finally:
+            _unlock(fd)
+
+    # -- small things
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.folder, key[:2], key + _BLOCK)
+
+    def _make_folder(self) -> None:
+        os.makedirs(self.folder, 0o700, exist_ok=True)
+        status = os.lstat(self.folder)
+        if status.st_uid != user_id() or status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "the folder is another user's, or others may write to it", self.folder)
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    def take_counts(self) -> Counter[str]:
+        """Hits, blocks written, evicted and found damaged by this process, since the last call."""
+        self._own()
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def explain(self) -> str:
+        """In words: where, and how full."""
+        try:
+            with self._ledger() as ledger:
+                used = format_size(ledger.read())
+        except OSError:
+            used = "nothing"
+        return f"disk cache: {used} of {format_size(self.limit)} in {redact(self.folder)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "limit": self.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+class _Ledger:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self) -> int:
+        try:
+            return max(0, int(os.pread(self._fd, 32, 0)))
+        except ValueError:  # new, or cut off in the middle of a write
+            return 1 << 62  # too high: the next one to reserve looks at the folder
+
+    def write(self, total: int) -> None:
+        os.pwrite(self._fd, b"%32d" % total, 0)
+
+
+def _locked(fd: int, end: float, place: int | None = None) -> bool:
+    """Waits for the lock of an open file, or of one byte of it, until a moment of the monotonic clock; says whether it has it."""
+    while True:
+        try:
+            if place is None:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= end:
+                return False
+        time.sleep(_POLL_S)
+
+
+def _unlock(fd: int) -> None:
+    """Also for a child that was forked meanwhile, and has the file open too."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        if _CLAIMS_BYTES:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    os.close(fd)
+
+
+def _has_writer(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _is_whole(content: bytes) -> bool:
+    if len(content) < _HEAD.size:
+        return False
+    magic, size, checksum = _HEAD.unpack_from(content)
+    return bool(magic == _MAGIC and size == len(content) - _HEAD.size and google_crc32c.value(content[_HEAD.size :]) == checksum)

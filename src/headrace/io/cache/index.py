@@ -1,0 +1,146 @@
+"""What must be known of a file that is far away before its samples can be read, and where is that kept?
+
+NOTE [ life of an index ]
+
+* It is a few arrays, which the file's format makes of the file (`IndexKind.make`): that may take many round trips, and once.
+* It is looked for in `cache_dir`, by URL, size and version of the file; and beside the file, under its URL and ".index", where whoever
+  wrote the file may have put it (`headrace.write_index`), by its size alone. Neither is trusted without its checksum.
+* One that was made is kept in `cache_dir`. That it can't be kept is said, and nothing else becomes of it.
+* See also NOTE [ life of a kept file ].
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from headrace.errors import warn
+from headrace.io.array_file import KeptArrays, UntrustedError, read_arrays, write_arrays
+from headrace.io.files import RemoteFiles
+from headrace.io.paths import redact
+from headrace.memory.machine import cache_folder
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"headrace-index"
+_HINT_S = 5.0
+
+Arrays = list[npt.NDArray[Any]]
+
+
+class IndexKind(NamedTuple):
+    """The index of one format.
+
+    Attributes:
+        name: one word.
+        version: of the arrays' meaning, and of how they are made.
+        types: of the arrays.
+        make: files and a URL -> the arrays.
+    """
+
+    name: str
+    version: int
+    types: tuple[str, ...]
+    make: Callable[[RemoteFiles, str], Arrays]
+
+
+def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
+    """The index of a file, found or made.
+
+    Args:
+        files: its server's. What lies beside is only looked at where `RemoteFiles.learn` was told to.
+        url: of the file.
+        kind: of the index.
+
+    Raises:
+        Exception: what `kind.make` raises.
+    """
+    found = found_index(files, url, kind)
+    return made_index(files, url, kind) if found is None else found
+
+
+def made_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
+    """The index of a file, made anew and kept on this machine.
+
+    Raises:
+        Exception: what `kind.make` raises.
+    """
+    began = time.monotonic()
+    made = kind.make(files, url)
+    keep_index(files, url, kind, made, time.monotonic() - began)
+    return made
+
+
+def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
+    """The index of a file as it is kept on this machine, or lies beside the file; None: it is nowhere, or not to be trusted."""
+    version, beside = files.version(url), files.beside(url)
+    if version.tag is not None:
+        kept = kept_index(files, url, kind)
+        try:
+            return kept.read()
+        except FileNotFoundError:
+            pass
+        except (UntrustedError, OSError) as error:
+            _log.info("%s is not used: %s", redact(kept.path), error)
+    if beside is not None:
+        try:
+            return from_bytes(beside, kind, version.size)
+        except UntrustedError as error:
+            warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
+    return None
+
+
+def is_unknown(files: RemoteFiles, url: str, kind: IndexKind) -> bool:
+    """Is no index of a file kept on this machine, so that it is worth looking for one beside it?"""
+    return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
+
+
+def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
+    """Keeps an index that was made, which took so many seconds, on this machine."""
+    if took > _HINT_S:
+        warn(f"{redact(url)}: it took {took:.0f} s to find out what lies where; headrace.write_index makes the index beforehand")
+    if files.version(url).tag is None:
+        return
+    try:
+        kept_index(files, url, kind).write(made)
+    except OSError as error:
+        if not files.has_warned:  # of many shards once
+            files.has_warned = True
+            warn(
+                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of {redact(url)}, and of others here, is not kept "
+                f"({error.strerror or error}), so every start makes it anew"
+            )
+
+
+def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:
+    """Where the index of a file is kept on this machine."""
+    version = files.version(url)
+    about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
+    return KeptArrays(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", kind.version, about, kind.types)
+
+
+def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
+    """The index of a file of `size` bytes as it lies beside it."""
+    file = io.BytesIO()
+    write_arrays(file, arrays, _MAGIC, kind.version, _meta(kind, size), kind.types)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
+    """What `index_bytes` was given.
+
+    Raises:
+        UntrustedError: it is damaged, or about something else.
+    """
+    return read_arrays(io.BytesIO(data), len(data), _MAGIC, kind.version, _meta(kind, size), kind.types)
+
+
+def _meta(kind: IndexKind, size: int) -> bytes:
+    return json.dumps({"kind": kind.name, "size": size}).encode()

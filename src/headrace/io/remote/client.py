@@ -1,0 +1,422 @@
+"""How are bytes fetched from a server that is far away, busy, and now and then wrong?
+
+NOTE [ a fetch ]
+
+* Ranges that lie close to one another become one; long ones are cut, so that several connections share them. Each piece is asked for
+  by itself.
+* A piece is asked for again after errors that may pass (5xx, 408, 429, resets, time-outs, bodies of another length), after a random wait
+  that grows ("full jitter": M. Brooker, "Exponential backoff and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All
+  its attempts end at the deadline, which is later by what one takes longer since bytes still come. Time is that of the monotonic clock.
+* How many pieces are on their way at once follows from how it goes: see `headrace.io.remote.concurrency`.
+* Files are known with size and version (ETag). Where the protocol can, each request says which version it wants; elsewhere the length is
+  compared. A file that was replaced is an error, never a mix.
+* Nothing is returned but bytes of the length asked for. The first error of a fetch cancels the rest of it.
+* While the server has never answered, an unknown host or a refused connection is given up within a second: a wrong URL is likelier than a
+  server that restarts. Each retry is logged, from the second on at WARNING.
+* After a piece was given up, and until something comes again, each piece is asked for once only: who waits for many of a server that is
+  gone does not wait a deadline for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
+from headrace.io.handles import WorkerHandle
+from headrace.io.paths import redact
+from headrace.io.ranges import Range as Range
+from headrace.io.ranges import Version as Version
+from headrace.io.ranges import assembled, plan
+from headrace.io.remote.concurrency import MOST, Flow, together
+from headrace.io.remote.errors import judged, status_of
+from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of
+from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
+from headrace.io.remote.timeouts import Attempt, in_time
+from headrace.io.resolve.scan import open_filesystem, path_in
+
+RETRIES, DEADLINE = 8, 60.0
+WINDOW = 64 << 20
+"""Bytes that a process fetches at once, at most."""
+_WAIT, _LONGEST_WAIT = 0.1, 10.0
+_GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
+_LISTS = ("find", "glob", "ls")
+_SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
+_OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
+_GONE = 4  # pieces given up, or denied, one after the other, after which it is the server's fault and not theirs
+
+_log = logging.getLogger(__name__)
+
+
+class Remote:
+    """Byte ranges of the files of one server, in any thread and process.
+
+    Args:
+        url: of any file there.
+        storage_options: to fsspec.
+        retries: attempts after the first, for each piece.
+        deadline: seconds for all attempts of a piece.
+        window: bytes on their way at once, at most.
+        shown: how messages name a path.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        retries: int | None = None,
+        deadline: float | None = None,
+        window: int = WINDOW,
+        shown: Callable[[str], str] = redact,
+    ) -> None:
+        self.retries: int = RETRIES if retries is None else retries
+        self.deadline: float = DEADLINE if deadline is None else float(deadline)
+        if isinstance(retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise ConfigError(f"retries must be an integer of at least 0, not {retries!r}")
+        if not 0 < self.deadline < float("inf"):
+            raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+        self._window, self._shown = window, shown
+        options = storage_options or {}
+        self.place: str = repr(
+            [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
+        )
+        """What tells two servers apart whose URLs look alike."""
+        self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
+        self._has_answered = False  # travels to workers: what has answered once may be restarting
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._flow = Flow(self._window)
+        self._counts: Counter[str] = Counter()
+        self._given_up = 0  # pieces, since something came
+        self._denied = 0  # the same, since this user may not have them
+        self._plain: HTTPRanges | None = None
+        self._is_plain: bool | None = None  # nobody has looked
+        self._lock = threading.Lock()
+
+    # -- what callers ask for
+
+    def versions(self, urls: Sequence[str]) -> list[Version]:
+        """Size and tag of each file.
+
+        Raises:
+            DataNotFoundError, AccessError: there is none, or it may not be read.
+            RemoteError: the server does not say.
+        """
+
+        async def each() -> list[Version]:
+            return await together([functools.partial(self._version, url) for url in urls], self._flow, [0] * len(urls))
+
+        found: list[Version] = self._run(each)
+        return found
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """Bytes of each file, by its path on the file system; None where the server does not say.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
+        """
+
+        async def each() -> list[dict[str, Any]]:
+            return await together(
+                [functools.partial(self._info, path, path, lambda _: True) for path in paths], self._flow, [0] * len(paths)
+            )
+
+        found: list[dict[str, Any]] = self._run(each)
+        return [None if info.get("size") is None else int(info["size"]) for info in found]
+
+    def seek(self, urls: Sequence[str]) -> list[Version | None]:
+        """Size and tag of files that may be missing: None then.
+
+        Raises:
+            AccessError: one may not be read, and so nobody knows whether it is there.
+            RemoteError: the server does not say.
+        """
+
+        async def each() -> list[Version | None]:
+            tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
+            return await together(tasks, self._flow, [0] * len(tasks))
+
+        found: list[Version | None] = self._run(each)
+        return found
+
+    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of each range.
+
+        Raises:
+            RemoteError: they can't be had within retries and deadline.
+            ReplacedError: the file is another one than that of the range's version.
+            DataNotFoundError, AccessError: there is no such file, or it may not be read.
+        """
+        wanted = list(ranges)
+        pieces, places = plan(wanted)
+
+        async def each() -> list[bytes]:
+            return await together([functools.partial(self._piece, piece) for piece in pieces], self._flow, [len(piece) for piece in pieces])
+
+        found: list[bytes] = self._run(each)
+        return [assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
+
+    def read_files(self, paths: Sequence[str]) -> list[bytes]:
+        """The content of whole files, however long they are.
+
+        Raises:
+            RemoteError, DataNotFoundError, AccessError: as for `read`.
+        """
+
+        async def each() -> list[bytes]:
+            tasks = [functools.partial(self._whole, path, self._shown(path)) for path in paths]
+            return await together(tasks, self._flow, [_GUESSED] * len(paths))
+
+        found: list[bytes] = self._run(each)
+        return found
+
+    def find_files(self, urls: Sequence[str], denied: bool = False) -> list[bytes | None]:
+        """The content of whole files that may be missing: None then.
+
+        Args:
+            urls: of the files.
+            denied: take one that may not be read for missing, as long as another one is there: who may not list a bucket is told so.
+
+        Raises:
+            RemoteError, AccessError: as for `read`.
+        """
+        refusals: list[AccessError] = []
+
+        async def one(url: str) -> bytes | None:
+            try:
+                found: bytes | None = await _or_none(functools.partial(self._whole, self._path(url), self._shown(url)))
+                return found
+            except AccessError as error:
+                if not denied:
+                    raise
+                refusals.append(error)
+                return None
+
+        async def each() -> list[bytes | None]:
+            return await together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls))
+
+        found: list[bytes | None] = self._run(each)
+        if refusals and all(data is None for data in found):
+            raise refusals[0]
+        return found
+
+    def ask(self, question: str, url: str, **options: Any) -> Any:
+        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt at one ends when the
+        file system gives it up, and none begins after the deadline.
+
+        Args:
+            question: the name of the method.
+            url: of what is asked for, or its path on the file system.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
+        """
+
+        def answer(_: Attempt) -> Awaitable[Any]:
+            return call(self._fs, question, self._path(url), **options)
+
+        async def one() -> list[Any]:
+            persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=question not in _LISTS)
+            return await together([persist], self._flow, [0])
+
+        return self._run(one)[0]
+
+    def is_folder(self, url: str) -> bool:
+        """Is there a folder of that name?
+
+        Raises:
+            AccessError, RemoteError: as for `versions`.
+        """
+        return bool(self.ask("isdir", url))
+
+    def take_counts(self) -> Counter[str]:
+        """Requests, retries and bytes since the last call, of this process."""
+        self._look_after_fork()
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def close(self) -> None:
+        """Ends this process's connections; the next call opens new ones."""
+        if self._pid == os.getpid():
+            with self._lock:
+                plain, self._plain, self._is_plain = self._plain, None, None
+            if plain is not None:
+                plain.close()
+        self._filesystem.close()
+
+    # -- one piece
+
+    @property
+    def filesystem(self) -> Any:
+        """fsspec's, of this process."""
+        return self._fs
+
+    async def _info(self, path: str, url: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
+        info: dict[str, Any] = await self._persist(lambda _: info_of(self._fs, path), self._shown(url), is_right)
+        return info
+
+    async def _version(self, url: str) -> Version:
+        info = await self._info(self._path(url), url, lambda info: info.get("size") is not None)
+        tag = next(
+            (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
+            None,
+        )
+        return Version(int(info["size"]), None if tag is None else str(tag))
+
+    async def _whole(self, path: str, shown: str) -> bytes:
+        def ask(_: Attempt) -> Awaitable[Any]:
+            return call(self._fs, "cat_file", path)
+
+        data: bytes = await self._persist(ask, shown, lambda _: True)
+        self._count(bytes_fetched=len(data))
+        return data
+
+    async def _piece(self, piece: Range) -> bytes:
+        fs, path = self._fs, self._path(piece.path)
+        where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
+
+        async def ask(attempt: Attempt) -> Any:
+            plain = self._plain_http()
+            if plain is not None:
+                tag = None if piece.version is None else piece.version.tag
+                is_etag = tag is not None and tag.startswith('"')
+                read = functools.partial(plain.read, str(fs.encode_url(path)), piece.start, piece.stop, tag if is_etag else None)
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
+                except NotPlainError:
+                    self._is_plain = False
+            return await fetch(fs, path, piece, attempt)
+
+        try:
+            data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
+        except AccessError as error:
+            error.is_of_server = True  # of many samples
+            raise
+        self._count(bytes_fetched=len(data))
+        return data
+
+    def _plain_http(self) -> HTTPRanges | None:
+        """The way past fsspec, where that is all that is needed."""
+        with self._lock:
+            if self._is_plain is None:
+                headers = plain_headers(self._fs)
+                self._is_plain = headers is not None
+                self._plain = None if headers is None else HTTPRanges(headers, MOST)
+            return self._plain if self._is_plain else None
+
+    async def _persist(
+        self, ask: Callable[[Attempt], Awaitable[Any]], where: str, is_right: Callable[[Any], bool], hurries: bool = True
+    ) -> Any:
+        """Asks until the answer is right, or retries or deadline are through; of the deadline an attempt knows only if it `hurries`, and it
+        may go on while bytes come."""
+        begin, attempts, cause = time.monotonic(), 0, ""
+        retries, deadline = (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
+        patience = deadline / 2 if retries else deadline
+        remedy = f"is the server there, and not overloaded? (retries={self.retries}, deadline={self.deadline:g})"
+        while True:
+            left = begin + deadline - time.monotonic()
+            wait: float | None = None
+            self._count(requests=1)
+            try:
+                attempt = Attempt(min(left, patience))
+                answer = await (in_time(ask(attempt), attempt) if hurries else ask(attempt))
+                self._has_answered = True
+                if is_right(answer):
+                    self._given_up = self._denied = 0
+                    self._flow.went_well()
+                    return answer
+                cause = f"the answer has {len(answer):,} bytes" if isinstance(answer, bytes | bytearray) else "the answer says no size"
+            except Exception as error:
+                self._has_answered |= status_of(error)[0] is not None
+                try:
+                    cause, wait, is_bad, is_absent = judged(error, where)
+                except AccessError as refusal:
+                    self._denied += 1
+                    refusal.is_of_server = self._denied >= _GONE
+                    raise
+                if hurries:
+                    deadline += attempt.overtime
+                if isinstance(error, TimeoutError):
+                    cause = attempt.shortfall
+                if is_bad:
+                    self._flow.went_badly()
+                if is_absent and not self._has_answered:
+                    retries, remedy = min(retries, _OPENING_RETRIES), "is the URL right, and does the server run?"
+            attempts += 1
+            left = begin + deadline - time.monotonic()
+            if wait is None:
+                wait = random.uniform(0, min(_LONGEST_WAIT, _WAIT * 2**attempts))
+            if attempts > retries or wait >= left:
+                seconds = time.monotonic() - begin
+                self._given_up += 1
+                failure = RemoteError(
+                    f"{where}: {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s failed, the last one because {cause}: {remedy}"
+                )
+                failure.is_of_server = self._given_up >= _GONE
+                raise failure
+            self._count(retries=1)
+            _log.log(
+                logging.WARNING if attempts > 1 else logging.INFO,
+                "%s: attempt %d failed (%s); the next in %.1f s",
+                where,
+                attempts,
+                cause,
+                wait,
+            )
+            await asyncio.sleep(wait)
+
+    # -- the loop
+
+    def _look_after_fork(self) -> None:
+        if self._pid != os.getpid():  # what is on its way, and was counted, is the parent's
+            self._reset()
+
+    @property
+    def _fs(self) -> Any:
+        return self._filesystem.get()
+
+    def _path(self, url: str) -> str:
+        return path_in(url, self._fs)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
+
+    def _run(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Runs a coroutine in the loop of this process's file system, and waits for it."""
+        self._look_after_fork()
+        future = asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_pid", "_plain", "_is_plain")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+async def _or_none(task: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await task()
+    except DataNotFoundError:
+        return None

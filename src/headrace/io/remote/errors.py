@@ -1,0 +1,147 @@
+"""What does the error of a request say: may it pass, how long is the server to be left alone, or what is the user to be told?"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.io.paths import redact
+from headrace.io.remote.http import NoRangesError, WrongLengthError
+
+_PASSING = frozenset({408, 425, 429, *range(500, 600)})
+_OVERLOADED = frozenset({429, 503})
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # botocore's
+_OF_PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+class Passing(NamedTuple):
+    """A failure that may pass."""
+
+    cause: str
+    wait: float | None
+    """Seconds that the server wants to be left alone, if it says so."""
+    is_bad: bool
+    """Does it ask for fewer requests at once?"""
+    is_absent: bool = False
+    """True if nobody answers under that address: an unknown host, or a refused connection."""
+
+
+def judged(error: BaseException, where: str) -> Passing:
+    """What is to be made of the failure of a request.
+
+    Args:
+        error: of fsspec, or of what it uses.
+        where: what was asked for, as messages name it.
+
+    Raises:
+        DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
+    """
+    status, headers = status_of(error)
+    is_of_way = status is None and is_of_network(error)
+    if is_of_way and isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # fsspec takes whatever goes wrong with a question for a size for a missing file
+    kind, said = type(error).__name__, redact(str(error))
+    text, named = said or kind, f"{kind}: {said}" if said else kind
+    if status == 412:
+        raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
+    if status == 404 or (status is None and not is_of_way and isinstance(error, FileNotFoundError | NotADirectoryError)):
+        raise DataNotFoundError(f"{where}: there is no such file") from None
+    if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):
+        raise AccessError(
+            f"{where}: access is denied ({text}): look at the credentials (storage_options), which may have expired"
+        ) from None
+    if isinstance(error, NoRangesError):
+        raise _final(f"{where}: {text}. Download the files, or use a server that supports byte ranges") from None
+    if isinstance(error, WrongLengthError):
+        return Passing(text, None, False)
+    untrusted = next((one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None)
+    if untrusted is not None:
+        reason = f"{where}: the server's certificate is not trusted ({untrusted.verify_message})"
+        raise _final(f"{reason}. Use the name that the certificate is for, or install the CA certificate") from None
+    if isinstance(error, TimeoutError):
+        return Passing("nothing came in time", None, True)
+    if status in _PASSING or is_of_way:
+        said = f"the server says {status}" if status else named
+        return Passing(said, retry_after(headers), status in _OVERLOADED, status is None and is_absent(error))
+    is_option = isinstance(error, TypeError) or "Invalid endpoint" in text  # aiohttp's and botocore's words for what they don't take
+    remedy = ": look at storage_options" if is_option else ""
+    raise _final(f"{where}: {named}{remedy}") from None
+
+
+def _final(message: str) -> RemoteError:
+    failure = RemoteError(message)
+    failure.is_final = True
+    return failure
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen = 0
+    while error is not None and seen < 8:
+        yield error
+        error, seen = error.__cause__ or error.__context__, seen + 1
+
+
+def status_of(error: BaseException) -> tuple[int | None, Any]:
+    """The HTTP status that an error, or what it was made of, tells of, and the headers."""
+    for one in _chain(error):
+        status = getattr(one, "status", None)
+        if isinstance(status, int) and status >= 300:
+            return status, getattr(one, "headers", None)
+        response = getattr(one, "response", None)  # botocore's
+        if isinstance(response, dict):
+            said = response.get("ResponseMetadata", {})
+            status = said.get("HTTPStatusCode")
+            if isinstance(status, int) and status >= 300:
+                return status, said.get("HTTPHeaders")
+    return None, None
+
+
+def is_of_network(error: BaseException) -> bool:
+    """Is it of the way to the server, and may it pass?"""
+    for one in _chain(error):
+        if isinstance(one, ConnectionError | TimeoutError | asyncio.IncompleteReadError | EOFError):
+            return True
+        module = type(one).__module__.partition(".")[0]
+        if module in (
+            "aiohttp",
+            "botocore",
+            "aiobotocore",
+            "urllib3",
+            "requests",
+            "httpx",
+            "google",
+            "azure",
+            "http",
+            "ssl",
+        ) and not (isinstance(one, TypeError) or type(one).__name__ == "ParamValidationError"):
+            return True
+        if isinstance(one, OSError) and one.errno is not None and not isinstance(one, _OF_PATHS):
+            return True
+    return False
+
+
+def is_absent(error: BaseException) -> bool:
+    """True if nobody answers under that address: an unknown host, or a refused connection."""
+    return any(isinstance(one, OSError) and (isinstance(one, socket.gaierror) or one.errno == errno.ECONNREFUSED) for one in _chain(error))
+
+
+def retry_after(headers: Any) -> float | None:
+    """Seconds; None where the server does not say."""
+    said = None if headers is None else headers.get("Retry-After", headers.get("retry-after"))
+    if said is None:
+        return None
+    try:
+        return max(0.0, float(said))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

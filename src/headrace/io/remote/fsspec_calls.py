@@ -1,0 +1,100 @@
+"""What is a file system of fsspec asked, and how?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.io.ranges import Range
+from headrace.io.remote.timeouts import PART, Attempt
+
+
+async def coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
+    """What a function's awaitable gives, as a coroutine, which a loop of another thread takes."""
+    return await function()
+
+
+def loop_of(fs: Any) -> Any:
+    """The running loop that a file system's coroutines belong to."""
+    if getattr(fs, "async_impl", False):
+        return fs.loop
+    import fsspec.asyn
+
+    return fsspec.asyn.get_loop()
+
+
+async def call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """What a method gives; of a file system without coroutines in a thread."""
+    if getattr(fs, "async_impl", False):
+        return await getattr(fs, f"_{name}")(*args, **kwargs)
+    return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return tuple(fs.protocol) if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+
+
+async def info_of(fs: Any, path: str) -> Any:
+    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is missing."""
+    if "http" in _protocols(fs) and hasattr(fs, "set_session"):
+        options = dict(getattr(fs, "kwargs", {}))
+        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}  # else the size may be of something compressed
+        session = await fs.set_session()
+        try:
+            async with session.head(fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers) as answer:
+                if answer.status == 404:
+                    raise FileNotFoundError(path)
+                said = answer.headers
+                if answer.status == 200 and "Content-Length" in said and "Content-Encoding" not in said:
+                    return {"size": int(said["Content-Length"]), **{name: said.get(name) for name in ("ETag", "Last-Modified")}}
+        except Exception as error:
+            if getattr(error, "status", None) != 400:  # which aiohttp says of servers that answer HEAD with a body
+                raise
+    return await call(fs, "info", path)
+
+
+async def fetch(fs: Any, path: str, piece: Range, attempt: Attempt) -> bytes:
+    """The bytes of a range, of its version where the protocol can ask for that."""
+    tag = None if piece.version is None else piece.version.tag
+    protocols = _protocols(fs)
+    is_etag = tag is not None and tag.startswith('"')
+    if is_etag and "s3" in protocols and hasattr(fs, "_call_s3"):
+        bucket, key, version = fs.split_path(path)
+        options = {} if version is None else {"VersionId": version}
+        answer = await fs._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={piece.start}-{piece.stop - 1}", IfMatch=tag, **options, **fs.req_kw
+        )
+        parts = []
+        try:
+            while part := await answer["Body"].read(PART):
+                parts.append(part)
+                attempt.came(len(part))
+        finally:
+            answer["Body"].close()
+        return b"".join(parts)
+    if is_etag and "http" in protocols:
+        headers = {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": tag}
+        data: bytes = await call(fs, "cat_file", path, start=piece.start, end=piece.stop, headers=headers)
+        return data
+    data = await call(fs, "cat_file", path, start=piece.start, end=piece.stop)
+    return data
+
+
+def close_filesystem(filesystem: Any) -> None:
+    """Closes its connections, if it has any of its own."""
+    session, loop = getattr(filesystem, "_session", None), getattr(filesystem, "loop", None)
+    close = getattr(session, "close", None)
+    if close is None or loop is None or not loop.is_running():
+        return
+
+    async def closing() -> None:
+        made = close()
+        if inspect.isawaitable(made):
+            await made
+
+    with contextlib.suppress(Exception):
+        asyncio.run_coroutine_threadsafe(closing(), loop).result(5)

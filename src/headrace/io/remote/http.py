@@ -1,0 +1,221 @@
+"""How are ranges read over HTTP at the cost of little more than the copy?
+
+fsspec's client takes a body apart and joins it again, in one thread: 2 to 3 s of processor time a GB. Here a thread reads a body straight
+into its buffer, by Python's own `http.client`, over connections that are kept. That is for plain ranges alone: whatever else was asked of
+the file system (proxies, a client of one's own, a password, a redirection) goes by fsspec, as does everything that is no range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+import urllib.request
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.io.remote.timeouts import PART, Attempt
+
+_IDLE_S = 20.0  # a connection that was not used for so long is not used again: servers close them, some without a word
+
+
+class NotPlainError(HeadraceError):
+    """The answer is none that is read here: fsspec is to ask."""
+
+
+class StatusError(Exception):
+    """The server's answer is no success.
+
+    Attributes:
+        status: of HTTP.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, reason: str, headers: Any) -> None:
+        super().__init__(f"{status} {reason}")
+        self.status: int = status
+        self.headers: Any = headers
+
+
+class HTTPRanges:
+    """Ranges of files by HTTP, each in a thread.
+
+    Args:
+        headers: of each request.
+        most: threads.
+    """
+
+    def __init__(self, headers: dict[str, str], most: int) -> None:
+        self._headers = headers
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]] = {}
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._is_open = True
+        self.pool: ThreadPoolExecutor = ThreadPoolExecutor(most, "headrace-http")
+        weakref.finalize(self, _close_all, self._idle).atexit = False  # where nobody closed it
+
+    def read(self, url: str, start: int, stop: int, tag: str | None, attempt: Attempt) -> bytearray:
+        """The bytes of a range.
+
+        Args:
+            url: of the file.
+            start, stop: first byte and end.
+            tag: ETag of the version that is wanted, or None.
+            attempt: its time.
+
+        Raises:
+            StatusError: the server refuses.
+            NotPlainError: the answer is a redirection.
+            NoRangesError: the server knows no ranges.
+            WrongLengthError: it has another length.
+            TimeoutError, OSError, HTTPException: it does not come, or not whole.
+        """
+        parts = urllib.parse.urlsplit(url)
+        if "@" in parts.netloc:
+            raise NotPlainError("a password")
+        headers = {**self._headers, "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        if tag is not None:
+            headers["If-Match"] = tag
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        place = parts.scheme, parts.netloc
+        connection = self._kept(place)
+        if connection is not None:
+            try:
+                return self._asked(connection, place, target, headers, stop - start, attempt)
+            except _Unanswered:  # closed by the server while nobody used it
+                pass
+        connection = _connection(*place, attempt)
+        try:
+            return self._asked(connection, place, target, headers, stop - start, attempt)
+        except _Unanswered as error:
+            raise error.__cause__ or error from None
+
+    def _asked(
+        self,
+        connection: http.client.HTTPConnection,
+        place: tuple[str, str],
+        target: str,
+        headers: dict[str, str],
+        length: int,
+        attempt: Attempt,
+    ) -> bytearray:
+        with self._in_use(connection, place):
+            try:
+                if connection.sock is not None:
+                    connection.sock.settimeout(attempt.left())
+                connection.request("GET", target, headers=headers)
+                answer = connection.getresponse()
+            except ConnectionError as error:
+                raise _Unanswered from error
+            with answer:
+                if 300 <= answer.status < 400:
+                    raise NotPlainError(f"{answer.status}")
+                if answer.status not in (200, 206):
+                    raise StatusError(answer.status, answer.reason, answer.headers)
+                if answer.length is None:
+                    raise NotPlainError("a body without a length")
+                if answer.length != length:
+                    if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
+                        raise NoRangesError("the server sends whole files where a range is asked for")
+                    of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
+                    raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
+                return _body(answer, connection, length, attempt)
+
+    @contextlib.contextmanager
+    def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
+        """The connection is kept if all went well."""
+        with self._lock:
+            if not self._is_open:
+                raise ConnectionAbortedError("the connections were closed")
+            self._busy.add(connection)
+        try:
+            yield
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(connection)
+                if connection.sock is not None and self._is_open:
+                    self._idle.setdefault(place, []).append((connection, time.monotonic()))
+                else:
+                    connection.close()
+
+    def _kept(self, place: tuple[str, str]) -> http.client.HTTPConnection | None:
+        with self._lock:
+            idle = self._idle.get(place, [])
+            while idle:
+                connection, since = idle.pop()
+                if time.monotonic() - since < _IDLE_S:
+                    return connection
+                connection.close()
+        return None
+
+    def close(self) -> None:
+        """Ends all connections, also those that somebody waits for."""
+        with self._lock:
+            self._is_open = False
+            _close_all(self._idle)
+            for connection in self._busy:
+                with contextlib.suppress(OSError, AttributeError):  # it has none, or closes it just now
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]]) -> None:
+    for connections in idle.values():
+        for connection, _ in connections:
+            connection.close()
+    idle.clear()
+
+
+class WrongLengthError(http.client.HTTPException):
+    """A body of another length than was asked for, which is not read."""
+
+
+class NoRangesError(WrongLengthError):
+    """A whole file instead of a range, from a server that does not say that it knows ranges."""
+
+
+class _Unanswered(Exception):
+    """The connection broke before there was an answer."""
+
+
+def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:
+    if scheme == "https":
+        return http.client.HTTPSConnection(netloc, timeout=attempt.left(), context=ssl.create_default_context())
+    return http.client.HTTPConnection(netloc, timeout=attempt.left())
+
+
+def _body(answer: http.client.HTTPResponse, connection: http.client.HTTPConnection, length: int, attempt: Attempt) -> bytearray:
+    body = bytearray(length)
+    with memoryview(body) as whole:
+        done = 0
+        while done < length:
+            if connection.sock is not None:  # else the answer has it, which is the connection's last
+                connection.sock.settimeout(attempt.left())
+            got = answer.readinto(whole[done : min(length, done + PART)])
+            if not got:
+                raise http.client.IncompleteRead(b"", length - done)
+            done += got
+            attempt.came(got)
+    return body
+
+
+def plain_headers(filesystem: Any) -> dict[str, str] | None:
+    """The headers that an fsspec file system sends, if that is all that is asked of it beside the plain; None: it is not."""
+    protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
+    kwargs = dict(getattr(filesystem, "kwargs", {}))
+    headers = kwargs.pop("headers", {})
+    if "http" not in protocols or type(filesystem).__name__ != "HTTPFileSystem" or kwargs or getattr(filesystem, "client_kwargs", None):
+        return None
+    if urllib.request.getproxies() or getattr(getattr(filesystem, "get_client", None), "__module__", "") != "fsspec.implementations.http":
+        return None
+    return dict(headers)

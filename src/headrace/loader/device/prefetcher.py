@@ -1,0 +1,305 @@
+"""How does the next batch get onto the device while this one computes?
+
+NOTE [ side stream ]
+
+* Copies go to a stream of their own, one a device and process: they stand in no line behind the user's kernels. From pinned memory they
+  are asynchronous. From other memory this process waits for the copy, but for nothing else that the device has to do.
+* A batch is handed over without waiting: the stream that is current *at that moment* in the user's code is told to wait for the copy's
+  event, and is recorded for each tensor. Their memory is the side stream's, and without the record the next copy might get it while the
+  user's kernels still read it.
+* The source is held until the copy's event has come, which is asked at each batch, without waiting; at the end of an epoch, and where an
+  iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
+* When does a copy begin? As soon as its batch can be had without waiting: when batch n is handed over, batch n + 1 is taken if it lies
+  ready, pinned. Where the device is the slower side, workers are ahead and it does; so a loop that waits for the device in each step
+  (`loss.item()`) has its copies during the kernels too. A `next` that waited for batch n + 1 there would keep batch n from the user
+  meanwhile. A thread that waits in its stead would be one more that competes for the interpreter's lock with the training, and torch's
+  news of a dead worker reach the main thread alone. Otherwise (no worker has made it yet; no workers; not pinned) the copy begins when
+  the batch is asked for, and overlaps with what the device has still in its queue.
+* A batch that was taken early has not been received: its report, its error or the end of the epoch are seen when the user asks for it,
+  and `state_dict()` does not count it.
+* This process runs ahead of the device, and device memory that another stream has used can't be used again before that stream is
+  through. So that they don't pile up, a batch is handed out only when the device is through with all but the last two, and an epoch ends
+  only when it is through with all but the last; that wait is the device's, and is not counted as waiting for data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from headrace.loader.device.transfer import Way, move_to_device
+from headrace.memory.tree import map_tensors
+
+if TYPE_CHECKING:
+    from headrace.loader.worker.pool import Deliveries
+    from headrace.memory.ring import Delivered
+
+_STREAMED = ("cuda", "xpu")  # whose modules in torch have the same streams and events; others are copied to straight
+_QUEUED = 2  # batches whose kernels may wait in the device's queue while another one is handed out
+_NAP = 1e-4  # seconds between two looks at an event; other than the driver's own wait it takes no core, and Ctrl-C ends it
+
+
+class Accelerator(Protocol):
+    """What a device with streams has to know; `TorchAccelerator` asks torch, and the tests have one that copies late."""
+
+    device: torch.device
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which what this thread asks of the device goes to the side stream."""
+
+    def current_stream(self) -> Any:
+        """The stream to which the caller's kernels go at this moment, on this device."""
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Can a tensor of this process be copied asynchronously?"""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this process on the device; asynchronously if it is pinned."""
+
+    def mark(self, stream: Any = None) -> Any:
+        """An event, which comes when a stream has done all that it was asked for; without a stream: the side stream, with the time."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What a stream is asked for from now on, it does after the event. This process does not wait."""
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """The memory of a tensor that is dropped is used again only when a stream is through with what it is asked for until then."""
+
+    def has_come(self, event: Any) -> bool:
+        """Has an event come?"""
+
+    def synchronize(self, event: Any) -> None:
+        """Waits for an event."""
+
+    def seconds(self, began: Any, done: Any) -> float:
+        """The device's time between two events of the side stream that have come."""
+
+
+class TorchAccelerator:
+    """A device of torch's, and its side stream. Any thread may use it.
+
+    Args:
+        device: with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module: Any = torch.get_device_module(device)
+        self._side = self._module.Stream(device)
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = self._module.stream(self._side)
+        return context
+
+    def current_stream(self) -> Any:
+        return self._module.current_stream(self.device)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=tensor.is_pinned())
+
+    def mark(self, stream: Any = None) -> Any:
+        event = self._module.Event(enable_timing=stream is None)
+        event.record(self._side if stream is None else stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def has_come(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+    def seconds(self, began: Any, done: Any) -> float:
+        return float(began.elapsed_time(done)) / 1000
+
+
+@functools.cache
+def _accelerator(kind: str, index: int) -> TorchAccelerator:
+    """One a device and process, since the allocator keeps the memory of each stream apart."""
+    return TorchAccelerator(torch.device(kind, index))
+
+
+def _find(device: torch.device) -> Accelerator:
+    return _accelerator(device.type, torch.get_device_module(device).current_device() if device.index is None else device.index)
+
+
+def accelerator_of(device: torch.device | str | int) -> Callable[[], Accelerator] | None:
+    """What finds the accelerator of a device when it is first needed; None for a device without streams, or one that is not there.
+
+    A device without an index is the one that is current then. Nothing is asked of the device before.
+    """
+    target = torch.device(device)
+    if target.type not in _STREAMED or not torch.get_device_module(target).is_available():
+        return None
+    return functools.partial(_find, target)
+
+
+def way_to(device: torch.device | str | int | None) -> Way:
+    """The way of an epoch's batches to a device; None: they stay."""
+    find = None if device is None else accelerator_of(device)
+    return Way(device) if find is None else SideStream(find)
+
+
+class _Copy:
+    """A batch on its way to the device.
+
+    Attributes:
+        source: held until `done` has come.
+        batch: on the device; None once it is handed over, or where it failed.
+        made: its tensors that the side stream has made.
+        is_whole: nothing is left to be moved.
+        began, done: events of the side stream.
+    """
+
+    __slots__ = ("batch", "began", "done", "is_whole", "made", "source")
+
+    def __init__(self, source: Delivered, began: Any) -> None:
+        self.source, self.began, self.done = source, began, began
+        self.batch: Any = None
+        self.made: list[torch.Tensor] = []
+        self.is_whole = True
+
+
+class SideStream(Way):
+    """The way to a device with streams; see NOTE [ side stream ].
+
+    Args:
+        find: gives the accelerator.
+    """
+
+    def __init__(self, find: Callable[[], Accelerator]) -> None:
+        super().__init__()
+        self._find = find
+        self._early: Delivered | Exception | None = None  # taken before it was asked for
+        self._started: _Copy | None = None  # of what was taken early
+        self._copies: deque[_Copy] = deque()  # whose sources may still be read
+        self._handed: deque[Any] = deque()  # for each batch, an event after the kernels of those before it
+
+    @functools.cached_property
+    def _accelerator(self) -> Accelerator:
+        return self._find()
+
+    def await_device(self) -> None:
+        self._await_all_but(_QUEUED - 1)
+
+    def _await_all_but(self, number: int) -> None:
+        while len(self._handed) > number:
+            if self._accelerator.has_come(self._handed[0]):
+                self._handed.popleft()
+            else:
+                time.sleep(_NAP)
+
+    def take(self, deliveries: Deliveries) -> Delivered:
+        early, self._early = self._early, None
+        if early is None:
+            return next(deliveries)
+        if isinstance(early, Exception):
+            try:
+                raise early
+            finally:
+                del early  # the traceback holds this frame
+        return early
+
+    def move(self, delivered: Delivered) -> Any:
+        copy, self._started = self._started, None
+        if copy is None:
+            copy = self._start(delivered)
+        accelerator, batch = self._accelerator, copy.batch
+        if copy.made:
+            stream = accelerator.current_stream()
+            accelerator.wait(stream, copy.done)
+            for tensor in copy.made:
+                accelerator.keep(tensor, stream)
+            self._handed.append(accelerator.mark(stream))
+        copy.batch, copy.made = None, []
+        self._settle()
+        return batch if copy.is_whole else move_to_device(batch, accelerator.device)
+
+    def look_ahead(self, deliveries: Deliveries) -> None:
+        if self._early is not None or not deliveries.is_ready():
+            return
+        try:
+            early = next(deliveries)
+        except Exception as error:  # a worker has died just now: said when the batch is asked for
+            self._early = error.with_traceback(None)
+            return
+        self._early = early
+        if "failure" not in early.report and not early.report.get("exhausted") and self._is_pinned(early.batch):
+            with contextlib.suppress(Exception):  # as where the device's memory is full: tried again when the batch is asked for
+                self._started = self._start(early)
+
+    def _start(self, delivered: Delivered) -> _Copy:
+        """Begins to copy a batch."""
+        accelerator = self._accelerator
+        copy = _Copy(delivered, accelerator.mark())
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            if not _goes_aside(tensor):
+                copy.is_whole = False
+                return tensor
+            copy.made.append(accelerator.copy(tensor))
+            return copy.made[-1]
+
+        try:
+            with accelerator.aside():
+                copy.batch = map_tensors(delivered.batch, move)
+        finally:  # where it failed too: what has begun is still reading
+            copy.done = accelerator.mark()
+            self._copies.append(copy)
+        return copy
+
+    def _is_pinned(self, batch: Any) -> bool:
+        """Does a copy of the whole batch keep nobody waiting?"""
+        found: list[bool] = []
+
+        def look(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(_goes_aside(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
+            return tensor
+
+        map_tensors(batch, look)
+        return all(found)
+
+    def _settle(self) -> None:
+        """Lets go of the sources of copies that are done."""
+        while self._copies and self._accelerator.has_come(self._copies[0].done):
+            copy = self._copies.popleft()
+            self._seconds += self._accelerator.seconds(copy.began, copy.done)
+
+    def finish(self) -> None:
+        self._await_all_but(0)  # else short epochs would pile up
+        self._await_copies()
+
+    def _await_copies(self) -> None:
+        if self._copies:
+            self._accelerator.synchronize(self._copies[-1].done)
+            self._settle()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be ending
+            self._await_copies()
+
+
+def _goes_aside(tensor: torch.Tensor) -> bool:
+    """Is it one of those whose memory `record_stream` knows? Others (sparse, nested, quantized, those that do their own dispatch) go
+    straight."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )

@@ -1,0 +1,387 @@
+"""How do several loaders make one epoch?
+
+NOTE [ passes ]
+
+* An epoch has a number of batches that the loaders' lengths say beforehand. A loader that is through earlier begins another pass: pass
+  c of epoch e goes by the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats another's order, nor an epoch's.
+* Each loader keeps its own position, in its own state. Here are only the schedule's integers and the number of each loader's pass.
+* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ]). At its beginning an epoch
+  names the epoch of every loader, so that their states belong together at any moment.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.errors import ConfigError, StateError, warn
+from headrace.loader.batches import length_of
+from headrace.loader.build import check_dataset, is_path, resolve
+from headrace.loader.config import DataLoaderConfig, check_options
+from headrace.loader.explain import count_batches
+from headrace.loader.loader import Loader, open_path
+from headrace.loader.multi.foreign import ReplayedLoader
+from headrace.loader.multi.passes import MultiIterator, Place
+from headrace.loader.multi.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.monitor.stats import Stats
+from headrace.order import detect_world
+from headrace.order.epoch import pass_epoch
+
+Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
+
+_VERSION = 1
+_OF_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": None, "timeout": 0, "multiprocessing_context": None}
+
+
+class MultiDataLoader:
+    """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
+
+    Args:
+        loaders: for each name a `Loader`, a torch `DataLoader`, a dataset, or a path. Of datasets and paths loaders are made with the
+            options below; a tuple ``(dataset, batch_size)`` gives one a batch size of its own. A torch `DataLoader` is seeded by
+            (seed, epoch), and replayed to resume.
+        strategy: "round_robin": one batch of each in turn; "sequential": one loader after the other; "weighted": exact quotas, spread
+            evenly (see `Schedule`); "alternating": as `pattern` says.
+        weights: for "weighted": ``{name: number}``; 0: never. None: the loaders' lengths.
+        pattern: for "alternating": names, over and over; one that is not named is not drawn from. None: all in turn.
+        epoch_length: batches of an epoch: the "sum", "max" or "min" of the lengths of the loaders that are drawn from and not empty.
+        steps: batches of an epoch, instead of `epoch_length`.
+        cycle_short_loaders: a loader that is through begins again, in another order. False: it drops out, the others go on, and the
+            epoch ends at the latest when all are through.
+        config, **overrides: options of the loaders that are made here, and of the datasets of paths, as for `create_dataloader`.
+            `num_workers` is for all together, and split by `split_workers` in proportion to the batches that a dataset gives; one
+            that gets none is loaded in this process.
+
+    Attributes:
+        loaders: the loaders by name, as they are drawn from.
+
+    Raises:
+        ConfigError: an argument that makes no sense; or a loader without a length, and no `steps`.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Any],
+        strategy: Strategy = "round_robin",
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        pattern: Sequence[str] | None = None,
+        epoch_length: Literal["sum", "max", "min"] = "sum",
+        steps: int | None = None,
+        cycle_short_loaders: bool = True,
+        *,
+        config: DataLoaderConfig | None = None,
+        **overrides: Any,
+    ) -> None:
+        loaders, self._sizes = _split_sizes(loaders)
+        _check_loaders(loaders)
+        check_schedule(strategy, weights, pattern, epoch_length, steps, cycle_short_loaders)
+        self._strategy, self._epoch_length, self._given_steps = strategy, epoch_length, steps
+        self._cycles = cycle_short_loaders
+        self._names = list(loaders)
+        self._pattern = pattern_of(self._names, pattern)
+        given = None if weights is None else whole_weights(self._names, weights)
+        self._opened: list[BaseDataset] = []
+        self.loaders: dict[str, Any] = self._made(loaders, given, config, overrides)
+        if strategy == "weighted" and given is None and any(lengths := self._known_lengths(range(len(loaders)), "give weights= as well")):
+            given = whole_weights(self._names, lengths)
+        self._weights = given if given is not None else [1] * len(self._names)
+        empty = [name for name, loader in self.loaders.items() if length_of(loader) == 0]
+        if steps is not None and set(empty) >= {self._names[i] for i in self._new_schedule().drawn}:
+            raise ConfigError(f"steps={steps}, but the loaders have no batches: {', '.join(empty)}")
+        if empty:
+            warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
+        self._steps()  # raises where the length is not known
+        self._next_epoch, self._is_named = 0, False
+        self._resume: Place | None = None
+        self._at = self._begin(0)
+        self._running: weakref.ref[MultiIterator] | None = None
+
+    # -- set-up
+
+    def _made(
+        self, given: Mapping[str, Any], weights: list[int] | None, config: DataLoaderConfig | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The loaders, made where a dataset or a path was given."""
+        found, rest, was_given = dict(given), options, config is not None
+        for name, value in given.items():
+            if is_path(value):
+                found[name], rest = open_path("MultiDataLoader", value, config, options)
+                self._opened.append(found[name])
+        check_options("MultiDataLoader", config, rest)
+        for name, value in found.items():
+            if not isinstance(value, DataLoader):
+                check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
+        config = (config or DataLoaderConfig()).with_(**rest)
+        datasets = {name: value for name, value in found.items() if not isinstance(value, DataLoader)}
+        are_read = bool(datasets) or (set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values()))
+        if (was_given or options) and not are_read:
+            said = ", ".join(options) or "config"
+            raise ConfigError(f"{said}: options are for datasets, and only loaders were given; give them to the loaders")
+        workers = self._workers(datasets, weights, config)
+        for name, value in found.items():
+            if name in datasets:
+                own: dict[str, Any] = {"batch_size": self._sizes[name]} if name in self._sizes else {}
+                found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else _OF_WORKERS))
+            elif not isinstance(value, Loader):
+                found[name] = ReplayedLoader(value, config.seed)
+        return found
+
+    def _workers(self, datasets: dict[str, Any], weights: list[int] | None, config: DataLoaderConfig) -> dict[str, int]:
+        """How many workers each dataset gets."""
+        if not datasets:
+            return {}
+        shares = {name: self._share(name, dataset, weights, config) for name, dataset in datasets.items()}
+        total = config.num_workers
+        if total is None:
+            wanted = {name: resolve(DataLoaderConfig(), dataset, detect_world())[0].num_workers or 0 for name, dataset in datasets.items()}
+            total = max(wanted.values())
+            shares = {name: share if wanted[name] else 0.0 for name, share in shares.items()}  # what is in memory needs none
+        if not any(shares.values()):
+            shares = dict.fromkeys(shares, 1.0)
+        return split_workers(total, shares)
+
+    def _share(self, name: str, dataset: Any, weights: list[int] | None, config: DataLoaderConfig) -> float:
+        """Of the batches of an epoch, in proportion to others."""
+        number = self._names.index(name)
+        if self._strategy == "weighted" and weights is not None:
+            return weights[number]
+        if self._strategy in ("weighted", "sequential"):
+            return (length_of(dataset) or 1) / (self._sizes.get(name, config.batch_size) or 1)
+        return self._pattern.count(number)
+
+    def _new_schedule(self) -> Schedule:
+        schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles)
+        schedule.out = {i for i in schedule.drawn if length_of(self.loaders[self._names[i]]) == 0}
+        return schedule
+
+    def _known_lengths(self, numbers: Iterable[int], remedy: str) -> list[int]:
+        """The lengths of these loaders."""
+        lengths = {name: length_of(self.loaders[name]) for name in (self._names[i] for i in numbers)}
+        unknown = [name for name, length in lengths.items() if length is None]
+        if unknown:
+            raise ConfigError(f"the length of these loaders is not known: {', '.join(unknown)}; {remedy}")
+        return [length or 0 for length in lengths.values()]
+
+    def _steps(self) -> int:
+        """The batches of an epoch."""
+        drawn = self._new_schedule().drawn
+        if self._given_steps is not None:
+            lengths = [length_of(self.loaders[self._names[i]]) for i in drawn]
+            if self._cycles or None in lengths:
+                return self._given_steps
+            return min(self._given_steps, sum(length or 0 for length in lengths))
+        found = [length for length in self._known_lengths(drawn, "say with steps= how many batches an epoch has") if length]
+        if self._epoch_length == "sum":
+            return sum(found)
+        return (max if self._epoch_length == "max" else min)(found, default=0)
+
+    # -- epochs
+
+    def __len__(self) -> int:
+        """Batches of an epoch; with loaders of unknown length that don't cycle, at most."""
+        return self._steps()
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, loader in self.loaders.items():
+            batches, size = length_of(loader), getattr(getattr(loader, "loader", loader), "batch_size", None)
+            of = "" if size is None else f" of {size}"
+            parts.append(f"{name!r}: {'? batches' if batches is None else count_batches(batches)}{of}")
+        return f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # {count_batches(self._steps())} an epoch"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current iterator, or of the last."""
+        return self._at.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next iterator; without it each iterator takes the epoch after the last one's."""
+        self._next_epoch, self._is_named = int(epoch), True
+        if self._resume is not None and self._resume.epoch != self._next_epoch:
+            self._resume = None
+
+    def __iter__(self) -> MultiIterator:
+        """Begins an epoch. An iterator that is still under way can't be used any more: both would draw from the same loaders."""
+        self._leave()
+        epoch, resume = self._next_epoch, self._resume
+        if resume is None or resume.epoch != epoch:
+            resume = self._begin(epoch)
+        self._at, self._resume = resume, None
+        self._next_epoch, self._is_named = epoch + 1, False
+        for number, name in enumerate(self._names):
+            loader, named = self.loaders[name], pass_epoch(epoch, resume.passes[number])
+            if not resume.schedule.counts[number]:
+                loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
+            loader.set_epoch(named)
+        iterator = MultiIterator(self, resume, self._steps())
+        self._running = weakref.ref(iterator)
+        return iterator
+
+    def _current(self) -> MultiIterator | None:
+        running = None if self._running is None else self._running()
+        return None if running is None or running.is_done else running
+
+    def _leave(self) -> None:
+        """Frees the loaders from the iterator that is under way."""
+        running = self._current()
+        if running is not None:
+            running.leave()
+        self._running = None
+
+    def close(self) -> None:
+        """Ends the workers of all loaders, and the iterator that is under way; closes what was opened from paths. All can be used again."""
+        self._leave()
+        for held in (*self.loaders.values(), *self._opened):
+            held.close()
+
+    def get_stats(self) -> dict[str, dict[str, Any]]:
+        """What each loader counted, by name; of a torch `DataLoader` what it is. A dict, and as text a table for each."""
+        return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: which batches the user has received, and the state of each loader."""
+        place = self._where()
+        schedule = place.schedule
+        return {
+            "version": _VERSION,
+            **self._parameters(),
+            "epoch": place.epoch,
+            "batches": schedule.step,
+            "counts": dict(zip(self._names, schedule.counts, strict=True)),
+            "passes": dict(zip(self._names, place.passes, strict=True)),
+            "cursor": schedule.cursor,
+            "out": [self._names[i] for i in sorted(schedule.out)],
+            "ended": place.has_ended,
+            "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
+        }
+
+    def _where(self) -> Place:
+        if self._resume is not None:
+            return self._resume
+        if self._is_named and (self._next_epoch != self._at.epoch or self._current() is None):
+            return self._begin(self._next_epoch)
+        return self._at
+
+    def _begin(self, epoch: int) -> Place:
+        """The beginning of an epoch."""
+        return Place(epoch, self._new_schedule(), [0] * len(self._names))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins where this one stands."""
+        place = copy.deepcopy(self._where())
+        following = {"_next_epoch": place.epoch + place.has_ended, "_is_named": False}
+        return {**self.__dict__, "_running": None, "_resume": place, "_at": place, **following}
+
+    def _parameters(self) -> dict[str, Any]:
+        """What the order of the names depends on, beside the loaders' lengths."""
+        return {
+            "names": list(self._names),
+            "strategy": self._strategy,
+            "weights": list(self._weights),
+            "pattern": list(self._pattern),
+            "epoch_length": self._epoch_length,
+            "steps": self._given_steps,
+            "cycle_short_loaders": self._cycles,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """The next iterator goes on where the state was saved. One that is under way ends.
+
+        Args:
+            state: from `state_dict()`.
+            strict: False is handed on to the loaders; the strategy must be that of the state all the same.
+
+        Raises:
+            StateError: it does not fit; the message holds both values, and nothing is changed.
+        """
+        place = self._place_of(state)
+        self._leave()
+        before = {name: loader.state_dict() for name, loader in self.loaders.items()}
+        try:
+            for name, loader in self.loaders.items():
+                try:
+                    loader.load_state_dict(state["loaders"][name], strict=strict)
+                except StateError as error:
+                    raise StateError(f"loader {name!r}: {error}") from error
+        except StateError:
+            for name, loader in self.loaders.items():
+                loader.load_state_dict(before[name], strict=False)
+            raise
+        self._resume = self._at = place
+        self._next_epoch, self._is_named = place.epoch + place.has_ended, False
+
+    def _place_of(self, state: Any) -> Place:
+        """The place that a state says."""
+        if not isinstance(state, dict) or "version" not in state or "loaders" not in state:
+            raise StateError("load_state_dict: this is no state of a MultiDataLoader: pass what its state_dict() returned")
+        if state["version"] != _VERSION:
+            raise StateError(f"load_state_dict: the state has version {state['version']!r}, this headrace knows {_VERSION}: upgrade it")
+        own = self._parameters()
+        differing = ", ".join(f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v)
+        if differing:
+            raise StateError(f"load_state_dict: the state is of another schedule: {differing}. Build the MultiDataLoader as it was")
+        place = Place(0, self._new_schedule(), [])
+        try:
+            place.epoch, place.has_ended = int(state["epoch"]), bool(state["ended"])
+            place.passes = [int(state["passes"][name]) for name in self._names]
+            place.schedule.counts = [int(state["counts"][name]) for name in self._names]
+            place.schedule.cursor = int(state["cursor"]) % len(self._pattern)
+            place.schedule.out = {self._names.index(name) for name in state["out"]}
+            begun = [i for i, count in enumerate(place.schedule.counts) if count]
+            epochs = {i: state["loaders"][self._names[i]]["epoch"] for i in begun}
+            is_sound = place.schedule.step == state["batches"] and min(*place.passes, *place.schedule.counts, 0) == 0
+            is_sound &= set(state["loaders"]) == set(self._names)
+            is_sound &= epochs == {i: pass_epoch(place.epoch, place.passes[i]) for i in begun}
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"load_state_dict: the state is damaged: {error!r}") from error
+        if not is_sound:
+            raise StateError("load_state_dict: the state is damaged: its counts, passes and loaders don't belong together")
+        return place
+
+
+def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """The loaders, and the batch sizes of those that were given as ``(dataset, batch_size)``."""
+    if not isinstance(loaders, Mapping) or not loaders:
+        raise ConfigError(f"loaders must be a dict of at least one loader, dataset or path by name, not {loaders!r:.80}")
+    given, sizes = dict(loaders), {}
+    for name, value in loaders.items():
+        if not isinstance(value, (tuple, list)) or not value:
+            continue
+        first, *rest = value
+        is_dataset = isinstance(first, (Dataset, DataLoader))
+        is_pair = (
+            isinstance(value, tuple)
+            and len(rest) == 1
+            and _is_size(rest[0])
+            and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
+        )
+        if is_pair and isinstance(first, DataLoader):
+            raise ConfigError(f"loaders: {name!r} is a loader and a batch_size, and a loader has its own: pass the loader alone")
+        if is_pair:
+            given[name], sizes[name] = first, rest[0]
+        elif is_dataset:
+            raise ConfigError(f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple (dataset, batch_size)")
+    return given, sizes
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _check_loaders(loaders: dict[str, Any]) -> None:
+    for name, value in loaders.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"loaders: a name must be a text, not {name!r}")
+        has_items = isinstance(value, (DataLoader, IterableDataset)) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping))
+        if not has_items and not is_path(value):
+            raise ConfigError(f"loaders: {name!r} must be a loader, a dataset or a path, not {type(value).__name__}")
+    given = [id(value) for value in loaders.values() if isinstance(value, DataLoader)]
+    if len(set(given)) < len(given):
+        raise ConfigError("loaders: the same loader stands under two names, and has one position only: make two loaders")

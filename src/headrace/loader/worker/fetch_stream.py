@@ -1,0 +1,89 @@
+"""What does a worker do with a ticket of a foreign iterable dataset?"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.loader.batches import OF_STEP, OF_STREAM
+from headrace.loader.draws import Draws
+from headrace.loader.stateful import asked, is_stateful, iterator_of
+from headrace.loader.worker.fetch import Fetch, worker_number
+from headrace.memory.ring import Arena, Ring
+from headrace.order import Ticket
+from headrace.order.seeding import SampleSeeder, preserved_rng
+
+
+class FetchIterable(Fetch):
+    """Tickets to samples, for a foreign `IterableDataset`: each ticket takes the next samples of this worker's iterator."""
+
+    _has_indices = False
+
+    def __init__(self, dataset: Any, ring: Ring, batch_size: int, drop_last: bool) -> None:
+        super().__init__(dataset, ring)
+        self._size, self._drop_last = batch_size, drop_last
+        self._run = -1
+        self._items: Iterator[Any] = iter(())
+        self._draws: Draws | None = None
+        self._given: dict[str, Any] | None = None  # this epoch is through; what belongs to the next one's iterator
+        self._may_be_at_end = False
+
+    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> list[Any]:
+        if self.init_error is not None:
+            raise self.init_error
+        if self._draws is None or self._run != ticket[0]:
+            self._begin(ticket)
+        assert self._draws is not None
+        if ticket.is_idle:
+            report["idle"] = True
+            return []
+        with self._draws() if not self._is_stateful else self._drawing_of(ticket):
+            items = self._next_items()
+            if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
+                self._items = iter(self.dataset)
+                items = self._next_items()
+            self._may_be_at_end = False
+        report["is_through"] = len(items) < self._size
+        if report["is_through"] and self._drop_last:
+            items = []
+        report["exhausted"] = not items
+        return items
+
+    def _next_items(self) -> list[Any]:
+        """One by one: `islice` would call `iter` again, where a dataset that is its own iterator may begin anew."""
+        items = []
+        for _ in range(self._size):
+            try:
+                items.append(next(self._items))
+            except StopIteration:
+                break
+        return items
+
+    def _begin(self, ticket: Ticket) -> None:
+        """A new iterator, or one that goes on where the ticket says. Where that fails, there is none: nothing begins anew instead."""
+        self._run, self._items, self._seeder = ticket[0], iter(()), SampleSeeder(self.dataset)
+        self._draws = Draws(self._seeder, ticket.seed, ticket.epoch, OF_STREAM, worker_number())
+        parts = pickle.loads(ticket.given) if ticket.given is not None else self._given or {}
+        self._given, self._may_be_at_end = None, False
+        if parts.pop("ended", False):
+            self._given = parts
+        else:
+            with self._draws():
+                self._items = iterator_of(self.dataset, parts)
+            self._may_be_at_end = "at_end" in parts
+        self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
+
+    @contextlib.contextmanager
+    def _drawing_of(self, ticket: Ticket) -> Iterator[None]:
+        """Random numbers that follow from the step: what was drawn before it is not in the iterator's state."""
+        assert self._seeder is not None
+        with preserved_rng(self._seeder):
+            self._seeder(ticket.seed, ticket.epoch, OF_STEP, ticket.step)
+            yield
+
+    def _report_state(self, report: dict[str, Any]) -> None:
+        report["worker"] = worker_number()
+        if self._is_stateful and not report.get("idle") and self._given is None:
+            report["state"] = asked(self.dataset, self._items, at_end=report.get("is_through", False))

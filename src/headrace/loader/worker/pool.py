@@ -1,0 +1,248 @@
+"""Who carries the batches of an epoch from the workers to the parent?
+
+A `Job`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak tickets, and its ring; without workers a
+loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are alive.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from typing import Any, Protocol
+
+import torch
+
+from headrace.errors import WorkerError
+from headrace.loader.batches import Plan
+from headrace.loader.config import DataLoaderConfig
+from headrace.loader.stateful import States
+from headrace.loader.worker.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
+from headrace.loader.worker.processes import WORKER, Workers, flagged
+from headrace.memory.ring import Delivered, Ring
+from headrace.order import Ticket
+
+_PATIENCE = 0.5  # seconds until it is taken for granted that the system won't tell how a worker has ended
+_LATE = "DataLoader timed out"  # torch's words where no worker answered in time
+
+
+class _Dispatch:
+    """The batch sampler that torch sees: the plan's tickets, each with a slot of the ring."""
+
+    def __init__(self, plan: Plan, ring: Ring) -> None:
+        self.plan, self._ring = plan, ring
+        self.handed_out = 0
+        self.begin(0, 0)
+
+    def begin(self, epoch: int, step: int, states: States | None = None) -> None:
+        self._epoch, self._step, self._states, self.handed_out = epoch, step, states, 0
+
+    def __iter__(self) -> Iterator[Ticket]:
+        tickets = self.plan.tickets(self._epoch, self._step)
+        for ticket in tickets if self._states is None else self._states.onto(tickets):
+            ticket.slot = self._ring.take()
+            self.handed_out += not ticket.is_idle
+            yield ticket
+
+    def __len__(self) -> int:
+        return self.plan.steps() or 0
+
+
+class Job:
+    """Workers, their ring, and the torch DataLoader that drives them.
+
+    Args:
+        fetch: makes samples of tickets.
+        plan: makes the tickets.
+        config: resolved.
+        collate: the collate function; None: a sample is a batch.
+    """
+
+    def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig, collate: Callable[[list[Any]], Any] | None) -> None:
+        workers = config.num_workers or 0
+        self.ring = fetch.ring
+        self.dispatch = _Dispatch(plan, self.ring)
+        into_slots: Any = Collate(collate, config.yields_batches)
+        self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
+        self._loader: Workers | None = None
+        self._init = WorkerInit(config.worker_init_fn)
+        if workers:
+            self._loader = Workers(
+                fetch,
+                batch_sampler=self.dispatch,
+                collate_fn=into_slots,
+                num_workers=workers,
+                pin_memory=self._pins,
+                # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
+                generator=torch.Generator().manual_seed(plan.seed & ((1 << 63) - 1)),
+                prefetch_factor=config.prefetch_factor,
+                persistent_workers=bool(config.persistent_workers),
+                multiprocessing_context=flagged(config.multiprocessing_context, self._init, workers),
+                worker_init_fn=self._init,
+                timeout=config.timeout,
+            )
+        self.is_lasting = not workers or bool(config.persistent_workers)
+        self._user: weakref.ref[Any] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Is no iterator under way that takes its batches from this job?"""
+        user = None if self._user is None else self._user()
+        return user is None or user.is_done
+
+    @property
+    def is_sound(self) -> bool:
+        """Do all its workers live?"""
+        workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        return not any(map(_has_ended, workers))
+
+    def close(self) -> None:
+        """Ends the workers, as soon as nobody asks for their batches any more."""
+        self._loader = None
+
+    def used_by(self, iterator: Any) -> None:
+        """From now on an iterator takes this job's batches."""
+        self._user = weakref.ref(iterator)
+
+    def start(self, epoch: int, step: int, states: States | None = None) -> Deliveries:
+        """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting job had still on its way is dropped."""
+        self.dispatch.begin(epoch, step, states)
+        if self._loader is None:
+            return _Here(self.dispatch, self._fetch, self._collate, self._pins)
+        with self._init.forking():
+            return iter(self._loader)
+
+
+class Deliveries(Protocol):
+    """The deliveries of an epoch, in their order."""
+
+    def __next__(self) -> Delivered: ...
+
+    def is_ready(self) -> bool:
+        """Is the next one here, and pinned, so that `next` does not wait for it?"""
+
+    def close(self) -> None:
+        """No further ones are asked for."""
+
+
+class _Here:
+    """The deliveries of an epoch, each made when it is asked for."""
+
+    def __init__(self, dispatch: _Dispatch, fetch: Fetch, collate: Collate, pins: bool) -> None:
+        self._tickets, self._fetch, self._collate, self._pins = iter(dispatch), fetch, collate, pins
+
+    def __iter__(self) -> _Here:
+        return self
+
+    def __next__(self) -> Delivered:
+        delivered: Any = self._collate(self._fetch.__getitems__(next(self._tickets)))
+        made: Delivered = delivered.pin_memory() if self._pins else delivered
+        return made
+
+    def is_ready(self) -> bool:
+        return False  # it is made when it is asked for
+
+    def close(self) -> None:
+        return
+
+
+def failure_of(delivered: Delivered) -> BaseException | None:
+    """The error that was delivered instead of a batch, with its place and, out of a worker, its traceback, ready to be raised."""
+    said = delivered.report.pop("failure", None)
+    if said is None:
+        return None
+    where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
+    if isinstance(said, BaseException):
+        error = said
+    else:
+        data, text, worker = said
+        error, where = pickle.loads(data), f"worker {worker}, {where}"
+        error.__cause__ = RemoteTraceback(text)
+    if isinstance(error, StopIteration):  # which would end the user's loop
+        cause, error = error, RuntimeError(f"a sample's code raised StopIteration: {error}")
+        error.__cause__ = cause
+    error.add_note(f"headrace: in {where}")
+    return error
+
+
+def is_of_workers(error: RuntimeError) -> bool:
+    """Does torch say that a worker is gone, or that none answered in time?"""
+    return WORKER in str(error) or _LATE in str(error)
+
+
+def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
+    """What to raise where torch says that a worker is gone, or that none answered in time.
+
+    Args:
+        error: torch's.
+        deliveries: what was iterated over.
+        epoch, start: where that iterator began.
+        step: the batch that was waited for.
+        timeout: seconds.
+    """
+    text = str(error)
+    if _LATE in text:
+        return WorkerError(
+            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs, or takes longer; "
+            "look at the workers with `py-spy dump --pid`, or raise timeout"
+        )
+    fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
+    return WorkerError(
+        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. {_remedy(deliveries)}; the loader starts new workers "
+        "with its next iterator"
+    )
+
+
+def _remedy(deliveries: Any) -> str:
+    """What to do about dead workers: by how the first of them has ended."""
+    dead = next(((worker, _exit_code(worker)) for worker in deliveries.workers if _has_ended(worker)), (None, None))
+    worker, code = dead
+    start = getattr(worker, "_start_method", None)
+    if code is not None and code > 0 and start in ("spawn", "forkserver"):
+        return (
+            f"Its own error stands above this one. Workers started by {start} import the program again: begin it with "
+            "`if __name__ == '__main__':`, and keep what workers need (functions, classes, transforms) in a module or outside of that "
+            "block; or pass multiprocessing_context='fork', or num_workers=0"
+        )
+    if code is not None and code >= 0:
+        return "Something in it has ended the process (sys.exit, os._exit): what it printed may say why, and num_workers=0 shows where"
+    if code is not None and -code not in (signal.SIGKILL, signal.SIGTERM):
+        return "A library that it calls has crashed: `python -X faulthandler` shows where, and so does num_workers=0"
+    return "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
+
+
+def _fates(deliveries: Any, start: int) -> Iterator[str]:
+    """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived, as far as torch's iterator shows
+    them."""
+    tasks: dict[int, Any] = getattr(deliveries, "_task_info", {})
+    for number, worker in enumerate(deliveries.workers):
+        if not _has_ended(worker):
+            continue
+        code = _exit_code(worker)
+        how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+        its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
+        yield f"worker {number} (pid {worker.pid}) {how}" + (f", and its batch {min(its)} has not arrived" if its else "")
+
+
+def _has_ended(worker: Any) -> bool:
+    """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for ever."""
+    return bool(connection.wait([worker.sentinel], timeout=0))
+
+
+def _exit_code(worker: Any) -> int | None:
+    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody else has asked the system, which tells
+    it once."""
+    until = time.monotonic() + _PATIENCE
+    while (code := worker.exitcode) is None and time.monotonic() < until:
+        time.sleep(0.005)
+    return None if code is None else int(code)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,196 @@
+"""Chooses how worker processes are started.
+
+NOTE [ fork and threads ]
+
+A fork copies the locks of all threads, and only the thread that forks: a lock that another thread holds at that moment is held for ever
+in the child. So where other threads run, workers are started by forkserver, if nothing speaks against it: the dataset must be
+picklable, in little time, and the main script importable, since a process that was not forked imports it again (without
+``if __name__ == "__main__"`` it would run once more, in each worker).
+
+Threads of headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, and the pools of OpenBLAS and OpenMP
+(which have the name of the process) are not other ones: idle, they hold no lock that a worker takes. A forked worker that hangs all the
+same is replaced (see `workers.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from headrace.loader.worker.fetch import inner_datasets
+from headrace.memory.anonymous import AnonymousMemory, SharedArray
+
+_OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda")
+_OF_TORCH = "_pin_memory_loop"
+_MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
+_SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
+_NAMED = 3  # threads that are named in a sentence
+
+
+def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str]:
+    """The context that workers are started by, and why.
+
+    Args:
+        given: the user's choice; None: chosen here.
+        dataset: the user's dataset.
+        parts: what else travels to a worker.
+    """
+    if given is not None:
+        context = multiprocessing.get_context(given) if isinstance(given, str) else given
+        if context.get_start_method() == "forkserver":
+            forkserver_context()
+        return context, f"{context.get_start_method()}, as given"
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
+    if not all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
+        return forkserver_context(), "forkserver: the dataset says fork_safe = False"
+    threads = other_threads()
+    if not threads:
+        return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
+    found, seconds = obstacle([dataset, *parts], _MOST_SECONDS, _MOST_BYTES)
+    if found is not None:
+        return multiprocessing.get_context("fork"), f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but {found}"
+    reason = f"other threads run ({listed(threads)}), whose locks a fork would copy; the dataset pickles in {1000 * seconds:.1f} ms"
+    return forkserver_context(), f"forkserver: {reason}"
+
+
+def forkserver_context() -> Any:
+    """The context of a fork server, which imports headrace once for all workers, beside what the user has it import."""
+    context, modules = multiprocessing.get_context("forkserver"), _server()._preload_modules
+    if _SERVED not in modules:
+        context.set_forkserver_preload([*modules, _SERVED])
+    return context
+
+
+def _server() -> Any:
+    return forkserver._forkserver
+
+
+def _is_server_inherited() -> bool:
+    """True if this process was forked from one whose fork server it can't use."""
+    pid = _server()._forkserver_pid
+    if pid is None:
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def other_threads() -> list[str]:
+    """The names of the threads that run beside this one, and are not headrace's; see NOTE [ fork and threads ]."""
+    running = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    names = [thread.name for thread in running if thread is not threading.main_thread() and not _is_ours(thread.name)]
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir():  # Linux: threads that Python does not know, which have given themselves a name
+        known = {thread.native_id for thread in threading.enumerate()}
+        native = [_name_of(task) for task in tasks.iterdir() if int(task.name) not in known]
+        names += [name for name in native if name and name != _name_of(tasks / str(os.getpid())) and not _is_ours(name)]
+    return names
+
+
+def listed(names: list[str]) -> str:
+    """Some of the names in a sentence."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _NAMED
+    return ", ".join(distinct[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(_OURS) or _OF_TORCH in name
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = float("inf")) -> tuple[str | None, float]:
+    """What speaks against another start method than fork, or None; and the seconds that pickling took.
+
+    Args:
+        parts: what travels to a worker.
+        seconds, nbytes: what a pickle of it may take.
+    """
+    if not is_main_importable():
+        return 'the main script has no `if __name__ == "__main__":`, and a worker that is not forked would run it again', 0.0
+    if _is_server_inherited():
+        return "this process was forked from one that has a fork server", 0.0
+    began = time.perf_counter()
+    try:
+        _Pickler(_Bounded(began + seconds, nbytes), protocol=5).dump(parts)
+    except _TooMuch:
+        return f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for each worker", 0.0
+    except Exception as error:
+        return f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: {error})", 0.0
+    return None, time.perf_counter() - began
+
+
+def is_main_importable() -> bool:
+    """True if a process that is not forked may import the main module: there is none, or it guards what it does."""
+    path = _path_of_main()
+    return path is None or _names_in(path) is not None
+
+
+def _path_of_main() -> str | None:
+    """The file that `multiprocessing` has a process import that is not forked; None: it imports none."""
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    return None if name is not None and name.split(".")[-1] == "__main__" else getattr(main, "__file__", None)
+
+
+@functools.cache
+def _names_in(path: str) -> frozenset[str] | None:
+    """The functions and classes of a script that are defined when it is imported; None where it guards nothing, or can't be read."""
+    try:
+        statements = ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    tests = [statement.test for statement in statements if isinstance(statement, ast.If)]
+    if not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in ast.walk(test)):
+        return None
+    return frozenset(each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef))
+
+
+class _TooMuch(Exception):
+    """A pickle is too large, or takes too long."""
+
+
+class _Bounded:
+    """A file that forgets what is written to it, and has had enough at some point."""
+
+    def __init__(self, until: float, nbytes: float) -> None:
+        self._until, self._left = until, nbytes
+
+    def write(self, data: Any) -> int:
+        nbytes = memoryview(data).nbytes  # of a large array no bytes come, but a buffer without a length
+        self._left -= nbytes
+        if self._left < 0 or time.perf_counter() > self._until:
+            raise _TooMuch
+        return nbytes
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out what workers map, and refuses what is defined in the main module, but not where a worker imports it."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, SharedArray | AnonymousMemory):
+            return object, ()
+        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
+            path = _path_of_main()
+            if path is None or obj.__qualname__.split(".")[0] not in (_names_in(path) or ()):
+                raise pickle.PicklingError(f"{obj.__qualname__} is defined in the main module, where no worker can import it")
+        return NotImplemented

@@ -1,0 +1,249 @@
+"""How are patches of a volume read, and of the labels that belong to it?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import HeadraceError
+from headrace.io.files import RemoteFiles, Span
+from headrace.io.paths import redact
+from headrace.storage.arrays.chunks import DirectChunks
+from headrace.storage.arrays.patches import PatchGrid, padded_places
+from headrace.storage.arrays.reader import ArrayReader, ChunkCache
+from headrace.storage.source import Rows, Source
+
+PADS = ("reflect", "edge", "constant")
+
+
+class Opened(Protocol):
+    """What a process has open."""
+
+    chunks: ChunkCache
+    far: RemoteFiles | None
+
+    def close(self) -> None:
+        """Closes and forgets it all."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An array that patches are taken from.
+
+    Attributes:
+        name: for messages.
+        reader: reads it.
+        pad: what patches have beyond its end: "reflect", "edge" or "constant".
+        value: the constant, and what lies where a table has nothing.
+        axes: for each axis of the array the axis of patches that goes along it; None: it is whole in every patch.
+        tables: of an array with other voxels than those that patches are counted in: by axis of patches, the array's nearest voxel for
+            each of these, or -1.
+    """
+
+    name: str
+    reader: ArrayReader
+    pad: str
+    value: Any
+    axes: tuple[int | None, ...]
+    tables: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    def shape(self, patch: Sequence[int]) -> tuple[int, ...]:
+        """That of this array's part in a patch."""
+        return tuple(extent if axis is None else patch[axis] for axis, extent in zip(self.axes, self.reader.shape, strict=True))
+
+    def corner(self, corner: Sequence[int]) -> tuple[int, ...]:
+        """Where in this array a patch begins that lies inside of it; for an array without tables."""
+        return tuple(0 if axis is None else corner[axis] for axis in self.axes)
+
+    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
+        """Along each axis of this array, which of its elements are in a patch; -1: none is."""
+        found = []
+        for axis, extent in zip(self.axes, self.reader.shape, strict=True):
+            if axis is None:
+                found.append(np.arange(extent))
+                continue
+            places = padded_places(corner[axis], grid.patch[axis], grid.shape[axis], self.pad)
+            table = self.tables.get(axis)
+            found.append(places if table is None else np.where(places < 0, -1, table[places]))
+        return found
+
+    def reach(self, axis: int, patch: int) -> int:
+        """How many elements along an axis of patches one of them needs at most, padding aside."""
+        if axis not in self.tables:
+            return patch
+        covered = self.tables[axis][self.tables[axis] >= 0]
+        if len(covered) <= patch:
+            return int(covered[-1] - covered[0]) + 1 if len(covered) else 1
+        return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
+
+
+class PatchSource(Source):
+    """Patches of one volume, or tuples of patches of several that lie at the same place.
+
+    Args:
+        path: of the store.
+        volumes: the array, and its labels if there are any.
+        grid: where patches begin, in voxels of the array.
+        opened: what the volumes' readers have open.
+    """
+
+    def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: Opened) -> None:
+        self.path: str = redact(path)
+        self.volumes: list[Volume] = list(volumes)
+        self.grid: PatchGrid = grid
+        self._opened = opened
+        is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
+        self.far: RemoteFiles | None = opened.far if is_direct else None
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
+        """Bytes of a sample, the first volume's patch being cast to a dtype."""
+        kinds = [volume.reader.dtype if number or dtype is None else dtype for number, volume in enumerate(self.volumes)]
+        return sum(math.prod(volume.shape(self.grid.patch)) * kind.itemsize for volume, kind in zip(self.volumes, kinds, strict=True))
+
+    @property
+    def patches_are(self) -> str:
+        """Dtype and shape of the parts of a sample, in words."""
+        return ", ".join(f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}" for volume in self.volumes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the first volume."""
+        return self.volumes[0].reader.dtype
+
+    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        return (self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        corners, columns = [self.grid.corner(index) for index in indices], []
+        for volume in self.volumes:
+            patches = [np.empty(volume.shape(self.grid.patch), volume.reader.dtype) for _ in indices]
+            self._read_volume(volume, corners, patches)
+            columns.append(patches)
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
+        plainly = [not volume.tables and not self.grid.reaches_beyond(corner) for corner in corners]
+        whole = [number for number, is_plain in enumerate(plainly) if is_plain]
+        volume.reader.read_boxes([volume.corner(corners[number]) for number in whole], [outs[number] for number in whole], self.run)
+        for number, is_plain in enumerate(plainly):
+            if not is_plain:
+                self._read_places(volume, volume.places(corners[number], self.grid), outs[number])
+
+    def _read_places(self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]) -> None:
+        """A patch whose elements don't lie side by side, taken out of a box that has all of them."""
+        inside = [places >= 0 for places in axes]
+        if not all(some.all() for some in inside):
+            out[...] = volume.value
+        found = [places[some] for places, some in zip(axes, inside, strict=True)]
+        box = _box_of(axes)
+        if box is None:
+            return
+        first, extents = box
+        part = np.empty(extents, out.dtype)
+        volume.reader.read_boxes([first], [part], self.run)
+        out[np.ix_(*inside)] = part[np.ix_(*(places - start for places, start in zip(found, first, strict=True)))]
+
+    # -- far away
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        corners, spans = [self.grid.corner(index) for index in indices.tolist()], list[Span]()
+        for volume in self.volumes:
+            shape = volume.shape(self.grid.patch)
+            boxes = [
+                (volume.corner(corner), shape)
+                if not volume.tables and not self.grid.reaches_beyond(corner)
+                else _box_of(volume.places(corner, self.grid))
+                for corner in corners
+            ]
+            there = [box for box in boxes if box is not None]
+            try:
+                spans += volume.reader.stored_boxes([first for first, _ in there], [extents for _, extents in there])
+            except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+                return []
+        return spans
+
+    @property
+    def stored_asks(self) -> bool:  # type: ignore[override]
+        return any(volume.reader.asks for volume in self.volumes)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """As if nothing were compressed; chunks count for each line of patches that they are in."""
+        return len(self.blocks()) * sum(self._line_nbytes(volume) for volume in self.volumes)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
+
+    # -- the rest
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Patches along the last axis."""
+        lines = [np.full(math.prod(counts[:-1]), counts[-1], np.int64) for counts in self.grid.counts if math.prod(counts)]
+        return np.concatenate(lines) if lines else np.zeros(0, np.int64)
+
+    @property
+    def block_nbytes(self) -> int:
+        return sum(self._line_nbytes(volume) for volume in self.volumes if volume.reader.chunks.decodes)
+
+    def _line_nbytes(self, volume: Volume) -> int:
+        """Bytes of the decoded chunks that patches along the last axis are in, at most."""
+        grid, chunks = volume.reader.chunks.grid, 1
+        for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
+            if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
+                chunks *= count
+            else:
+                chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
+        return chunks * volume.reader.chunks.nbytes
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    def take_counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter() if self._opened.far is None else self._opened.far.take_counts()
+        for volume in self.volumes:
+            counts.update(volume.reader.counts)
+            volume.reader.counts.clear()
+        return counts
+
+    def how(self) -> dict[str, str]:
+        near = "; each voxel of a patch has the nearest one"
+        return {volume.name or "the array": volume.reader.how + (near if volume.tables else "") for volume in self.volumes}
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie to them."""
+        arrays = [[v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes] for v in self.volumes]
+        tables = [[axis, zlib.crc32(table.tobytes())] for volume in self.volumes for axis, table in sorted(volume.tables.items())]
+        boxes = [[box.start, box.stop] for box in self.grid.boxes]
+        said = json.dumps([arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        return f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at {list(self.grid.corner(index))}"
+
+    def close(self) -> None:
+        """Closes what this process has open; decoded chunks are forgotten."""
+        self._opened.close()
+
+
+def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
+    """Lowest corner and extents of the box that has all of these places along each axis (-1: none); None: there are none."""
+    found = [places[places >= 0] for places in axes]
+    if not all(len(places) for places in found):
+        return None
+    return [int(places.min()) for places in found], [int(places.max() - places.min()) + 1 for places in found]

@@ -1,0 +1,264 @@
+"""How is an HDF5 file opened, and what is in it?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import h5py
+
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import is_url, redact
+from headrace.storage.hdf5.remote import FarHDF5
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
+"""Of URLs of HDF5 files: what lies far away is not looked into to find out its format."""
+
+_LINKS, _LINKS_OUT = 1000, 32
+_CAN_NOT_LOCK = "unable to lock file"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_LOCKED = (errno.EAGAIN, errno.EACCES)
+
+
+def is_hdf5(path: str | os.PathLike[Any]) -> bool:
+    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a user block of 512, 1024, 2048 ... bytes,
+    as MATLAB's files have one; of a file that can't be opened it is False.
+
+    Raises:
+        AccessError: the disk fails.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head, at = file.read(512), 512
+            if head.startswith(SIGNATURE) or head[257:262] == b"ustar":  # a tar's first member lies at 512, too
+                return head.startswith(SIGNATURE)
+            while len(head) >= len(SIGNATURE):
+                file.seek(at)
+                head, at = file.read(len(SIGNATURE)), 2 * at
+                if head == SIGNATURE:
+                    return True
+    except OSError as error:
+        failure = unreadable(redact(path), error)
+        if failure is not None:
+            raise failure from error
+    return False
+
+
+def is_far_hdf5(path: object) -> bool:
+    """Is it a URL that says that HDF5 files lie there?"""
+    return isinstance(path, str) and is_url(path) and path.partition("::")[0].partition("?")[0].lower().endswith(ENDINGS)
+
+
+def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
+    """The file, opened for reading.
+
+    Args:
+        path: of the file; or its URL.
+        far: of the URL's server.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
+        RemoteError, ReplacedError: of files that are far away, see `RemoteFiles.read`.
+    """
+    if far is not None:
+        return far.open(path)
+    try:
+        file = _open(path)
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+    except OSError as error:
+        if _CAN_NOT_LOCK in str(error):
+            raise _locked(path, error) from error
+        if isinstance(error, PermissionError):
+            raise AccessError(f"{redact(path)}: this user may not read the file") from error
+        failure = unreadable(redact(path), error)
+        if failure is not None:
+            raise failure from error
+        if "already open for" in str(error):
+            return _open_beside_its_writer(path)
+        if error.errno in OF_THE_MACHINE:
+            raise
+        cause = " ".join(str(error).split())
+        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {cause}") from error
+    if file.mode != "r":  # HDF5 gives the very file that is open already
+        file.close()
+        raise AccessError(f"{redact(path)} is open for writing in this process: close it first")
+    return file
+
+
+_locked_here: set[str] = set()
+
+
+@contextlib.contextmanager
+def locked_by_caller(path: str) -> Iterator[None]:
+    """Inside of it a file is opened without HDF5's lock: the caller has locked it, and HDF5 would take that for another writer's."""
+    path = os.path.abspath(path)
+    _locked_here.add(path)
+    try:
+        yield
+    finally:
+        _locked_here.discard(path)
+
+
+def _open(path: str, **options: Any) -> h5py.File:
+    """With HDF5's lock on files, which is the default; without it on a disk that has none; or in the way in which this process has it open
+    already."""
+    if os.path.abspath(path) in _locked_here:
+        return h5py.File(path, "r", locking=False, **options)
+    try:
+        return h5py.File(path, "r", **options)
+    except OSError as error:
+        if _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS:
+            return h5py.File(path, "r", locking=False, **options)
+        if "flag values don't match" not in str(error):
+            raise
+    try:
+        return h5py.File(path, "r", locking=True, **options)
+    except OSError as error:
+        if "flag values don't match" not in str(error):
+            raise
+    return h5py.File(path, "r", locking=False, **options)
+
+
+def _errno_of(error: OSError) -> int | None:
+    """What the system said to HDF5, of which h5py gives the words at least."""
+    said = re.search(r"errno = (\d+)", str(error))
+    return error.errno or (int(said[1]) if said else None)
+
+
+def _locked(path: str, error: OSError) -> AccessError:
+    number = _errno_of(error)
+    if number in _LOCKED:
+        return AccessError(
+            f"{redact(path)} is locked: another process has it open for writing: wait until it has closed the file (the "
+            "environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is being written may be read wrongly)"
+        )
+    return AccessError(f"{redact(path)} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE opens it without a lock")
+
+
+def _open_beside_its_writer(path: str) -> h5py.File:
+    try:
+        return _open(path, swmr=True)
+    except OSError as error:
+        raise AccessError(
+            f"{redact(path)} is being written by another process, which allows no readers (file.swmr_mode = True): wait for its end; if it "
+            f"has died, `h5clear -s {redact(path)}` says so to the file"
+        ) from error
+
+
+@contextlib.contextmanager
+def reading_hdf5(path: str, far: FarHDF5 | None = None) -> Iterator[h5py.File]:
+    """The file, open for reading: whatever h5py raises becomes an error that names the file. See `open_hdf5`.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: as `open_hdf5`.
+        FormatError, BudgetError: something inside is damaged.
+    """
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open_hdf5(path) if far is None else far.reading(path))
+        with asking("h5py", redact(path)):
+            yield file
+
+
+def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
+    """A dataset of the file, or of one that its links lead into.
+
+    Raises:
+        MissingNameError: there is none; the message lists those there are, of many the nearest.
+        DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
+    """
+    found = file.get(name)
+    if isinstance(found, h5py.Dataset):
+        return found
+    out = leads_out(file, name)
+    if out is not None:
+        _raise_of_target(*out, path, 0)
+    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
+
+
+def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
+    """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets.
+
+    Raises:
+        MissingNameError: there is none, or several; the message lists them with their shapes.
+    """
+    if isinstance(file.get(usual), h5py.Dataset):
+        return usual
+    found = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
+    shown = {name: f"{name} {list(one.shape)} {one.dtype}" for name, one in found.items() if one.shape}
+    if len(shown) == 1:
+        return next(iter(shown))
+    what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"
+    raise MissingNameError(f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}")
+
+
+def dataset_names(file: h5py.File) -> list[str]:
+    """The paths of all datasets inside the file; what links lead to is left out."""
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
+    """The first link on the way to a name that leads into another file: its own name, the link, and what is looked for there; None: there
+    is none."""
+    parts, group, steps = [part for part in name.split("/") if part], file["/"], 0
+    while parts:
+        part, steps = parts.pop(0), steps + 1
+        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) and steps <= _LINKS else None
+        if isinstance(link, h5py.ExternalLink):
+            return part, link, "/".join([link.path.rstrip("/"), *parts])
+        if isinstance(link, h5py.SoftLink):
+            parts = [one for one in link.path.split("/") if one] + parts
+            group = file["/"] if link.path.startswith("/") else group
+        elif link is not None:
+            group = group[part]
+        else:
+            return None  # there is no such thing: whoever opens it will say so
+    return None
+
+
+def _raise_of_target(part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int) -> NoReturn:
+    """Says why what a link leads to can't be opened."""
+    where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
+    target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
+    if target is None:
+        raise DataNotFoundError(f"{where}, which is missing")
+    if steps > _LINKS_OUT:
+        raise FormatError(f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} files")
+    with open_hdf5(target) as file:
+        out = leads_out(file, rest)
+        if out is not None:
+            _raise_of_target(*out, target, steps + 1)
+        dataset_named(file, rest, target)
+    raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
+
+
+def found_from(name: str, path: str, variable: str) -> str | None:
+    """Where HDF5 finds a file that another one names; None: nowhere.
+
+    Args:
+        name: as it stands there.
+        path: of the file that names it.
+        variable: of the environment, which holds folders where HDF5 looks first.
+    """
+    folder, places = os.path.dirname(path), list[str]()
+    if os.path.isabs(name):
+        places, name = [name], os.path.basename(name)
+    prefix = os.environ.get(variable, "")
+    folders = [
+        *filter(None, prefix.split(":")),
+        prefix.replace("${ORIGIN}", folder, 1),
+        folder,
+        "",
+        os.path.dirname(os.path.realpath(path)),
+    ]
+    places += [os.path.join(one, name) for one in folders]
+    return next((place for place in places if os.path.exists(place)), None)

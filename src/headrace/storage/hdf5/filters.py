@@ -1,0 +1,59 @@
+"""The filters of HDF5 datasets: which of them headrace decodes, and which h5py lacks."""
+
+from __future__ import annotations
+
+import h5py
+
+from headrace.errors import FormatError
+from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Unshuffle, Zstd
+
+_NAMES = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 305: "lzo", 32000: "lzf"}
+_OF_HDF5PLUGIN = {307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz"}
+_OF_HDF5PLUGIN |= {32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr", 32033: "htj2k"}
+
+
+def name_of(code: int) -> str:
+    """A filter's name, or its number."""
+    return _NAMES.get(code) or _OF_HDF5PLUGIN.get(code) or f"filter {code}"
+
+
+def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
+    """The filters, in the order in which they encode.
+
+    Raises:
+        ValueError: there is one that we have not.
+    """
+    plist, codecs = dataset.id.get_create_plist(), list[Codec]()
+    for number in range(plist.get_nfilters()):
+        code, _, values, _ = plist.get_filter(number)
+        if code == 1:
+            codecs.append(Inflate())
+        elif code == 2:
+            codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
+        elif code == 3:
+            codecs.append(Fletcher32())
+        elif code == 32001:
+            codecs.append(Blosc())
+        elif code == 32015:
+            codecs.append(Zstd())
+        else:
+            raise ValueError(f"filter {name_of(code)}")
+    return codecs
+
+
+def check_filters(dataset: h5py.Dataset, where: str) -> None:
+    """Looks whether h5py has all filters of a dataset that it is to read.
+
+    Raises:
+        FormatError: it lacks one; the message says where that is to be had.
+    """
+    plist = dataset.id.get_create_plist()
+    codes = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
+    missing = [code for code in codes if not h5py.h5z.filter_avail(code)]
+    if not missing:
+        return
+    if all(code in _OF_HDF5PLUGIN for code in missing):
+        remedy = "pip install hdf5plugin, and import it"
+    else:
+        remedy = "hdf5plugin has not all of them either: register the filter with HDF5 (HDF5_PLUGIN_PATH), or repack the file (h5repack)"
+    raise FormatError(f"{where} is packed with {', '.join(map(name_of, missing))}, which h5py lacks: {remedy}")

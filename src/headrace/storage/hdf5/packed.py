@@ -1,0 +1,97 @@
+"""What does a file that `headrace.pack` wrote say about itself?"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError
+from headrace.io.paths import redact
+from headrace.storage.hdf5.files import reading_hdf5
+from headrace.storage.hdf5.remote import FarHDF5
+
+PACKED_VERSION = 1
+PACKED_ATTRIBUTE = "headrace"  # root attribute of a packed file: the JSON text of a PackedInfo
+PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
+DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInfo:
+    """What a file that `headrace.pack` wrote says about itself.
+
+    Attributes:
+        kind: "image", "text", or "array" where the samples are arrays of any kind.
+        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample) or "tokens" (flat tokens and offsets).
+        count: number of samples.
+        fingerprint: of the dataset that was packed.
+        classes: class names, or None.
+        image: for images: their `image_size` and `color` when decoded.
+        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
+        checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
+        version: of this layout.
+    """
+
+    kind: str
+    store: str
+    count: int
+    fingerprint: str
+    classes: list[str] | None = None
+    image: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
+    version: int = PACKED_VERSION
+
+
+def packed_info(path: str | os.PathLike[Any], far: FarHDF5 | None = None) -> PackedInfo | None:
+    """What a packed file says about itself; None for any other HDF5 file.
+
+    Args:
+        path: of the file; or its URL.
+        far: of the URL's server.
+
+    Raises:
+        FormatError: the file is of a later version of headrace, or damaged.
+    """
+    with reading_hdf5(os.fspath(path), far) as file:
+        text, checksum = file.attrs.get(PACKED_ATTRIBUTE), file.attrs.get(PACKED_CHECKSUM)
+    if text is None:
+        return None
+    try:
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        if checksum is not None and zlib.crc32(data) != int(checksum):
+            raise ValueError("wrong checksum")
+        said = json.loads(data)
+        if said["version"] > PACKED_VERSION:
+            raise FormatError(
+                f"{redact(path)} was packed by a later headrace (layout {said['version']}, this one reads up to "
+                f"{PACKED_VERSION}): upgrade headrace, or pack again"
+            )
+        return PackedInfo(**said)
+    except FormatError:
+        raise
+    except (TypeError, KeyError, ValueError) as error:
+        raise FormatError(f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}") from error
+
+
+def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:
+    """Do `count + 1` offsets lead from 0 to `end`, never backwards?"""
+    if offsets.shape != (count + 1,) or offsets[0] != 0 or offsets[-1] != end:
+        return False
+    return bool(np.all(offsets[1:] >= offsets[:-1]))
+
+
+def crc_of(data: Any) -> int:
+    """The CRC-32 (zlib's) of a sample's bytes."""
+    return zlib.crc32(bytes_of(np.asarray(data)).data)
+
+
+def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The array's bytes, flat; in any byte order and any dtype of numbers, for which a memoryview has no cast."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,0 +1,117 @@
+"""Compares how headrace and h5py read a dataset, before headrace reads it by itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, RemoteError, ReplacedError
+from headrace.io.library_errors import asking
+from headrace.io.stretches import read_stretches
+from headrace.storage.arrays.chunks import DirectChunks
+from headrace.storage.arrays.codecs import Fletcher32, TooLongError
+
+_log = logging.getLogger(__name__)
+
+_PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both ways when the file is opened
+_OF_THE_WAY = (RemoteError, ReplacedError, DataNotFoundError, AccessError)
+
+
+def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
+    """Are elements stored with the very bytes that h5py gives? Not so integers of 12 bits in two bytes, say."""
+    if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
+        number = h5py.h5t.py_create(dtype)
+        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{'BE' if number.get_order() == h5py.h5t.ORDER_BE else 'LE'}", None)
+        return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
+    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None and dtype.itemsize == kind.get_size():
+        members = range(kind.get_nmembers())
+        fields = [dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape")) for number in members]
+        if all(fields) and [field[1] for field in fields if field] == [kind.get_member_offset(number) for number in members]:
+            return all(is_as_stored(kind.get_member_type(number), field[0]) for number, field in zip(members, fields, strict=True) if field)
+    return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
+def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]) -> str | None:
+    """What speaks against the direct path when one chunk, and one at an edge, are read in both ways.
+
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we don't know. What h5py can't read either
+    is damaged, and leaves no doubt.
+    """
+    grid = chunks.grid
+    if not len(written):
+        return None
+    if dataset.file.userblock_size and not _lies_there(dataset, chunks, int(written[0])):
+        return "HDF5 lists its chunks without the file's user block"
+    if not chunks.pipeline:
+        return None
+    some = {int(written[0])}
+    for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
+        if extent % chunk:
+            at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
+            some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
+    if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
+        some = {
+            number
+            for number, stretch in zip(some, chunks.stretches(list(some)), strict=True)
+            if stretch and stretch.nbytes == chunks.nbytes
+        }
+    for number in sorted(some):
+        corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
+        ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
+        part = tuple(slice(a, b) for a, b in zip(corner, ends, strict=True))
+        problem, whole = None, None
+        try:
+            whole = chunks.decode(number, chunks.read([number])[0])
+        except TooLongError:  # nor should h5py try that: it makes room for all that comes
+            continue
+        except _OF_THE_WAY:
+            raise
+        except (HeadraceError, OSError) as error:
+            problem = error
+        try:
+            with asking("h5py", chunks.where(number)):
+                expected = dataset[part[: len(dataset.shape)]]
+        except _OF_THE_WAY:
+            raise
+        except Exception as error:  # h5py lacks the filter, say; damaged chunks are found when they are read
+            _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
+            continue
+        if whole is None:
+            if _is_sound(chunks, number, expected):
+                return f"chunk {grid.place(number)} can't be read directly ({problem})"
+            continue
+        ours = np.ascontiguousarray(whole[tuple(slice(0, b - a) for a, b in zip(corner, ends, strict=True))])
+        if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
+            return f"chunk {grid.place(number)} is another one when it is read directly"
+    return None
+
+
+def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
+    """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
+    corner = [place * extent for place, extent in zip(chunks.grid.place(number), chunks.grid.chunks, strict=True)]
+    _, expected = dataset.id.read_direct_chunk(tuple(corner[: len(dataset.shape)]))
+    stretch = chunks.stretches([number])[0]
+    assert stretch is not None
+    try:
+        return bytes(read_stretches([stretch], chunks.files)[0] or b"") == bytes(expected)
+    except FormatError:
+        return False
+
+
+def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
+    """Is what h5py gives of a chunk that can't be decoded here more than what lay in memory, which it gives of damaged ones too?
+
+    So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
+    """
+    if any(isinstance(codec, Fletcher32) for codec in chunks.pipeline.codecs):
+        return True
+    stored = chunks.read([number])[0][1]
+    if len(stored) != chunks.nbytes:
+        return False
+    whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
+    return whole[tuple(map(slice, expected.shape))].tobytes() == np.ascontiguousarray(expected).tobytes()

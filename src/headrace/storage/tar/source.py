@@ -1,0 +1,240 @@
+"""How are the samples of tar shards read at random?
+
+By an index of their members, made once from the headers (`tar_index.py`). A sample's members lie one behind the other, so it is one read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.display import progress_bar
+from headrace.errors import AccessError, ConfigError, warn
+from headrace.io.cache.index import is_unknown
+from headrace.io.files import RemoteFiles, RemoteOptions, Span
+from headrace.io.handles import WorkerFiles
+from headrace.io.packed_strings import NamesBuilder, PackedNames
+from headrace.io.paths import is_url, redact
+from headrace.io.resolve.remote_list import list_far
+from headrace.io.resolve.scan import DataPath, entries_of, scan
+from headrace.io.stretches import Files, Stretch, read_stretches
+from headrace.io.version import Stamp
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.rows import BLOCK_BYTES
+from headrace.storage.files import fingerprint_names
+from headrace.storage.source import Source
+from headrace.storage.tar.build import INDEX, far_indices, local_index
+from headrace.storage.tar.index import TarIndex, compressed
+
+ENDINGS = (".tar",)
+COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_FEW = 1000  # extensions that are held as Python objects: there are seldom more
+
+
+class TarSource(Source):
+    """The samples of tar shards, as WebDataset has them: consecutive members of a shard whose names are the same up to the first dot.
+
+    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with "__key__", the
+    path up to that dot, and "__url__", the shard. Hidden files, and members without key or extension, are no part of a sample; links
+    and devices, which have no bytes of their own, neither, and that is said.
+
+    The index is made once, and kept in `cache_dir` by path, size and time (or URL, size and version) of each shard; only what is new is
+    read again.
+
+    Args:
+        data_path: a shard, a folder (searched through for .tar), a glob, or a list of these: paths, or URLs of one server.
+        cache_dir: where indices are kept; None: the user's cache folder, of local shards for large ones.
+        progress: show a progress bar; None: only on a terminal.
+        reach: how URLs are reached, instead of `cache_dir`.
+
+    Raises:
+        DataNotFoundError: nothing there, or no tar.
+        FormatError: a tar is damaged, cut short, compressed as a whole, or has sparse members or two of one name in a sample.
+        AccessError: a tar can't be read.
+        ConfigError: URLs and paths are mixed, or URLs of several servers.
+        RemoteError: a server does not give what it is asked for.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        reach: RemoteOptions | None = None,
+    ) -> None:
+        entries = entries_of(data_path)
+        urls = [entry for entry in entries if is_url(entry)]
+        if urls and len(urls) != len(entries):
+            raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
+        endings = (*ENDINGS, *COMPRESSED_TARS)
+        self._open: Files = WorkerFiles()
+        if urls:
+            self._open = self.far = RemoteFiles(urls[0], reach or RemoteOptions(cache_dir=cache_dir))
+            self.names, self._paths = list_far(urls, endings, self.far)
+            self._shown = list(map(redact, self._paths))
+        else:
+            files = scan(data_path, endings)
+            self.names, self._shown = files.names, [os.fsdecode(files.path(number)) for number in range(len(files.names))]
+            self._paths = list(map(os.path.abspath, self._shown))
+        for path in self._shown:
+            if path.partition("?")[0].lower().endswith(COMPRESSED_TARS):
+                raise compressed(redact(path), "its name says so")
+        self._stamps = [] if urls else list(map(_stamp, self._paths))
+        self._join(self._indexed(cache_dir, progress))
+
+    # -- the index
+
+    def _indexed(self, cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> list[TarIndex]:
+        if self.far is None:
+            sizes = [stamp.size for stamp in self._stamps]
+        else:
+            far = self.far
+            sizes = [version.size for version in far.learn(self._paths, beside=lambda url: is_unknown(far, url, INDEX))]
+        with progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1) as bar:
+            if self.far is not None:
+                return far_indices(self._paths, self.far, bar.update)
+            found = []
+            for stamp in self._stamps:
+                found.append(local_index(stamp, cache_dir))
+                bar.update(stamp.size)
+        return found
+
+    def _join(self, indices: Sequence[TarIndex]) -> None:
+        """The indices of all shards as one."""
+        samples, members = [len(index.keys) for index in indices], [len(index.offsets) for index in indices]
+        self._starts = np.cumsum([0, *samples])
+        before = np.cumsum([0, *members])
+        first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
+        self._first = SharedArray(np.concatenate([*first, before[-1:]]).astype(np.int64))
+        self._offsets = SharedArray(_concatenated([index.offsets for index in indices]))
+        self._sizes = SharedArray(_concatenated([index.sizes for index in indices]))
+        keys, numbers, kinds = NamesBuilder(), dict[bytes, int](), list[npt.NDArray[np.int32]]()
+        for index in indices:
+            data, offsets = index.keys.arrays
+            keys.add_joined(data, np.diff(offsets))
+            here = [numbers.setdefault(extension, len(numbers)) for extension in index.extensions]
+            kinds.append(np.array(here, np.int32)[index.kinds])
+        self.keys: PackedNames = keys.build()
+        self.extensions: PackedNames = PackedNames(numbers)
+        self._names_of_kinds = list(map(os.fsdecode, self.extensions[:_FEW]))
+        self._kinds = SharedArray(np.concatenate([np.empty(0, np.int32), *kinds]))
+        self._notes = [index.notes for index in indices]
+        self._warn()
+
+    def _warn(self) -> None:
+        for what, said in (
+            ("links", "{0:,} members are links or devices, which have no bytes here, and are left out; the first: {1}, {2!r}. "
+             "`tar --dereference --hard-dereference` stores what they lead to"),
+            ("behind", "{0:,} bytes follow the end mark of {1} and are not read: were tars simply joined? `tar --concatenate` does it"),
+        ):  # fmt: skip
+            number = sum(notes[what] for notes in self._notes)
+            if number:
+                place = next(place for place, notes in enumerate(self._notes) if notes[what])
+                warn(said.format(number, redact(self._paths[place]), self._notes[place]["link"]))
+        others = [(path, notes["other"]) for path, notes in zip(self._paths, self._notes, strict=True) if notes["others"]]
+        if others and not len(self):
+            warn(f"there is no sample: members need a key and an extension, as in 'key.jpg'; {redact(others[0][0])} has {others[0][1]!r}")
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _spans(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        """For each sample its shard, first member, one past the last, and where its bytes begin and end."""
+        rows = np.asarray(indices, np.int64)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        first, last = self._first.array[rows], self._first.array[rows + 1]
+        return shards, first, last, self._offsets.array[first], self._offsets.array[last - 1] + self._sizes.array[last - 1]
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        shards, _, _, begins, ends = self._spans(indices)
+        spans = zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        return [(self._paths[shard], begin, end) for shard, begin, end in spans]
+
+    @property
+    def stored_nbytes(self) -> int:
+        """From each shard's first sample to its last, with the headers between."""
+        edges = self._first.array[self._starts]  # members
+        filled = np.flatnonzero(np.diff(edges))
+        last = edges[filled + 1] - 1
+        return int((self._offsets.array[last] + self._sizes.array[last] - self._offsets.array[edges[filled]]).sum())
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        shards, first, last, begins, ends = self._spans(indices)
+        if isinstance(self._open, WorkerFiles):
+            for shard in np.unique(shards).tolist():
+                with self._open.reading(self._paths[shard]) as fd:
+                    self._stamps[shard].check(fd)
+        shard_of, begin, end = shards.tolist(), begins.tolist(), ends.tolist()
+        stretches = [Stretch(self._paths[shard], at, until - at) for shard, at, until in zip(shard_of, begin, end, strict=True)]
+        views = read_stretches(stretches, self._open)
+        spans = zip(indices, shard_of, first.tolist(), last.tolist(), begin, views, strict=True)
+        return [self._record(*span) for span in spans]
+
+    def _record(self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None) -> dict[str, Any]:
+        assert view is not None
+        record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": self._shown[shard]}
+        starts, sizes = self._offsets.array[first:last].tolist(), self._sizes.array[first:last].tolist()
+        for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts, sizes, strict=True):
+            record[self._extension(kind)] = bytes(view[start - begin : start - begin + size])
+        return record
+
+    def _extension(self, kind: int) -> str:
+        return self._names_of_kinds[kind] if kind < len(self._names_of_kinds) else os.fsdecode(self.extensions[kind])
+
+    def take_counts(self) -> Counter[str]:
+        return Counter() if self.far is None else self.far.take_counts()
+
+    # -- what it is
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample, all its members together ([n] int64)."""
+        if not len(self):
+            return np.zeros(0, np.int64)
+        found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._first.array[:-1])
+        return found
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Samples that begin in the same 2 MiB of a shard."""
+        shards, begins = np.repeat(np.arange(len(self._paths)), np.diff(self._starts)), self._offsets.array[self._first.array[:-1]]
+        begin_anew = (np.diff(shards, prepend=-1) != 0) | (np.diff(begins // BLOCK_BYTES, prepend=-1) != 0)
+        return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """A hash of the shards' names, the samples' keys, and the extensions and sizes of their members."""
+        digest = hashlib.blake2b(digest_size=16)
+        for names in (self.names, self.keys, self.extensions):
+            digest.update(fingerprint_names(*names.arrays).encode())
+        for numbers in (self._starts, self._first.array, self._sizes.array, self._kinds.array):
+            digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        return digest.hexdigest()
+
+    def location(self, index: int) -> str:
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
+
+    def how(self) -> dict[str, str]:
+        """How much there is, and what is left out."""
+        others = sum(notes["others"] for notes in self._notes)
+        left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
+        shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
+        far = "" if self.far is None else f"; {self.far.explain()}"
+        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{far}"}
+
+
+def _concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *columns])
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        return Stamp(path)
+    except OSError as error:
+        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error

@@ -1,0 +1,73 @@
+"""How is a text read that is a sample as a whole file?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.io.files import RemoteOptions
+from headrace.io.paths import without_query
+from headrace.io.remote.client import Range, Version
+from headrace.io.resolve.scan import DataPath
+from headrace.storage.files import FilesSource
+from headrace.storage.text.plain import Room, decompressed
+
+
+class TextFilesSource(FilesSource):
+    """Whole files, of which none is read that is too large for the budget."""
+
+    def __init__(self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room) -> None:
+        super().__init__(
+            data_path, extensions, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
+        )
+        self._room = room
+        self._still: list[Version] | None = None
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """Inside, files that are far away are read in the version that they have now.
+
+        Yields:
+            What tells them from others, and from what they were before; None: the server does not say.
+
+        Raises:
+            RemoteError, DataNotFoundError, AccessError: see `Remote.versions`.
+        """
+        assert self._far is not None
+        remote = self._far.remote
+        self._still = versions = remote.versions([self._url(number) for number in range(len(self))])
+        of = [[remote.place, self.location(number), version.size, version.tag] for number, version in enumerate(versions)]
+        try:
+            yield None if any(version.tag is None for version in versions) else of
+        finally:
+            self._still = None
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
+        if not self.files.url:
+            return super().read(indices)
+        if self._still is not None and self._far is not None:
+            versions = [self._still[index] for index in indices]
+            self._room.check(max((version.size for version in versions), default=0))
+            whole = [Range(self._url(index), 0, version.size, version) for index, version in zip(indices, versions, strict=True)]
+            return self._far.remote.read(whole)
+        found = super().read(indices)
+        for data in found:
+            self._room.check(len(data))
+        return found
+
+    def _content(self, file: io.FileIO) -> bytes:
+        self._room.check(os.fstat(file.fileno()).st_size)
+        return file.read()
+
+    def content(self, index: int, record: bytes) -> bytes:
+        """What a file holds, decompressed if it is compressed.
+
+        Raises:
+            FormatError: it is damaged, or too large.
+        """
+        name = os.fsdecode(self.files.path(index)) if self.files.url else os.fsdecode(self.files.names[index])
+        return decompressed(record, without_query(name), self._room)

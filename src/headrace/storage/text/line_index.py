@@ -1,0 +1,193 @@
+"""How are the places of very many lines kept in little more than a byte a line?
+
+As distances from one to the next, in groups: each group takes as many bytes a distance as its largest needs, and notes the place itself
+of every 64th line. So a line's place is that of the last one noted before it and a sum of at most 63 distances.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.storage.text.lines import IntArray
+
+BLOCK = 64
+"""Places from one that is noted itself to the next: a power of two."""
+GROUP = 4096
+"""Places in a group: a power of two."""
+_NOTED = 8 * (GROUP // BLOCK)  # bytes of the noted places of a group, before its distances
+_WIDTHS = ((1, "u1"), (2, "<u2"), (4, "<u4"), (8, "<i8"))
+_TOGETHER = 16  # groups that are encoded at once
+
+
+class Arrays(Protocol):
+    """A long array and some short ones. Picklable."""
+
+    @property
+    def path(self) -> str | None:
+        """Of the file that they are mapped from; None: they are in memory."""
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """The long one."""
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """The short ones."""
+
+
+class PlacesEncoder:
+    """Makes the bytes of places that come a piece at a time.
+
+    Attributes:
+        edges: where each group begins in the bytes, so far, and where the last one ends.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[IntArray] = []  # places that don't fill a group yet; the last of them is known to have no distance yet
+        self._waiting = 0
+        self.edges: list[int] = [0]
+
+    def feed(self, places: IntArray) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of the groups that are full now.
+
+        Args:
+            places: the next ones; none is before the one that precedes it.
+        """
+        self._left.append(places)
+        self._waiting += places.size
+        if self._waiting > _TOGETHER * GROUP:
+            joined = np.concatenate(self._left)
+            full = (joined.size - 1) // GROUP * GROUP  # the last distance of a group is that to the next group's first place
+            yield from self._groups(joined[: full + 1])
+            self._left, self._waiting = [joined[full:].copy()], joined.size - full
+
+    def finish(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of the rest, filled up to whole groups."""
+        joined = np.concatenate([*self._left, np.empty(0, np.int64)])
+        if joined.size:
+            filled = -(-joined.size // GROUP) * GROUP
+            yield from self._groups(np.concatenate([joined, np.full(filled + 1 - joined.size, joined[-1])]))
+        self._left, self._waiting = [], 0
+
+    def encoded(self, pieces: Iterable[IntArray]) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of all places of these pieces, to the end."""
+        for places in pieces:
+            yield from self.feed(places)
+        yield from self.finish()
+
+    def _groups(self, places: IntArray) -> Iterator[npt.NDArray[np.uint8]]:
+        """Of n groups and the place behind them."""
+        distances = np.diff(places).reshape(-1, GROUP)
+        noted = places[:-1:BLOCK].reshape(-1, GROUP // BLOCK)
+        wanted = np.searchsorted([1 << 8, 1 << 16, 1 << 32], distances.max(axis=1), side="right")
+        for begin, end in _alike(wanted):
+            width, dtype = _WIDTHS[wanted[begin]]
+            made = np.empty((end - begin, _NOTED + GROUP * width), np.uint8)
+            made[:, :_NOTED] = np.ascontiguousarray(noted[begin:end], "<i8").view(np.uint8)
+            made[:, _NOTED:] = distances[begin:end].astype(dtype).view(np.uint8)
+            self.edges.extend(range(self.edges[-1] + made.shape[1], self.edges[-1] + made.size + 1, made.shape[1]))
+            yield made.reshape(-1)
+
+
+class Places:
+    """The places that were encoded, at random.
+
+    Args:
+        data: the bytes, [bytes] uint8, aligned to 8.
+        edges: where each group begins there, and the last one ends: [groups + 1] int64.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], edges: IntArray) -> None:
+        self._edges = edges
+        self._widths = (np.diff(edges) - _NOTED) // GROUP
+        self._noted = data.view("<i8")
+        self._blocks = {width: data.view(dtype).reshape(-1, BLOCK) for width, dtype in _WIDTHS}  # groups begin at multiples of 512 bytes
+        found = np.unique(self._widths).tolist()
+        self._only: int | None = found[0] if len(found) == 1 else None  # the usual case
+
+    def reach(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Some places, and for each the one that follows it.
+
+        Args:
+            numbers: [n] which, from 0; each of them there, and not the last of all.
+
+        Returns:
+            [n] int64 each.
+        """
+        groups = numbers >> _GROUP_BITS
+        blocks = (numbers >> _BLOCK_BITS) & (GROUP // BLOCK - 1)
+        begins, steps = self._edges.take(groups), numbers & (BLOCK - 1)
+        starts = self._noted.take((begins >> 3) + blocks).astype(np.int64, copy=False)
+        if self._only is not None:
+            return self._summed(self._only, begins, blocks, steps, starts)
+        ends, widths = np.empty_like(starts), self._widths.take(groups)
+        for width in np.unique(widths).tolist():
+            chosen = widths == width
+            starts[chosen], ends[chosen] = self._summed(width, begins[chosen], blocks[chosen], steps[chosen], starts[chosen])
+        return starts, ends
+
+    def _summed(self, width: int, begins: IntArray, blocks: IntArray, steps: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
+        """The places so many steps behind `starts`, and those that follow."""
+        distances = self._blocks[width].take((begins + _NOTED) // (width * BLOCK) + blocks, axis=0)
+        own = distances.reshape(-1).take(steps + np.arange(0, distances.size, BLOCK))
+        places = starts + (distances * _BEFORE.take(steps, axis=0)).sum(axis=1, dtype=np.int64)
+        return places, places + own
+
+    def distances(self, count: int) -> IntArray:
+        """From each of the first so many places to the next ([count] int64)."""
+        made = np.empty((len(self._widths), GROUP // BLOCK, BLOCK), np.int64)
+        for number, (begin, width) in enumerate(zip(self._edges.tolist(), self._widths.tolist(), strict=False)):
+            first = (begin + _NOTED) // (width * BLOCK)
+            made[number] = self._blocks[width][first : first + GROUP // BLOCK]
+        return made.reshape(-1)[:count]
+
+
+class PlacesTable:
+    """Places in arrays that are mapped or held, by which they travel to workers too.
+
+    Args:
+        arrays: the bytes, and, as the last of the short ones, where groups begin.
+
+    Attributes:
+        path: of the file that is mapped; None: they are held.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.path: str | None = arrays.path
+        self._places: Places | None = None
+
+    @property
+    def places(self) -> Places:
+        """The places.
+
+        Raises:
+            AccessError: the file is gone, or another one.
+        """
+        if self._places is None:
+            self._places = Places(self._arrays.long, self._arrays.short[-1])
+        return self._places
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """The other arrays."""
+        return self._arrays.short[:-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_places": None}
+
+
+_BLOCK_BITS, _GROUP_BITS = BLOCK.bit_length() - 1, GROUP.bit_length() - 1
+_BEFORE = np.tri(BLOCK, BLOCK, -1, np.uint8)
+"""[steps, place in a block]: 1 where the distance counts."""
+
+
+def _alike(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Stretches of equal values: where each begins and ends."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from itertools.pairwise(edges)

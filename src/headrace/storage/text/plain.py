@@ -1,0 +1,269 @@
+"""How is a text read that is compressed, or whose bytes don't show where its lines end?
+
+Whole: in memory. Line by line: from a copy in plain UTF-8, which is made once, in `cache_dir`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import zstandard
+from isal import igzip, igzip_lib
+
+from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
+from headrace.io.array_file import UntrustedError
+from headrace.io.mapped_file import MappedArrays, MappedFile
+from headrace.io.paths import redact, without_query
+from headrace.memory.budget import MemoryBudget, format_size
+
+COMPRESSED = (".gz", ".zst")
+LARGE = 16 << 20
+"""Bytes of a text up to which nobody asks for room."""
+_VERSION = 1
+_BROKEN: tuple[Any, ...] = (zlib.error, igzip.BadGzipFile, igzip_lib.IsalError)
+_PIECE = 1 << 20
+_ZSTD_PIECE = 1 << 13  # of input: what comes out of it, at most some thousand times as much, is in memory at once
+
+
+def without_compression(name: str) -> str:
+    """A file's name without the ending that says how it is compressed."""
+    root, ending = os.path.splitext(name)
+    return root if ending.lower() in COMPRESSED else name
+
+
+def is_compressed(name: str) -> bool:
+    """Does the name say that the file is compressed?"""
+    return without_compression(name) != name
+
+
+def check_encoding(encoding: str, errors: str) -> str:
+    """The encoding's name as Python has it; "utf-8" for "utf-8-sig", since a mark is no part of a text anyway.
+
+    Raises:
+        ConfigError: there is no such encoding, or no such way to handle errors.
+    """
+    try:
+        name = codecs.lookup(encoding).name
+        codecs.getincrementaldecoder(name)
+        "x".encode(name)
+        codecs.lookup_error(errors)
+        with contextlib.suppress(UnicodeDecodeError):
+            b"\xff".decode("ascii", errors)
+    except (LookupError, TypeError, ValueError) as error:  # a handler for encoding alone is a TypeError
+        raise ConfigError(f"encoding={encoding!r}, errors={errors!r}: {error}") from None
+    return "utf-8" if name == "utf-8-sig" else name
+
+
+def shows_lines(encoding: str) -> bool:
+    """Is a byte 10 or 13 the end of a line in this encoding, and nothing else ever? So in UTF-8, and where each byte is a character."""
+    if encoding in ("utf-8", "ascii"):
+        return True
+    if "escape" in encoding:
+        return False
+    try:
+        each = bytes(range(256)).decode(encoding, "replace")
+        ends = [place for place, character in enumerate(each) if character in "\r\n"]
+        escapes = (b"+AAo-", b"\x1b$B0!", b"~{<:Ky~}")  # some encodings have such
+        return len(each) == 256 and ends == [10, 13] and all(len(some.decode(encoding)) == len(some) for some in escapes)
+    except (UnicodeError, LookupError):
+        return False
+
+
+def pieces_of(path: str | bytes, opened: Callable[[], BinaryIO] | None = None) -> Iterator[bytes]:
+    """The bytes of a file, decompressed as its name says.
+
+    Args:
+        path: of the file, or its URL.
+        opened: opens it; None: it lies on this machine.
+
+    Raises:
+        FormatError: they are damaged, or cut short.
+        OSError: they can't be read.
+    """
+    with open(path, "rb") if opened is None else opened() as file:
+        ending = os.path.splitext(without_query(os.fsdecode(path)))[1].lower()
+        yield from _READERS.get(ending, _as_it_is)(file, path)
+
+
+def decompressed(data: bytes, name: str, room: Room) -> bytes:
+    """The content of a file that was read whole.
+
+    Args:
+        data: the file's bytes.
+        name: of the file.
+        room: for the content.
+
+    Raises:
+        FormatError: it is damaged, or cut short; or too large.
+    """
+    ending = os.path.splitext(name)[1].lower()
+    if ending not in _READERS:
+        return data
+    pieces, size = [], 0
+    for piece in _READERS[ending](io.BytesIO(data), name):
+        pieces.append(piece)
+        size += len(piece)
+        room.check(size)
+    return b"".join(pieces)
+
+
+class Room:
+    """How long may a text be that is read at once? As a part of it may be wanted only, that is asked before it is read.
+
+    Args:
+        budget: that the text must leave room in, for itself and for what is made of it; None: there is none.
+    """
+
+    def __init__(self, budget: MemoryBudget | None = None) -> None:
+        self._budget = budget
+
+    def check(self, nbytes: int) -> None:
+        """Is there room for a text of so many bytes?
+
+        Raises:
+            FormatError: there is not; so the text is what can't be read, and may be skipped.
+        """
+        if nbytes <= LARGE or self._budget is None:
+            return
+        most = max(LARGE, self._budget.available // 4)  # its bytes, its characters, their codes or ids
+        if nbytes > most:
+            raise FormatError(
+                f"a text of {format_size(nbytes)} (or more) is too large for the memory budget, which leaves room for {format_size(most)}: "
+                "split it, or raise max_memory_usage"
+            )
+
+
+def _as_it_is(file: BinaryIO, _: Any) -> Iterator[bytes]:
+    while piece := file.read(_PIECE):
+        yield piece
+
+
+def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:
+    is_there = False
+    try:
+        with igzip.open(file, "rb") as opened:
+            while piece := opened.read(_PIECE):
+                is_there = True
+                yield piece
+            is_there = is_there or file.tell() > 0
+    except EOFError:
+        raise FormatError(f"{redact(path)} is cut short: the end of its gzip stream is missing") from None
+    except _BROKEN as error:
+        raise FormatError(f"{redact(path)} is no sound gzip file: {error}") from None
+    if not is_there:
+        raise FormatError(f"{redact(path)} is cut short: it has no bytes, and a gzip file of nothing has some")
+
+
+def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
+    frame, is_fed, frames = zstandard.ZstdDecompressor().decompressobj(), False, 0
+    try:
+        while piece := file.read(_ZSTD_PIECE):
+            while piece:
+                yield frame.decompress(piece)
+                is_fed, piece = True, b""
+                if frame.eof:
+                    piece, frame, is_fed = frame.unused_data, zstandard.ZstdDecompressor().decompressobj(), False
+                    frames += 1
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{redact(path)} is no sound zstd file: {error}") from None
+    if is_fed or not frames:
+        raise FormatError(f"{redact(path)} is cut short: the end of its zstd frame is missing")
+
+
+_READERS = {".gz": _from_gzip, ".zst": _from_zstd}
+
+
+def plain_copy(path: str, encoding: str, errors: str, cache_dir: str) -> MappedArrays:
+    """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows lines, else in UTF-8, where lone
+    surrogates stand as they are.
+
+    Raises:
+        FormatError: the file is damaged, or a byte of it is none of the encoding; the message names its offset.
+        AccessError: the file can't be read, or `cache_dir` not written to.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+    kept = copy_file([os.path.realpath(path), status.st_size, status.st_mtime_ns], encoding, errors, cache_dir)
+    found = kept.kept()
+    return copied(kept, path, encoding, errors, cache_dir) if found is None else found
+
+
+def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> MappedFile:
+    """Where a plain copy is kept.
+
+    Args:
+        about: what tells its file from others, and from what it was before.
+        encoding, errors: of the text.
+        cache_dir: the folder.
+    """
+    return MappedFile(cache_dir, "plain", {"of": [_VERSION, *about, encoding, errors]})
+
+
+def copied(
+    kept: MappedFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO] | None = None
+) -> MappedArrays:
+    """Makes a plain copy.
+
+    Args:
+        kept: where.
+        path: of the file, or its URL.
+        encoding, errors: of the text.
+        cache_dir: the folder.
+        opened: opens the file; None: it lies on this machine.
+
+    Raises:
+        FormatError, AccessError: as `plain_copy`.
+        HeadraceError: of what it reads from.
+    """
+    try:
+        with kept.writing("u1") as writer:
+            for piece in _readable(path, _plainly(path, encoding, errors, opened)):
+                writer.write(np.frombuffer(piece, np.uint8))
+        return kept.open()
+    except HeadraceError:
+        raise
+    except (OSError, UntrustedError) as error:
+        said = f"{redact(path)} is read through a plain copy of its text, in {redact(cache_dir)}, which can't be made"
+        why = getattr(error, "strerror", None) or error
+        raise AccessError(f"{said} ({why}): pass another cache_dir=, or decompress and convert the file to UTF-8") from error
+
+
+def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces; an error of the system while they are read is the file's, and not its copy's."""
+    try:
+        yield from pieces
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+
+
+def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO] | None) -> Iterator[bytes]:
+    if shows_lines(encoding):  # decoded line by line, later
+        yield from pieces_of(path, opened)
+        return
+    decoder, fed = codecs.getincrementaldecoder(encoding)(errors), 0
+    piece: bytes | None = b""
+    try:
+        for piece in itertools.chain(pieces_of(path, opened), [None]):
+            text = decoder.decode(piece or b"", piece is None)
+            fed += len(piece or b"")
+            yield text.encode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        at = fed + len(piece or b"") - len(error.object) + error.start
+        where = "offset" if not is_compressed(path) else "offset (of the decompressed text)"
+        raise FormatError(
+            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; say encoding= or errors="
+        ) from None
+    except UnicodeError as error:  # of a decoder that does not say where
+        raise FormatError(f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; say encoding= or errors=") from None

@@ -1,0 +1,274 @@
+"""Where do the records of a CSV, TSV, JSON or JSON Lines file begin, and what is in one?"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import csv
+import io
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, FormatError
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.resolve.scan import FileList
+from headrace.storage.text.lines import IntArray, Newline
+from headrace.storage.text.plain import COMPRESSED, without_compression
+
+TEXT_FIELD = "text"
+"""The field that holds a record's text, where none is named."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+FORMATS = (*DELIMITERS, ".json", ".jsonl")
+BY_RECORD = tuple(ending + packed for ending in (".jsonl", *DELIMITERS) for packed in ("", *COMPRESSED))
+"""Endings of files of which a sample is a record, where nobody says otherwise. A .json is as often one object."""
+_BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
+_field_limit = threading.Lock()
+
+
+def format_of(path: str) -> str:
+    """The ending that says what a file's records are.
+
+    Raises:
+        FormatError: none of those known.
+    """
+    ending = os.path.splitext(without_compression(path))[1].lower()
+    if ending not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise FormatError(
+            f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this one; pass unit='line' or unit='file', "
+            "and no text_field= or target_field="
+        )
+    return ending
+
+
+def unit_of(files: FileList) -> str:
+    """What a sample is where nobody says so: "record" of .jsonl, .csv and .tsv, else "file".
+
+    Raises:
+        ConfigError: there are files of both kinds.
+    """
+    names = PackedNames(name.partition(b"?")[0] for name in files.names) if files.url else files.names
+    are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
+    count = int(are_of_records.sum())
+    if 0 < count < len(names):
+        row, other = names[int(are_of_records.argmax())], names[int(are_of_records.argmin())]
+        raise ConfigError(
+            f"there are {count:,} files of records, such as {redact(row)}, and {len(names) - count:,} other texts, such as "
+            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
+        )
+    return "record" if count else "file"
+
+
+def newline_of(ending: str, newline: Newline) -> Newline:
+    """What ends a record: in JSON Lines an LF, whatever else may be white space there."""
+    return "\n" if ending == ".jsonl" else newline
+
+
+class QuoteCheck:
+    """Notices quotes that the parity of quotes misjudges: one inside of a field that is not quoted.
+
+    Args:
+        delimiter: of fields.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._may_open_after = np.array([ord(delimiter), 10, 13, 34], np.uint8)
+        self._before = 10
+        self.count: int = 0
+        """Quotes so far."""
+        self.is_plain: bool = True
+        """Did each quote that opens a field stand at its beginning?"""
+
+    def __call__(self, piece: npt.NDArray[np.uint8]) -> None:
+        quotes = np.flatnonzero(piece == 34)
+        if quotes.size:
+            opening = quotes[self.count % 2 :: 2]
+            before = np.where(opening > 0, piece[opening - 1], np.uint8(self._before))
+            self.is_plain = self.is_plain and bool(np.isin(before, self._may_open_after).all())
+            self.count += quotes.size
+        self._before = int(piece[-1])
+
+
+def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
+    """The number of lines of each record, by Python's own reader: slow, and right for every quote.
+
+    Raises:
+        FormatError: a quote is never closed, or else no CSV.
+    """
+    with _any_field():
+        reader, before = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter, strict=True), 0
+        try:
+            for _ in reader:
+                yield reader.line_num - before
+                before = reader.line_num
+        except csv.Error as error:
+            raise FormatError(f"line {reader.line_num:,}: {error}") from None
+
+
+@contextlib.contextmanager
+def _any_field() -> Iterator[None]:
+    """Fields of any length; the limit is the whole process's."""
+    with _field_limit:
+        before = csv.field_size_limit(2**31 - 1)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of its parent may have held it, and is not here to release it."""
+    global _field_limit
+    _field_limit = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def csv_row(text: str, delimiter: str) -> list[str]:
+    """The fields of a record.
+
+    Raises:
+        FormatError: it is no record.
+    """
+    try:
+        try:
+            rows = _csv_rows(text, delimiter)
+        except csv.Error:
+            with _any_field():
+                rows = _csv_rows(text, delimiter)
+    except csv.Error as error:
+        raise FormatError(f"no record of a CSV file: {error}") from None
+    if len(rows) != 1:
+        raise FormatError(f"{len(rows)} records where there should be one")
+    return rows[0]
+
+
+def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+
+
+def json_places(data: bytes | bytearray) -> tuple[IntArray, IntArray]:
+    """Where the elements of a JSON list begin and end.
+
+    Raises:
+        FormatError: it is no list, or no JSON; the message names the offset.
+    """
+    text, decoder = data.decode("latin-1"), json.JSONDecoder()  # a character is a byte: structure is ASCII
+    starts, ends = array.array("q"), array.array("q")
+    at = _space(text, 0)
+    if text[at : at + 1] != "[":
+        raise FormatError("it holds no list of records: a .json file must be one list, [{...}, {...}]; for a record a line name it .jsonl")
+    at = _space(text, at + 1)
+    while starts or text[at : at + 1] != "]":
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"record {len(starts) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}") from None
+        starts.append(at)
+        ends.append(end)
+        at = _space(text, end)
+        if text[at : at + 1] == "]":
+            break
+        if text[at : at + 1] != ",":
+            raise FormatError(f"the list breaks off at byte {at:,}, after {len(starts):,} records")
+        at = _space(text, at + 1)
+    if _space(text, at + 1) < len(text):
+        raise FormatError(f"something follows the end of the list, at byte {_space(text, at + 1):,}")
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _without_place(error: Exception) -> str:
+    """What a decoder says; its line and column would be those of a text that nobody sees."""
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\n", "\r") and at < len(text):
+        at += 1
+    return at
+
+
+def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
+    """The fields of a record by their names.
+
+    Raises:
+        FormatError: it is no record, or has another number of fields.
+    """
+    row = csv_row(text, delimiter)
+    if len(row) != len(names):
+        raise FormatError(f"it has {len(row)} fields, and the first line of its file names {len(names)}")
+    return dict(zip(names, row, strict=True))
+
+
+def json_record(text: str, has_more: bool) -> Any:
+    """What a record says.
+
+    Args:
+        text: the record.
+        has_more: may something follow it: the comma of a list, or its end?
+
+    Raises:
+        FormatError: it is no JSON.
+    """
+    try:
+        return json.JSONDecoder().raw_decode(text)[0] if has_more else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not text.strip():
+            raise FormatError("it is blank, and no record: remove the line") from None
+        raise FormatError(f"no JSON: {error}") from None
+
+
+def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
+    """The text of a record: of a field, or what a callable makes of the record. A record that is a text is its own if no field is named.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if callable(field):
+        found, what = field(record), "text_field made"
+    elif isinstance(record, str) and field == TEXT_FIELD:
+        return record
+    else:
+        found, what = field_of(record, field), f"its field {field!r} is"
+    if not isinstance(found, str):
+        raise FormatError(f"{what} a {type(found).__name__} and no text")
+    return found
+
+
+def target_of(record: Any, field: str, is_cell: bool) -> Any:
+    """The target of a record, as it stands there.
+
+    Args:
+        record: of which file ever.
+        field: its name.
+        is_cell: True if the record is a row of a table, where an empty field is none.
+
+    Raises:
+        FormatError: there is none.
+    """
+    found = field_of(record, field)
+    if is_cell and not found.strip():
+        raise FormatError(f"its field {field!r} is empty, so it has no target")
+    return found
+
+
+def field_of(record: Any, name: str) -> Any:
+    """A field of a record.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if not isinstance(record, dict):
+        raise FormatError(f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}')
+    if name not in record:
+        raise FormatError(f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: pass text_field= or target_field=")
+    return record[name]

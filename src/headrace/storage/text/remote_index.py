@@ -1,0 +1,96 @@
+"""How is it known where the lines of a text that is far away begin, if nobody here has gone through it before?
+
+From what lies beside it (NOTE [ life of an index ] in `headrace.io.cache.index`): the distances from each line to the next, in as few bytes
+as the longest takes. Lines of .txt and .md, records of .csv, .tsv, .json and .jsonl, of UTF-8, as they are read where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import warn
+from headrace.io.array_file import UntrustedError
+from headrace.io.cache.index import Arrays, IndexKind, from_bytes
+from headrace.io.files import RemoteFiles
+from headrace.io.paths import redact
+from headrace.storage.text.lines import IntArray
+
+_WIDTHS = ("<u1", "<u2", "<u4", "<i8")
+_TOGETHER = 1 << 18  # places that are passed on at a time
+
+
+class LineIndex:
+    """Where the lines of one text begin.
+
+    Args:
+        arrays: of the index.
+
+    Attributes:
+        unit: of what: "line" or "record".
+        header: names of the fields, of a CSV or TSV file.
+        count: lines, blank ones too.
+        blank: [n] numbers of lines that are no records.
+
+    Raises:
+        UntrustedError: they are something else.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        head, distances, blank = arrays
+        try:
+            said = json.loads(head.tobytes())
+            self.unit, self.header, self._begin = str(said["unit"]), [str(name) for name in said["header"]], int(said["begin"])
+            self._distances = distances.view(_WIDTHS[_WIDTHS.index(said["width"])])
+        except (ValueError, TypeError, KeyError) as error:
+            raise UntrustedError("it is damaged") from error
+        self.count: int = len(self._distances)
+        self.blank = blank.astype(np.int64, copy=False)
+
+    def places(self) -> Iterator[IntArray]:
+        """Where lines begin, and the last one ends; in pieces."""
+        at = self._begin
+        yield np.array([at], np.int64)
+        for start in range(0, self.count, _TOGETHER):
+            places = at + np.cumsum(self._distances[start : start + _TOGETHER], dtype=np.int64)
+            at = int(places[-1])
+            yield places
+
+
+def arrays_of(unit: str, header: list[str], places: Iterator[IntArray], blank: IntArray) -> Arrays:
+    """The arrays of an index.
+
+    Args:
+        unit, header, blank: see `LineIndex`.
+        places: where lines begin, and the last one ends; in pieces, none of which is empty.
+    """
+    begin, last, pieces = -1, np.empty(0, np.int64), list[npt.NDArray[Any]]()
+    for piece in places:
+        begin = int(piece[0]) if begin < 0 else begin
+        joined = np.concatenate([last, piece])
+        distances, last = np.diff(joined), joined[-1:]
+        pieces.append(distances.astype(_width_of(distances)))
+    width = max((piece.dtype.str.replace("|", "<") for piece in pieces), key=_WIDTHS.index, default="<u1")
+    said = {"unit": unit, "header": header, "begin": max(begin, 0), "width": width}
+    whole = np.concatenate([np.empty(0, width), *(piece.astype(width, copy=False) for piece in pieces)])
+    return [np.frombuffer(json.dumps(said).encode(), np.uint8), whole.view(np.uint8), blank]
+
+
+def _width_of(distances: IntArray) -> str:
+    return _WIDTHS[int(np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right"))]
+
+
+def index_beside(files: RemoteFiles, url: str, kind: IndexKind) -> LineIndex | None:
+    """The index that lies beside a text, if there is one that can be used."""
+    data = files.beside(url)
+    if data is None:
+        return None
+    try:
+        return LineIndex(from_bytes(data, kind, files.version(url).size))
+    except UntrustedError as error:
+        warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
+        return None

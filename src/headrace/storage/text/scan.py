@@ -1,0 +1,220 @@
+"""How are texts gone through, to find where their lines and records begin?
+
+A piece at a time, file by file: `headrace.storage.text.lines` looks for the ends of lines, and here is known which of them end a
+record, where the header of a table ends, and which lines are blank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.display import progress_bar
+from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError, ReplacedError
+from headrace.io.paths import redact
+from headrace.io.version import Stamp
+from headrace.storage.text import records
+from headrace.storage.text.lines import QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.text.plain import Room
+
+UTF8_MARK = b"\xef\xbb\xbf"
+_SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
+_TOGETHER = 1 << 16  # records whose places are passed on at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file as its lines are read."""
+
+    shown: str
+    """Its own path."""
+    path: str
+    """Of the bytes: its own, or that of a plain copy."""
+    begin: int
+    """Where the text begins there."""
+    end: int
+    stamp: Stamp | None
+    """None: it is far away, and each read of it is of one version."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Is it read through a plain copy?"""
+        return self.path != self.shown
+
+    def check(self, fd: int) -> None:
+        """Is the open file still the one whose lines are known? A copy is: it is named by what it is of, and is only ever replaced by an
+        equal one, by another process that made it at the same time.
+
+        Raises:
+            AccessError: it has been changed.
+        """
+        if self.stamp is not None and not self.is_copy:
+            self.stamp.check(fd)
+
+
+class TextBytes(NamedTuple):
+    """The bytes of a text while it is gone through."""
+
+    at: Callable[[int, int], bytes]
+    """A place, and how many bytes from there on."""
+    pieces: Pieces
+
+
+class Scanned(NamedTuple):
+    """What is gone through, and as what."""
+
+    texts: list[TextFile]
+    formats: list[str]
+    """Of records, of each file; none, where lines are wanted."""
+    newline_in: Callable[[int], Newline]
+    """What ends a line of a file, by its number."""
+    codec: tuple[str, str]
+    """How bytes are decoded: encoding and errors."""
+    room: Room
+    """For what is held at once."""
+    bases: list[int]
+    """Where each file begins, as if all were one."""
+
+
+class Scan:
+    """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one.
+
+    Args:
+        of: the files.
+        progress: show a progress bar; None: only on a terminal, and of much.
+        size: bytes of all files.
+    """
+
+    def __init__(self, of: Scanned, progress: bool | None, size: int) -> None:
+        self._texts, self._formats, self._newline_in, self._codec = of.texts, of.formats, of.newline_in, of.codec
+        self._room, self._bases = of.room, of.bases
+        self._counts: list[int] = []
+        self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
+        self._headers: list[list[str]] = []
+        self._bar = progress_bar(progress, is_short=size < _SHOWN_FROM, total=size, desc="finding lines", unit="B", unit_scale=True)
+
+    def __iter__(self) -> Iterator[IntArray]:
+        with self._bar:
+            for number, text in enumerate(self._texts):
+                try:
+                    with self._opened(number, text) as file:
+                        yield from self._file(file, number, text)
+                except (RemoteError, ReplacedError, DataNotFoundError, AccessError):
+                    raise
+                except (OSError, EOFError) as error:
+                    said = getattr(error, "strerror", None) or error
+                    raise AccessError(f"{redact(text.shown)} can't be read to its end: {said}") from error
+                except FormatError as error:
+                    raise FormatError(f"{redact(text.shown)}: {error}") from error
+
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Once the scan is through: the number of the first line of each file, and of all; for each line that is no record how many come
+        before it; the headers."""
+        first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
+        blank = np.concatenate([np.empty(0, np.int64), *(some + start for some, start in zip(self._blank, first, strict=False))])
+        headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
+        return [first, blank - np.arange(len(blank)), headers]
+
+    @contextlib.contextmanager
+    def _opened(self, number: int, text: TextFile) -> Iterator[TextBytes]:
+        with open(text.path, "rb", buffering=0) as file:
+            fd = file.fileno()
+            yield TextBytes(lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd))
+
+    def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
+        kind = self._formats[number] if self._formats else ""
+        count, last = 0, np.empty(0, np.int64)
+        blank = []
+        shift = self._bases[number] - text.begin
+        for places in self._places(file, number, text, kind):
+            if kind and kind != ".json":
+                joined = np.concatenate([last, places])
+                blank.append(np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined))) + max(0, count - 1))
+                last = joined[-1:]
+            count += places.size
+            yield places + shift if shift else places
+        self._counts.append(count - 1)
+        self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
+
+    def _places(self, file: TextBytes, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
+        newline = self._newline_in(number)
+        if kind == ".json":
+            self._headers.append([])
+            self._room.check(2 * (text.end - text.begin))
+            data = bytearray()
+            for piece in file.pieces(text.begin, text.end):
+                data += piece.data.data
+            starts, ends = records.json_places(data)
+            yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
+        elif kind in records.DELIMITERS:
+            yield from self._without_header(file, self._csv_places(file, text, newline, records.DELIMITERS[kind]), kind)
+        else:
+            self._headers.append([])
+            yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
+
+    def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
+        self._bar.update(piece.size)
+
+    def _csv_places(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+        """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
+        check = records.QuoteCheck(delimiter)
+        for piece in file.pieces(text.begin, text.end):
+            check(piece.data)
+        if check.is_plain and check.count % 2 == 0:
+            return line_starts(file.pieces, text.begin, text.end, newline, QUOTE, self._watch)
+        return self._csv_places_slowly(file, text, newline, delimiter)
+
+    def _csv_places_slowly(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
+        at = text.begin  # the end of the line that the reader asked for last
+
+        def lines() -> Iterator[bytes]:
+            nonlocal at
+            for places in line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch):
+                for place in places.tolist():
+                    if place > at:
+                        self._room.check(place - at)
+                        line, at = file.at(at, place - at), place
+                        yield line
+
+        found = [at]
+        for _ in records.csv_records(lines(), delimiter):
+            found.append(at)
+            if len(found) == _TOGETHER:
+                yield np.array(found, np.int64)
+                found = []
+        yield np.array(found, np.int64)
+
+    def _without_header(self, file: TextBytes, stream: Iterator[IntArray], kind: str) -> Iterator[IntArray]:
+        last, names = np.empty(0, np.int64), None
+        for places in stream:
+            if names is not None:
+                yield places
+                continue
+            joined = np.concatenate([last, places])
+            last, read = joined[-1:], _reader(file, joined)
+            for number in range(len(joined) - 1):
+                self._room.check(int(joined[number + 1] - joined[number]))
+                line = read(number)
+                if line.strip(b"\r\n"):
+                    try:
+                        names = records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind])
+                    except UnicodeDecodeError as error:
+                        said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
+                        raise FormatError(f"{said}; say encoding= or errors=") from None
+                    self._headers.append(names)
+                    yield joined[number + 1 :]
+                    break
+        if names is None:
+            raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+
+
+def _reader(file: TextBytes, places: IntArray) -> Callable[[int], bytes]:
+    return lambda number: file.at(int(places[number]), int(places[number + 1] - places[number]))

@@ -1,0 +1,384 @@
+"""How are the lines and records of many text files read at random?
+
+By a table of the places where they begin: little more than a byte a line (see `headrace.storage.text.line_index`), made in one pass,
+kept in `cache_dir` and mapped, so that no process holds it. There the files follow one another as if they were one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import AccessError, HeadraceError, warn
+from headrace.io.array_file import UntrustedError
+from headrace.io.gather import Gatherer
+from headrace.io.handles import WorkerFiles
+from headrace.io.hints import HINTS
+from headrace.io.mapped_file import HEAD, MappedArrays, MappedFile
+from headrace.io.paths import redact, without_query
+from headrace.io.resolve.scan import FileList
+from headrace.io.version import Stamp
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.files import fingerprint_names
+from headrace.storage.source import Source
+from headrace.storage.text import records
+from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
+from headrace.storage.text.lines import IntArray, Newline, strip_end
+from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
+from headrace.storage.text.scan import UTF8_MARK, Scan, Scanned, TextFile
+
+KEPT_FROM = 64 << 20
+"""Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
+_VERSION = 3
+BLOCK = 2 << 20
+"""Bytes of text whose lines are a block: what is fetched at once of a text that is far away."""
+
+
+class LinesSource(Source):
+    """Lines, or records of more than one line, as bytes without their end. Local files.
+
+    Args:
+        files: which.
+        unit: "line" or "record".
+        newline: see `headrace.storage.text.lines`.
+        encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
+        cache_dir: where the table, and plain copies, are kept; None: the user's cache folder, for large ones.
+        cache_folder: that folder.
+        room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
+        progress: show a progress bar; None: only on a terminal.
+
+    Raises:
+        FormatError: a file is damaged, or of a kind that has no records.
+        AccessError: a file can't be read.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        unit: str,
+        newline: Newline,
+        encoding: str,
+        errors: str,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_folder: Path,
+        room: Room | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.files: FileList = files
+        self._unit, self._newline = unit, newline
+        self._is_kept = cache_dir is not None
+        self.room: Room = room or Room()
+        self._folder = os.path.abspath(cache_folder)
+        paths = self._paths()
+        self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
+        self.is_transcoded: bool = not shows_lines(encoding)
+        self.codec: tuple[str, str] = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
+        """How the bytes that `read` gives are decoded."""
+        self._texts = [self._text(path, encoding, errors) for path in paths]
+        self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
+        self._moved = np.array([text.begin for text in self._texts]) - self._bases[:-1]
+        self._table = PlacesTable(self._made(progress))
+        self._first = np.array(self._table.short[0])  # the number of the first line of each file, and of all
+        blanks = self._shift + np.arange(len(self._shift))
+        self._first_row = self._first - np.searchsorted(blanks, self._first)  # the same of what is no blank line
+        self.headers: list[list[str]] = json.loads(bytes(self._table.short[2]))
+        """The names of the fields, of each CSV or TSV file."""
+        self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
+        self._open: WorkerFiles[int] = WorkerFiles()
+        self._gatherer = Gatherer()
+        self._blocks: IntArray | None = None
+
+    def _paths(self) -> list[str]:
+        return [os.path.abspath(os.fsdecode(self.files.path(number))) for number in range(len(self.files.names))]
+
+    def _text(self, path: str, encoding: str, errors: str) -> TextFile:
+        copied = is_compressed(path) or self.is_transcoded
+        return self._near(path, plain_copy(path, encoding, errors, self._folder) if copied else None, encoding)
+
+    def _near(self, path: str, copy: MappedArrays | None, encoding: str) -> TextFile:
+        """A text on this machine: itself, or as its plain copy."""
+        read, begin = (path, 0) if copy is None else (copy.path, HEAD)
+        try:
+            stamp = Stamp(read)
+            end = stamp.size if copy is None else HEAD + len(copy.long)
+            if encoding == "utf-8" or self.is_transcoded:
+                with open(read, "rb", buffering=0) as file:
+                    begin += 3 * (os.pread(file.fileno(), 3, begin) == UTF8_MARK)
+        except OSError as error:
+            raise AccessError(f"{redact(read)} can't be read: {error.strerror}") from error
+        return TextFile(path, read, begin, end, stamp)
+
+    # -- the table
+
+    def _known_by(self, text: TextFile) -> list[Any]:
+        """What tells a text from others, and from what it was before."""
+        assert text.stamp is not None
+        return [text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin]
+
+    @property
+    def _size(self) -> int:
+        return sum(text.end - text.begin for text in self._texts)
+
+    @property
+    def keeps_tables(self) -> bool:
+        """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
+        return self._is_kept or self._size >= KEPT_FROM
+
+    def _kept_file(self) -> MappedFile:
+        of = [self._known_by(text) for text in self._texts]
+        return MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+
+    def _scan(self, progress: bool | None, size: int) -> Scan:
+        return Scan(self._to_scan, progress, size)
+
+    @property
+    def _to_scan(self) -> Scanned:
+        return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, self._bases.tolist())
+
+    def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
+        size = self._size
+        if not self.keeps_tables:
+            return HeldArrays(*self._scanned(progress, size))
+        kept = self._kept_file()
+        if (found := kept.kept()) is not None:
+            return found
+        try:
+            with kept.writing("u1") as writer:
+                scan, encoder = self._scan(progress, size), PlacesEncoder()
+                for piece in encoder.encoded(scan):
+                    writer.write(piece)
+                writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
+            return kept.open()
+        except HeadraceError:
+            raise  # of a text: they are errors of the system too
+        except (OSError, UntrustedError) as error:
+            said = getattr(error, "strerror", None) or error
+            warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
+            return HeldArrays(*self._scanned(progress, size))
+
+    def _scanned(self, progress: bool | None, size: int) -> tuple[npt.NDArray[np.uint8], list[npt.NDArray[Any]]]:
+        scan, encoder = self._scan(progress, size), PlacesEncoder()
+        encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
+        return encoded, [*scan.short(), np.array(encoder.edges, np.int64)]
+
+    # -- reading
+
+    @property
+    def _shift(self) -> IntArray:
+        """For each line that is no record (a blank one) how many records come before it."""
+        return self._table.short[1]
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    def _places(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """For each index the number of its file, and where it begins and ends there."""
+        rows = np.asarray(indices, np.int64)
+        if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
+            raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
+        is_one = len(self._texts) == 1
+        files = np.zeros(rows.size, np.int64) if is_one else np.searchsorted(self._first_row, rows, side="right") - 1
+        places = rows if is_one else rows + files  # in the table: of each file it holds the end too
+        if len(self._shift):
+            places = places + np.searchsorted(self._shift, rows, side="right")
+        starts, ends = self._table.places.reach(places)
+        if is_one and not self._moved[0]:  # the usual case
+            return files, starts, ends
+        moved = self._moved.take(files)
+        return files, starts + moved, ends + moved
+
+    def blocks(self) -> IntArray:
+        """Lines that begin in the same 2 MiB of their file, or of its plain copy; each file begins a block."""
+        if self._blocks is None:
+            counts = np.array([-(-(text.end - (HEAD if text.is_copy else 0)) // BLOCK) for text in self._texts], np.int64)
+            numbers = np.repeat(np.arange(len(counts)), counts)
+            heads = np.array([HEAD if text.is_copy else 0 for text in self._texts], np.int64)
+            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each block in its file
+            wanted = heads[numbers] + inside * BLOCK
+            low, high = self._first_row[numbers], self._first_row[numbers + 1]
+            while (low < high).any():  # the first line of each that begins there or later
+                middle = (low + high) // 2
+                is_before = (low < high) & (self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted)
+                low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
+            edges = np.unique(np.concatenate([low, [0, len(self)]]))
+            self._blocks = np.diff(edges)
+        return self._blocks
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        files, lines = self._with_ends(indices)
+        if not self._formats:
+            return _without_ends(lines, self._newline)
+        return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
+
+    def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
+        """What `read` gives of lines, one behind the other, and how many bytes each has ([n] int64)."""
+        if self._formats or self._newline not in (None, "\n"):
+            return _joined(self.read(indices.tolist()))
+        files, starts, ends = self._places(indices)
+        sizes = ends - starts
+        joined = self._gathered(starts, sizes) if len(self._texts) == 1 else None
+        if joined is None:
+            joined = b"".join(self._read_all(files, starts, sizes))
+        if b"\r" in joined:
+            return _joined(self.read(indices.tolist()))
+        if joined.count(b"\n") == len(sizes):  # of each line it is the end: inside there is none
+            return joined.replace(b"\n", b""), sizes - 1
+        ends = np.cumsum(sizes)
+        lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        return _joined(_without_ends(lines, self._newline))
+
+    def _gathered(self, starts: IntArray, sizes: IntArray) -> bytes | None:
+        text = self._texts[0]
+        try:
+            return self._gatherer.read(text.path, starts.tolist(), sizes.tolist(), text.check)
+        except OSError:  # said where it is read in the other way
+            return None
+
+    def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes]]:
+        """For each index the number of its file, and the line with its end."""
+        files, starts, ends = self._places(indices)
+        return files, self._read_all(files, starts, ends - starts)
+
+    def _read_all(self, files: IntArray, starts: IntArray, sizes: IntArray) -> list[bytes]:
+        self.room.check(int(sizes.max(initial=0)))
+        order = np.argsort(starts) if len(self._texts) == 1 else np.lexsort((starts, files))
+        of, at = files.take(order), 0
+        found: list[Any] = [None] * len(order)
+        while at < len(order):
+            number = int(of[at])
+            end = len(order) if of[-1] == number else int(np.searchsorted(of, number, side="right"))
+            some = order[at:end]
+            lines = self._read_in(number, starts.take(some).tolist(), sizes.take(some).tolist())
+            for place, line in zip(some.tolist(), lines, strict=True):
+                found[place] = line
+            at = end
+        return found
+
+    def _read_in(self, number: int, starts: list[int], sizes: list[int]) -> list[bytes]:
+        """Stretches of one file."""
+        text = self._texts[number]
+        with self._open.reading(text.path) as fd:
+            text.check(fd)
+            if HINTS.are_wanted:
+                HINTS.give(fd, zip(starts, sizes, strict=True))
+            began = time.perf_counter()
+            lines = list(map(os.pread, itertools.repeat(fd), sizes, starts))
+            HINTS.note(began, len(sizes), sum(sizes))
+            if list(map(len, lines)) != sizes:
+                for place, line in enumerate(lines):
+                    lines[place] = line + self._rest(fd, text, starts[place] + len(line), sizes[place] - len(line))
+        return lines
+
+    def _rest(self, fd: int, text: TextFile, at: int, size: int) -> bytes:
+        """What one call to the system did not give: it stops at 2 GiB."""
+        pieces = []
+        while size:
+            piece = os.pread(fd, size, at)
+            if not piece:
+                raise AccessError(f"{redact(text.path)} is shorter than it was: open the dataset again")
+            pieces.append(piece)
+            at, size = at + len(piece), size - len(piece)
+        return b"".join(pieces)
+
+    def _newline_in(self, file: int) -> Newline:
+        return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline
+
+    @property
+    def newline(self) -> Newline:
+        """What ends a line."""
+        return self._newline
+
+    @property
+    def has_records(self) -> bool:
+        """Are samples records, and not lines?"""
+        return bool(self._formats)
+
+    def fields(self, index: int, text: str) -> Any:
+        """What a record says, by the names of its fields.
+
+        Raises:
+            FormatError: it is no such record.
+        """
+        file = 0 if self._is_alike else self._file_of(index)
+        kind = self._formats[file]
+        return (
+            records.json_record(text, kind == ".json")
+            if kind not in records.DELIMITERS
+            else records.csv_fields(text, records.DELIMITERS[kind], self.headers[file])
+        )
+
+    def is_of_table(self, index: int) -> bool:
+        """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
+        return bool(self._formats) and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
+
+    def offset_of(self, index: int) -> int:
+        """The byte in its file, or in the file's plain copy, where a line begins."""
+        files, starts, _ = self._places([index])
+        text = self._texts[int(files[0])]
+        return int(starts[0]) - (HEAD if text.is_copy else 0)
+
+    def _file_of(self, index: int) -> int:
+        return int(np.searchsorted(self._first_row, index, side="right")) - 1
+
+    def nbytes(self) -> IntArray:
+        """Bytes of each line, its end included ([n] int64)."""
+        lengths = self._table.places.distances(int(self._first[-1]) + len(self._texts) - 1)
+        if len(self._texts) > 1:  # between two files lies no line
+            lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))
+        return np.delete(lengths, self._shift + np.arange(len(self._shift)))
+
+    def file_numbers(self) -> IntArray:
+        """The number of the file of each line ([n] int64)."""
+        return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
+
+    def fingerprint(self) -> str:
+        return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
+
+    def shown(self, file: int) -> str:
+        """A file as messages name it."""
+        return redact(self._texts[file].shown)
+
+    def location(self, index: int) -> str:
+        file = self._file_of(index)
+        text, kind = self._texts[file], self._formats[file] if self._formats else ""
+        if kind and kind != ".jsonl":
+            return f"{redact(text.shown)}, record {index - int(self._first_row[file]) + 1:,}"
+        line = index + int(np.searchsorted(self._shift, index, side="right")) - int(self._first[file]) + 1
+        return f"{redact(text.shown)}, line {line:,}"
+
+    def how(self) -> dict[str, str]:
+        copies = sum(text.is_copy for text in self._texts)
+        path = self._table.path
+        where = "in memory" if path is None else f"mapped from {redact(path)}"
+        copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
+        return {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
+
+
+class HeldArrays:
+    """What `MappedArrays` give, in memory."""
+
+    def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
+        self.short: list[npt.NDArray[Any]] = short
+        self._long, self.path = SharedArray(long), None
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        return self._long.array
+
+
+def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:
+    return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
+
+
+def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
+    if newline in (None, "\n") and not any(b"\r" in line for line in lines):
+        return [line[:-1] if line[-1:] == b"\n" else line for line in lines]
+    return [strip_end(line, newline) for line in lines]

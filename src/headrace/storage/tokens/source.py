@@ -1,0 +1,287 @@
+"""How are tokens read at random that lie one after the other in one long array?
+
+A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
+found by arithmetic, and read where they lie: in a file that is mapped; or by ranges, of one that is far away.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError
+from headrace.io.files import RemoteFiles, Span
+from headrace.io.paths import redact
+from headrace.io.ranges import GAP
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.rows import BLOCK_BYTES
+from headrace.storage.source import Rows, Source
+from headrace.storage.text.lines import IntArray
+
+
+class Tokens(Protocol):
+    """Tokens, and where documents end. Picklable."""
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """[tokens] ids, of any unsigned or signed integer dtype."""
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """The first: [documents + 1] int64, where each document begins, and the last one ends."""
+
+
+class RangedTokens(ABC):
+    """Tokens that are far away: there is no array of all of them. Picklable, thread-safe.
+
+    Attributes:
+        path: the URL of the file that they lie in.
+        far: the files of its server.
+        count: of all tokens.
+        dtype: of the ids.
+    """
+
+    path: str
+    far: RemoteFiles
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def short(self) -> list[npt.NDArray[Any]]:
+        """As `Tokens` has it."""
+
+    @abstractmethod
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        """Tokens ``begins[i]`` to ``ends[i] - 1``, fetched together, as arrays of their own.
+
+        Raises:
+            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+        """
+
+    @abstractmethod
+    def stored(self, begins: IntArray, ends: IntArray) -> list[Span]:
+        """Where these lie in the file; those that follow one another, in this order, as one span."""
+
+
+AnyTokens = Tokens | RangedTokens
+
+
+def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+    """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of what is near, copies of what is far away.
+
+    Raises:
+        AccessError: a file of this machine is gone, or has been changed.
+        RemoteError, ReplacedError, DataNotFoundError: see `RangedTokens.parts`.
+    """
+    if isinstance(tokens, RangedTokens):
+        return tokens.parts(begins, ends)
+    whole = tokens.long
+    return [whole[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+class TokensSource(Source):
+    """Parts of documents, as arrays of ids. The common part of the sources below.
+
+    Args:
+        tokens: the array, or what stands for it where that is far away.
+        fingerprint: of the texts and of what they were made with.
+        where: for messages: what the tokens are of; or what says where a document lies, by its number.
+
+    Attributes:
+        count: of all tokens.
+        dtype: of the ids.
+    """
+
+    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
+        self.tokens: AnyTokens = tokens
+        self._fingerprint = fingerprint
+        self.where: str | Callable[[int], str] = where
+        self.count: int
+        self.dtype: np.dtype[Any]
+        self.count, self.dtype = _size_of(tokens)
+        self.far: RemoteFiles | None = tokens.far if isinstance(tokens, RangedTokens) else None
+
+    @abstractmethod
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the tokens of each sample begin and end. Later samples begin at later tokens, or at the same."""
+
+    @abstractmethod
+    def _first_from(self, places: IntArray) -> IntArray:
+        """The number of the first sample that begins at a token or behind it, for each of some tokens; where none does, `len`."""
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of the document that each sample begins in."""
+        return np.searchsorted(self.tokens.short[0], self._reach(indices)[0], side="right") - 1
+
+    def lengths(self) -> IntArray:
+        """Tokens of each sample ([n] int64)."""
+        begins, ends = self._reach(np.arange(len(self)))
+        return ends - begins
+
+    def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+        return parts_of(self.tokens, *self._reach(np.asarray(indices, np.int64)))
+
+    def blocks(self) -> IntArray:
+        """Samples that begin within the same 2 MiB of the tokens, as they are stored."""
+        places = np.arange(0, self.count, BLOCK_BYTES // self.dtype.itemsize)  # the first token of each block
+        return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
+
+    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+        tokens = self.tokens
+        return tokens.stored(*self._reach(np.unique(indices))) if isinstance(tokens, RangedTokens) else []
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def take_counts(self) -> Counter[str]:
+        return Counter() if self.far is None else self.far.take_counts()
+
+    def how(self) -> dict[str, str]:
+        tokens = self.tokens
+        where = getattr(tokens, "path", None)
+        way = "mapped" if self.far is None else "by ranges"
+        place = "in memory, which workers share" if where is None else f"{way} from {redact(where)}"
+        made = f", made with {tokens.made_with()}" if hasattr(tokens, "made_with") else ""
+        said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {place}{made}"}
+        return said if self.far is None else {**said, "files": self.far.explain()}
+
+    def fingerprint(self) -> str:
+        return f"{self._fingerprint}:{len(self)}"
+
+    def location(self, index: int) -> str:
+        document = int(self.document_of(np.array([index]))[0])
+        return self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
+
+
+def _size_of(tokens: AnyTokens) -> tuple[int, np.dtype[Any]]:
+    """How many there are, and of which dtype."""
+    if isinstance(tokens, RangedTokens):
+        return tokens.count, tokens.dtype
+    whole = tokens.long
+    return len(whole), whole.dtype
+
+
+class DocumentsSource(TokensSource):
+    """Documents, of each its first `max_length` tokens; or, with a stride, windows over all of it.
+
+    Args:
+        max_length: tokens of a sample, at most; None: all.
+        stride: tokens from the beginning of one window to that of the next; a document's last window is as long as what is left.
+        left_out: numbers of documents that have no windows.
+    """
+
+    def __init__(
+        self,
+        tokens: AnyTokens,
+        fingerprint: str,
+        where: str | Callable[[int], str],
+        max_length: int | None,
+        stride: int | None,
+        left_out: IntArray | None = None,
+    ) -> None:
+        super().__init__(tokens, f"{fingerprint}:{max_length}:{stride}", where)
+        self._max_length, self._stride = max_length, stride
+        sizes = np.diff(tokens.short[0])
+        self._nbytes = self.count * self.dtype.itemsize
+        if stride is None and max_length is not None:
+            self._nbytes = int(np.minimum(sizes * self.dtype.itemsize, max_length * self.dtype.itemsize + GAP).sum())
+        self._first: SharedArray | None = None  # the number of each document's first window
+        if stride is not None and max_length is not None:
+            counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
+            counts[np.empty(0, np.int64) if left_out is None else left_out] = 0
+            self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
+
+    def __len__(self) -> int:
+        return len(self.tokens.short[0]) - 1 if self._first is None else int(self._first.array[-1])
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        edges = self.tokens.short[0]
+        if self._first is None:
+            begins, ends = edges[indices], edges[indices + 1]
+        else:
+            documents = self.document_of(indices)
+            begins = edges[documents] + (indices - self._first.array[documents]) * (self._stride or 1)
+            ends = edges[documents + 1]
+        return begins, ends if self._max_length is None else np.minimum(ends, begins + self._max_length)
+
+    def _first_from(self, places: IntArray) -> IntArray:
+        edges = self.tokens.short[0]
+        documents = np.searchsorted(edges[:-1], places, side="left")  # the first of each that begins there
+        if self._first is None:
+            return documents
+        first, before = self._first.array, np.maximum(documents - 1, 0)
+        inside = first[before] + -(-np.maximum(0, places - edges[before]) // (self._stride or 1))  # a window of the one before it
+        return np.where(documents > 0, np.minimum(first[documents], inside), 0)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Of documents that are cut also what is fetched between them."""
+        return self._nbytes
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of each sample's document: an empty one begins where the next does."""
+        return indices if self._first is None else np.searchsorted(self._first.array, indices, side="right") - 1
+
+
+class BlocksSource(TokensSource):
+    """Blocks of `length` tokens, over all documents as if they were one; what is left at the end is no block.
+
+    Args:
+        length: tokens of a block.
+    """
+
+    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
+        super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
+        self.length = length
+        if not len(self) and self.count:
+            raise ConfigError(f"max_length={length}: with packing=True a sample has so many tokens, and there are {self.count:,} in all")
+
+    def __len__(self) -> int:
+        return self.count // self.length
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        begins = indices * self.length
+        return begins, begins + self.length
+
+    def _first_from(self, places: IntArray) -> IntArray:
+        return np.minimum(-(-places // self.length), len(self))
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """For each block a dict of "input_ids" and "document_ids"."""
+        documents = np.empty((len(indices), self.length), np.int32)
+        self.documents_into(indices, documents)
+        ids = super().read(indices)
+        return [{"input_ids": one, "document_ids": numbers} for one, numbers in zip(ids, documents, strict=True)]
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        """Also into rows of a wider dtype."""
+        found: Rows
+        if isinstance(self.tokens, RangedTokens):
+            found = self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
+        else:
+            blocks = self.tokens.long[: len(self) * self.length].reshape(len(self), self.length)
+            found = blocks.take(np.asarray(indices, np.int64), axis=0)  # narrow, so it stays in the processor's cache
+        if isinstance(rows, np.ndarray) and isinstance(found, np.ndarray):
+            np.copyto(rows, found)
+        else:
+            for row, block in zip(rows, found, strict=True):
+                row[:] = block
+
+    def documents_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
+        """Writes the number of each token's document into rows [blocks, length]; numbered from 0 in each block."""
+        edges, length = self.tokens.short[0], self.length
+        begins = np.asarray(indices, np.int64) * length
+        firsts = np.searchsorted(edges, begins, side="right")
+        counts = np.searchsorted(edges, begins + length, side="left") - firsts  # of the edges inside of each block
+        blocks = np.repeat(np.arange(len(begins)), counts)
+        inside = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
+        rows[...] = 0
+        rows[blocks, edges[inside] - begins[blocks]] = 1  # an empty document begins where the next one does, and is none
+        np.cumsum(rows, axis=1, out=rows)

@@ -1,0 +1,219 @@
+"""Which arrays of a Zarr store are an image of OME-NGFF, and where in space do its voxels lie?
+
+Versions 0.4 and 0.5 (https://ngff.openmicroscopy.org): a group whose attributes list "multiscales": the axes, and the same image at
+several voxel sizes. A voxel's index is that of its centre: the centre of voxel i lies at ``scale * i + translation``, where both are
+made of the level's transformations and, after these, of those of the whole image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.io.paths import redact
+from headrace.storage.zarr.metadata import attributes_of, metadata_of
+from headrace.storage.zarr.stores import Store
+
+Scale = float | Sequence[float] | Mapping[str, float]
+
+_FARTHEST = 2.0  # how many times larger or smaller than asked for a voxel may be
+_TIE = 1e-6  # of a voxel: what counts as halfway between two
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of an image.
+
+    Attributes:
+        name: such as "z".
+        kind: "space", "time", "channel" or what the file says; "" if it doesn't.
+        unit: such as "micrometer"; "" if the file doesn't say.
+    """
+
+    name: str
+    kind: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """An image at one voxel size.
+
+    Attributes:
+        path: of its array in the store.
+        scale: from one voxel's centre to the next, along each axis.
+        translation: where the centre of the first voxel lies.
+    """
+
+    path: str
+    scale: tuple[float, ...]
+    translation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of OME-NGFF.
+
+    Attributes:
+        group: its path in the store.
+        where: names it in messages.
+        axes: those of its arrays.
+        levels: in the file's order, the finest first.
+    """
+
+    group: str
+    where: str
+    axes: tuple[Axis, ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the axes."""
+        return tuple(axis.name for axis in self.axes)
+
+    def level(self, scale: Scale | None) -> Level:
+        """The level whose voxels are nearest in size; None: the first.
+
+        Args:
+            scale: a number: the least of a voxel's extents; several: those along all axes of space; a mapping: along the axes it names.
+
+        Raises:
+            ConfigError: it names no such extents, or no level is within a factor of 2 along each axis.
+        """
+        if scale is None:
+            return self.levels[0]
+        space = [number for number, axis in enumerate(self.axes) if axis.kind == "space"] or [*range(len(self.axes))]
+        names = [self.names[number] for number in space]
+        if isinstance(scale, (int, float)):
+            wanted = [float(scale)]
+        elif isinstance(scale, Mapping):
+            if not scale or set(scale) - set(self.names):
+                raise ConfigError(f"scale={dict(scale)} must name some of the axes {', '.join(self.names)} of {self.where}")
+            space, wanted = [self.names.index(name) for name in scale], [float(extent) for extent in scale.values()]
+        else:
+            wanted = [float(extent) for extent in scale]
+            if len(wanted) != len(space):
+                raise ConfigError(f"scale={wanted} needs {len(space)} extents, along {', '.join(names)} of {self.where}")
+        if not all(extent > 0 and math.isfinite(extent) for extent in wanted):
+            raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
+
+        def extents(level: Level) -> list[float]:
+            along = [level.scale[number] for number in space]
+            return [min(along)] if isinstance(scale, (int, float)) else along
+
+        def off(level: Level) -> list[float]:
+            return [abs(math.log(has / asked)) for has, asked in zip(extents(level), wanted, strict=True)]
+
+        found = min(self.levels, key=lambda level: sum(off(level)))
+        if max(off(found)) > math.log(_FARTHEST) + _TIE:
+            has = "; ".join(f"{level.path!r} {[level.scale[number] for number in space]}" for level in self.levels)
+            raise ConfigError(f"scale={scale!r}: no level of {self.where} is within a factor of 2; voxels have, along the same axes: {has}")
+        return found
+
+
+def nearest(here: tuple[float, float], extent: int, there: tuple[float, float], size: int) -> npt.NDArray[np.int64]:
+    """For each voxel along an axis of one array the one of another array whose centre is nearest, [extent]; -1: none covers it.
+
+    Args:
+        here: scale and translation of the first array along the axis.
+        extent: its voxels.
+        there, size: the same of the other array.
+    """
+    centres = (np.arange(extent) * here[0] + (here[1] - there[1])) / there[0]
+    places = np.floor(centres + 0.5 + _TIE).astype(np.int64)  # of two that are as near the upper one, also after rounding errors
+    return np.where((places >= 0) & (places < size), places, -1)
+
+
+def image_at(store: Store, name: str) -> Image | None:
+    """The image that a group is; None: it is none.
+
+    Raises:
+        FormatError: its metadata are damaged, or of a version that isn't read.
+    """
+    said = attributes_of(store, name)
+    where = f"{redact(store.path)}{', ' + repr(name) if name else ''}"
+    ome = said.get("ome", said)
+    found = ome.get("multiscales") if isinstance(ome, dict) else None
+    if found is None:
+        return None
+    try:
+        version = str(ome.get("version", found[0].get("version", "")))
+        if _is_later(version):
+            raise FormatError(
+                f"{where} is of OME-NGFF {version}, which is not supported yet; 0.4 and 0.5 are: "
+                "pass the path of an array as dataset_name, or convert it"
+            )
+        return _image(found[0], name, where, version)
+    except FormatError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}") from error
+
+
+def _is_later(version: str) -> bool:
+    """True for versions beyond 0.5, such as "0.6" and "0.6.dev1"."""
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return numbers > [0, 5]
+
+
+def _image(said: dict[str, Any], name: str, where: str, version: str) -> Image:
+    if not all(isinstance(axis, dict) for axis in said.get("axes", [None])):
+        remedy = "give the path of an array as dataset_name, or convert it"
+        raise FormatError(f"{where} is of OME-NGFF {version or '0.3 or older'}; 0.4 and 0.5 are read: {remedy}")
+    axes = tuple(Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or "")) for one in said["axes"])
+    if len({axis.name for axis in axes}) != len(axes):
+        raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
+    after = _transform(said.get("coordinateTransformations", []), len(axes))
+    levels = []
+    for one in said["datasets"]:
+        before = _transform(one.get("coordinateTransformations", []), len(axes))
+        scale = tuple((after[0] * before[0]).tolist())
+        path = f"{name}/{one['path']}" if name else str(one["path"])
+        levels.append(Level(path, scale, tuple((after[0] * before[1] + after[1]).tolist())))
+    if not levels:
+        raise ValueError("it has no levels")
+    return Image(name, where, axes, tuple(levels))
+
+
+def _transform(said: Sequence[dict[str, Any]], axes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Scale and translation that a list of transformations makes together."""
+    scale, translation = np.ones(axes), np.zeros(axes)
+    for one in said:
+        kind = one["type"]
+        if kind == "identity":
+            continue
+        if kind not in ("scale", "translation"):
+            raise ValueError(f"a transformation of type {kind!r}, where a scale and a translation may stand")
+        values = np.array(one[kind], np.float64)
+        if values.shape != (axes,) or not np.isfinite(values).all():
+            raise ValueError(f"a {kind} of {one[kind]} for {axes} axes")
+        if kind == "scale":
+            if (values <= 0).any():
+                raise ValueError(f"a scale of {one[kind]}, which is not positive")
+            scale, translation = scale * values, translation * values
+        else:
+            translation = translation + values
+    return scale, translation
+
+
+def labels_at(store: Store, group: str, name: str) -> str | None:
+    """The path of a group of labels that belongs to an image; None: the image has none of that name."""
+    for path in (f"{group}/labels/{name}" if group else f"labels/{name}", name.strip("/")):
+        if metadata_of(store, path) is not None:
+            return path
+    return None
+
+
+def missing_labels(store: Store, group: str, name: str) -> MissingNameError:
+    """What to say when an image has no labels of a name."""
+    said = attributes_of(store, f"{group}/labels" if group else "labels")
+    ome = said.get("ome", said)
+    names = ome.get("labels", []) if isinstance(ome, dict) else []
+    has = ", ".join(map(repr, names)) if isinstance(names, list) and names else "none"
+    return MissingNameError(f"{redact(store.path)} has no labels {name!r}; its image {group or '/'!r} lists: {has}")

@@ -1,0 +1,56 @@
+"""Which dataset opens a path?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace import ImageDataset, MemoryEfficientDataset, StreamingDataset, TextDataset, open_dataset
+from headrace.errors import DataNotFoundError, FormatError
+from tests.data.make import make_shards
+from tests.datasets.text.test_text import write
+
+SHARDS = (4, 3)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    return write(make_shards(tmp_path / "shards", SHARDS), {"README.md": "which are shards"})
+
+
+def test_tar_files_are_streamed(shards: Path) -> None:
+    names = sorted(str(path) for path in shards.glob("*.tar"))
+    for data_path in (shards, names[0], names, f"{shards}/*", names[0].replace("000", "{000..001}")):
+        with open_dataset(data_path) as dataset:
+            assert isinstance(dataset, StreamingDataset) and len(dataset) == (4 if data_path == names[0] else sum(SHARDS))
+    with pytest.raises(FormatError, match="unpack"):
+        open_dataset(write(shards.parent / "packed", {"a.tar.gz": b"x"}))
+
+
+@pytest.mark.parametrize("mode", ["lazy", "cached"])
+def test_tar_files_in_other_modes(shards: Path, mode: str) -> None:
+    with MemoryEfficientDataset(shards, loading_mode=mode, progress=False) as dataset:
+        assert [sample["__key__"] for sample in dataset] == [sample["__key__"] for sample in (dataset[n] for n in range(sum(SHARDS)))]
+
+
+def test_hidden_files_do_not_decide(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"a.txt": "text", "._a.jpg": "", ".ipynb_checkpoints/b.jpg": "", ".cache/0.tar": ""})
+    assert type(open_dataset(folder)) is TextDataset
+
+
+@pytest.mark.parametrize("saved", ["data-00000-of-00001.arrow", "train/0000.parquet"])
+def test_tables_of_huggingface_are_no_texts(saved: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "saved", {"dataset_info.json": "{}", "state.json": "{}", "README.md": "", saved: b""})
+    with pytest.raises(FormatError, match=r"saved holds tables, and no texts .*datasets\.load_.*create_dataloader, or"):
+        open_dataset(folder)
+
+
+def test_a_folder_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"there are 2 \.h5: use HDF5Dataset"):
+        open_dataset(write(tmp_path / "arrays", {"a.h5": "", "b.h5": ""}))
+    with pytest.raises(DataNotFoundError, match=r"there is 1 \.jpg: use ImageDataset"):
+        TextDataset(write(tmp_path / "images", {"a/b.jpg": ""}))
+    with pytest.raises(DataNotFoundError, match=r"there is 1 \.jsonl: use TextDataset"):
+        ImageDataset(write(tmp_path / "texts", {"a.jsonl": json.dumps({"text": "x"})}))

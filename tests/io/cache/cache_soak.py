@@ -1,0 +1,115 @@
+"""Kills processes that share a disk cache, over and over, and looks at everything that they left.
+
+    python tests/storage/cache_soak.py [--kills 1000] [--processes 4] [--seed 0] [--folder FOLDER]
+
+Each process reads random blocks, compares every byte, and puts what is missing; one after the other is killed with SIGKILL at a random
+moment, and started again. The bytes on the disk are looked at all the time. At the end one process reads everything; then the folder
+may hold whole blocks and nothing else. The exit status is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+
+from headrace.io.cache.disk_cache import DiskCache
+
+BLOCKS, BLOCK = 64, 200_000
+
+
+def content(number: int) -> bytes:
+    """What a block holds."""
+    return random.Random(number).randbytes(BLOCK + number)
+
+
+def work(folder: str, limit: int, seed: int, rounds: int | None) -> None:
+    """Reads and puts blocks, for ever or so many times."""
+    cache, draws = DiskCache(folder, limit), random.Random(seed)
+    while rounds is None or rounds > 0:
+        number = draws.randrange(BLOCKS)
+        key = cache.key("memory://bucket/file", "version", number)
+        found = cache.get(key)
+        if found is None:
+            with cache.claim([key], 10):
+                found = cache.get(key)
+                if found is None:
+                    cache.put(key, content(number))
+        if found is not None and found != content(number):
+            print(f"block {number} is wrong", flush=True)
+            os._exit(7)
+        rounds = None if rounds is None else rounds - 1
+
+
+def nbytes_of(folder: str) -> tuple[int, int]:
+    """Bytes of all blocks and parts, and the number of parts."""
+    total = parts = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith((".blk", ".part")):
+                parts += name.endswith(".part")
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(root, name)).st_size
+    return total, parts
+
+
+def soak(folder: str, kills: int, processes: int, seed: int) -> dict[str, object]:
+    """Kills as often as that; gives what was seen. A block that is renamed while the folder is looked at may be counted twice."""
+    limit, draws = 24 * BLOCK, random.Random(seed)
+    context = multiprocessing.get_context("fork")
+
+    def start() -> multiprocessing.process.BaseProcess:
+        process = context.Process(target=work, args=(folder, limit, draws.randrange(1 << 30), None))
+        process.start()
+        return process
+
+    running = [start() for _ in range(processes)]
+    largest, wrong = 0, 0
+    try:
+        for _ in range(kills):
+            time.sleep(draws.uniform(0, 0.03))
+            largest = max(largest, nbytes_of(folder)[0])
+            chosen = draws.randrange(processes)
+            victim = running[chosen]
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.join(30)
+            wrong += victim.exitcode != -signal.SIGKILL
+            running[chosen] = start()
+    finally:
+        for process in running:
+            process.kill()
+            process.join(30)
+    clean = context.Process(target=work, args=(folder, limit, 1, 40 * BLOCKS))
+    clean.start()
+    clean.join(300)
+    total, parts = nbytes_of(folder)
+    return {
+        "kills": kills, "wrong": wrong, "largest": largest, "limit": limit, "over": max(0, largest - limit),
+        "clean run": clean.exitcode, "bytes left": total, "parts left": parts,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1_000)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", help="default: a temporary one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        found = soak(options.folder or temporary, options.kills, options.processes, options.seed)
+    print(json.dumps(found))
+    bad = found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""What does the disk cache keep, and what does it do when the disk, the folder or another process fails?"""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import ConfigError, HeadraceWarning
+from headrace.io.cache import disk_cache
+from headrace.io.cache.disk_cache import DiskCache
+from tests.io.cache.cache_soak import BLOCK, nbytes_of, soak
+
+DATA = b"water" * 1_000
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DiskCache:
+    return DiskCache(str(tmp_path), 100_000)
+
+
+def key(number: int, url: str = "s3://a/b", version: object = "1") -> str:
+    return DiskCache.key(url, version, number)
+
+
+def test_what_is_put_is_got(cache: DiskCache) -> None:
+    assert cache.get(key(1)) is None
+    assert cache.put(key(1), DATA) and cache.get(key(1)) == DATA
+    assert cache.put(key(2), b"") and cache.get(key(2)) == b""
+    assert cache.take_counts() == {"disk_puts": 2, "disk_hits": 2} and not cache.take_counts()
+    assert "5.0 kB of 100.0 kB" in cache.explain()
+
+
+def test_names_tell_files_versions_and_places_apart() -> None:
+    names = {key(n, url, version) for n in (0, 1) for url in ("s3://a/b", "s3://b/b") for version in ("1", "2", None, ("1", 2))}
+    assert len(names) == 16
+
+
+def test_copies_are_the_same_cache(cache: DiskCache, tmp_path: Path) -> None:
+    cache.put(key(1), DATA)
+    assert pickle.loads(pickle.dumps(cache)).get(key(1)) == DATA
+    assert DiskCache(str(tmp_path), 10**9).get(key(1)) == DATA
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "long", "empty", "head"])
+def test_a_damaged_block_is_none(cache: DiskCache, damage: str) -> None:
+    cache.put(key(1), DATA)
+    path = Path(cache._path(key(1)))
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"flipped": whole[:-3] + b"x" + whole[-2:], "short": whole[:-1], "long": whole + b"x", "empty": b"", "head": whole[:10]}[damage]
+    )
+    assert cache.get(key(1)) is None and not path.exists()
+    assert cache.take_counts()["disk_damaged"] == 1
+    assert cache.put(key(1), DATA) and cache.get(key(1)) == DATA
+
+
+def test_blocks_of_others_are_not_trusted(cache: DiskCache) -> None:
+    cache.put(key(1), DATA)
+    os.chmod(cache._path(key(1)), 0o666)
+    assert cache.get(key(1)) is None
+
+
+def test_links_are_not_followed(cache: DiskCache, tmp_path: Path) -> None:
+    cache.put(key(1), DATA)
+    path = Path(cache._path(key(1)))
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert cache.get(key(1)) is None
+
+
+class TestLimit:
+    def test_what_was_not_used_for_longest_goes(self, cache: DiskCache) -> None:
+        for number in range(19):
+            assert cache.put(key(number), DATA)
+            os.utime(cache._path(key(number)), (1_000 + number, 1_000 + number))
+        assert cache.get(key(0)) == DATA  # used now
+        assert cache.put(key(19), DATA) and cache.put(key(20), DATA)
+        held = [number for number in range(21) if os.path.exists(cache._path(key(number)))]
+        assert {0, 19, 20} <= set(held) and 1 not in held and 18 in held
+        assert nbytes_of(cache.folder)[0] <= cache.limit
+
+    def test_a_block_larger_than_the_limit_is_not_held(self, cache: DiskCache) -> None:
+        cache.put(key(1), DATA)
+        assert not cache.put(key(2), bytes(100_000)) and cache.get(key(1)) == DATA
+
+    def test_a_smaller_limit_counts_at_the_next_block(self, cache: DiskCache, tmp_path: Path) -> None:
+        for number in range(15):
+            cache.put(key(number), DATA)
+        assert DiskCache(str(tmp_path), 20_000).put(key(99), DATA)
+        assert nbytes_of(cache.folder)[0] <= 20_000
+
+    @pytest.mark.parametrize("ledger", [b"", b"nonsense", b"%32d" % (1 << 50)])
+    def test_a_lost_ledger_is_made_anew(self, cache: DiskCache, ledger: bytes) -> None:
+        for number in range(15):
+            cache.put(key(number), DATA)
+        Path(cache.folder, "ledger").write_bytes(ledger)
+        for number in range(15, 60):
+            assert cache.put(key(number), DATA)
+        assert nbytes_of(cache.folder)[0] <= cache.limit
+
+    def test_the_part_of_a_dead_writer_goes_with_the_next_eviction(self, cache: DiskCache) -> None:
+        cache.put(key(1), DATA)
+        dead = Path(f"{cache._path(key(1))}.1-1-50000.part")
+        dead.write_bytes(bytes(40_000))
+        Path(cache.folder, "ledger").unlink()
+        cache.put(key(2), DATA)
+        assert not dead.exists()
+
+    def test_the_part_of_a_living_writer_counts(self, cache: DiskCache) -> None:
+        cache._make_folder()
+        fd = cache._reserve(key(1), 80_000)
+        assert fd is not None
+        for number in range(10, 30):
+            cache.put(key(number), DATA)
+            Path(cache.folder, "ledger").write_bytes(b"")  # each looks at the folder
+            assert nbytes_of(cache.folder)[0] <= 20_000
+        os.close(fd)
+
+
+class TestTrouble:
+    def test_a_full_disk(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache.put(key(0), DATA)
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(disk_cache, "_write_all", full)
+        with pytest.warns(HeadraceWarning, match="the disk is full.*fetched again instead"):
+            assert not cache.put(key(1), DATA)
+        assert not cache.put(key(2), DATA)  # said once, and not tried again for a while
+        assert nbytes_of(cache.folder) == (len(DATA) + 20, 0) and cache.get(key(0)) == DATA
+        with cache._ledger() as ledger:
+            assert ledger.read() == len(DATA) + 20
+
+    def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        cache = DiskCache(str(tmp_path / "file"), 1_000)
+        with pytest.warns(HeadraceWarning, match="nothing is written to the disk cache"):
+            assert not cache.put(key(1), b"x")
+        assert cache.get(key(1)) is None and "nothing of" in cache.explain()
+        with cache.claim([key(1)], 1):
+            pass
+
+    def test_a_folder_that_others_may_write_to(self, cache: DiskCache) -> None:
+        os.makedirs(cache.folder)
+        os.chmod(cache.folder, 0o777)
+        with pytest.warns(HeadraceWarning, match="others may write to it"):
+            assert not cache.put(key(1), DATA)
+
+    def test_a_folder_that_is_deleted_meanwhile(self, cache: DiskCache) -> None:
+        import shutil
+
+        cache.put(key(1), DATA)
+        shutil.rmtree(cache.folder)
+        assert cache.get(key(1)) is None and cache.put(key(1), DATA) and cache.get(key(1)) == DATA
+
+    def test_somebody_who_holds_the_ledger_for_ever(self, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(disk_cache, "_PATIENCE_S", 0.05)
+        cache.put(key(1), DATA)
+        with cache._ledger(), pytest.warns(HeadraceWarning, match="does not go on"):
+            assert not cache.put(key(2), DATA)
+
+    @pytest.mark.parametrize("limit", [0, -5])
+    def test_a_limit_that_makes_no_sense(self, tmp_path: Path, limit: int) -> None:
+        with pytest.raises(ConfigError, match="above 0 bytes"):
+            DiskCache(str(tmp_path), limit)
+
+
+class TestClaims:
+    def test_one_at_a_time(self, cache: DiskCache) -> None:
+        inside, most, done = [0], [0], []
+
+        def fetch() -> None:
+            with cache.claim([key(1), key(2)], 30):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.01)
+                inside[0] -= 1
+            done.append(1)
+
+        threads = [threading.Thread(target=fetch) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(done) == 6 and most == [1]
+
+    def test_in_opposite_orders(self, cache: DiskCache) -> None:
+        keys, done = [key(n) for n in range(40)], []
+
+        def fetch(some: list[str]) -> None:
+            for _ in range(5):
+                with cache.claim(some, 30):
+                    pass
+            done.append(1)
+
+        threads = [threading.Thread(target=fetch, args=(some,)) for some in (keys, keys[::-1])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(done) == 2
+
+    def test_patience_ends(self, cache: DiskCache) -> None:
+        with cache.claim([key(1)], 5):
+            waited: list[bool] = []
+
+            def wait() -> None:
+                with cache.claim([key(1)], 0.05):
+                    waited.append(True)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join(10)
+            assert waited == [True]
+
+    def test_a_killed_process_holds_nothing(self, cache: DiskCache) -> None:
+        context = multiprocessing.get_context("fork")
+        has_it = context.Event()
+
+        def hold() -> None:
+            with cache.claim([key(1)], 5):
+                has_it.set()
+                time.sleep(600)
+
+        process = context.Process(target=hold)
+        process.start()
+        assert has_it.wait(30)
+        process.kill()
+        process.join(30)
+        process.close()
+        began = time.monotonic()
+        with cache.claim([key(1)], 60):
+            pass
+        assert time.monotonic() - began < 59  # it had it, and did not give up
+
+
+def test_killed_over_and_over(tmp_path: Path) -> None:
+    found = soak(str(tmp_path), kills=12, processes=3, seed=4)
+    assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_a_thousand_times(tmp_path: Path) -> None:
+    found = soak(str(tmp_path), kills=1_000, processes=4, seed=8)
+    assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found
+
+
+def test_eight_processes_stay_below_the_limit(tmp_path: Path) -> None:
+    limit, context = 60_000, multiprocessing.get_context("fork")
+
+    def write(seed: int) -> None:
+        cache = DiskCache(str(tmp_path), limit)
+        for number in range(40):
+            cache.put(key(1_000 * seed + number), DATA)
+
+    processes = [context.Process(target=write, args=(seed,)) for seed in range(8)]
+    for process in processes:
+        process.start()
+    largest, folder = 0, DiskCache(str(tmp_path), limit).folder
+    while any(process.is_alive() for process in processes):
+        with contextlib.suppress(OSError):
+            largest = max(largest, nbytes_of(folder)[0])
+        time.sleep(0.002)
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+        process.close()
+    assert 0 < largest <= limit + len(DATA) + 20 and nbytes_of(folder)[1] == 0

@@ -1,0 +1,200 @@
+"""Is the disk told of what a batch needs while it is slow, of the right bytes, and does that change no sample?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, pack
+from headrace.io import hints
+from headrace.io.hints import HINTS
+
+pytestmark = pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told")
+ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def calm() -> Iterator[None]:
+    HINTS._left = 0
+    yield
+    HINTS._left = 0
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What the system is told from now on, whatever the disk: path, first byte, bytes."""
+    found: list[tuple[str, int, int]] = []
+    tell = os.posix_fadvise
+
+    def telling(fd: int, start: int, nbytes: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            found.append((os.readlink(f"/proc/self/fd/{fd}"), start, nbytes))
+        tell(fd, start, nbytes, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", telling)
+    monkeypatch.setattr(hints, "_CALM", -1e9)  # anything is slow
+    HINTS._left = 1
+    return found
+
+
+class TestWhen:
+    def clock(self, monkeypatch: pytest.MonkeyPatch, *times: float) -> hints.Hints:
+        said = iter(times)
+        monkeypatch.setattr(hints.time, "perf_counter", lambda: next(said))
+        return hints.Hints()
+
+    def test_not_while_reads_are_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch, 64 * 9e-6, 64 * 9e-6 + 0.0009)
+        watch.note(0.0, 64, 0)
+        watch.note(0.0, 64, 1_000_000)  # many bytes take their time
+        assert not watch.are_wanted
+
+    def test_for_a_while_after_slow_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch, 0.001, *[0.0] * 100)
+        watch.note(0.0, 64, 6400)
+        for _ in range(hints._LONG):
+            assert watch.are_wanted
+            watch.note(0.0, 64, 6400)
+        assert not watch.are_wanted
+
+    def test_nothing_is_learnt_of_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = self.clock(monkeypatch)
+        watch.note(0.0, 0, 0)
+        assert not watch.are_wanted
+
+
+def _images(photos: Path, tmp_path: Path) -> Any:
+    return ImageDataset(photos, image_size=8, targets=None)
+
+
+def _packed(photos: Path, tmp_path: Path) -> Any:
+    return ImageDataset(pack(ImageDataset(photos), tmp_path / "a.h5", progress=False), image_size=8)
+
+
+def _hdf5(tmp_path: Path, **how: Any) -> Any:
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("x", data=ROWS[20 * number : 20 * number + 20], **how)
+    return HDF5Dataset(sorted(tmp_path.glob("*.h5")), "x")
+
+
+def _rows(photos: Path, tmp_path: Path) -> Any:
+    return _hdf5(tmp_path)
+
+
+def _chunks(photos: Path, tmp_path: Path) -> Any:
+    return _hdf5(tmp_path, chunks=(4, 40, 25), compression="gzip")
+
+
+def _zarr(photos: Path, tmp_path: Path) -> Any:
+    zarr.create_array(str(tmp_path / "a.zarr"), data=ROWS, chunks=(4, 40, 50), shards=(20, 40, 50))
+    return ZarrDataset(tmp_path / "a.zarr")
+
+
+def _lines(photos: Path, tmp_path: Path) -> Any:
+    (tmp_path / "a.txt").write_text("".join(f"line {number} {'x' * (number % 70)}\n" for number in range(200_000)))
+    return TextDataset(tmp_path / "a.txt", unit="line", max_length=None, cache_dir=tmp_path)
+
+
+def _texts(photos: Path, tmp_path: Path) -> Any:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    return TextDataset(tmp_path)
+
+
+KINDS = [_images, _packed, _rows, _chunks, _zarr, _lines, _texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_the_same(kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any) -> None:
+    with kind(tiny_photos, tmp_path) as dataset:
+        order = np.random.default_rng(1).permutation(len(dataset))[:50].tolist()
+        told.clear()
+        HINTS._left = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hints, "_CALM", 1e9)
+            wanted = [repr(sample) for sample in dataset.__getitems__(order)]
+        assert not told
+        HINTS._left = 1
+        assert [repr(sample) for sample in dataset.__getitems__(order)] == wanted
+        assert told and HINTS.are_wanted
+
+
+def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(tmp_path: Path, told: Any) -> None:
+    with _rows(tmp_path, tmp_path) as dataset:
+        dataset.__getitems__([0])  # opened
+        told.clear()
+        dataset.__getitems__([41, 3, 22, 4])
+        begin = h5py.File(tmp_path / "0.h5")["x"].id.get_offset()
+        wanted = [(str(tmp_path / f"{file}.h5"), begin + 2000 * row, 2000) for file, row in ((0, 3), (0, 4), (1, 2), (2, 1))]
+        assert told[:4] == wanted
+
+
+def test_of_the_bytes_of_packed_samples_in_all_files(tiny_photos: Path, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [pack(ImageDataset(tiny_photos), tmp_path / f"{name}.h5", progress=False) for name in "ab"]
+    with ImageDataset(paths, image_size=8) as dataset:
+        dataset.__getitems__([0, 7])  # opened
+        read, preadv = list[tuple[str, int, int]](), os.preadv
+
+        def reading(fd: int, buffers: Any, offset: int) -> int:
+            read.append((os.readlink(f"/proc/self/fd/{fd}"), offset, sum(map(len, buffers))))
+            return preadv(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", reading)
+        told.clear()
+        dataset.__getitems__([6, 1, 2])
+        assert len(read) == 3 and sorted(told[:3]) == sorted(read)
+
+
+def test_of_nothing(tmp_path: Path, told: Any) -> None:
+    """0 bytes would mean: all that follow."""
+    (tmp_path / "a").write_bytes(b"abcdef")
+    with open(tmp_path / "a", "rb") as file:
+        HINTS.give(file.fileno(), [(1, 0), (2, 3)])
+    assert told == [(str(tmp_path / "a"), 2, 3)]
+
+
+def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
+    with _lines(tmp_path, tmp_path) as dataset:
+        numbers = [150_000, 7, 90_000]
+        text = (tmp_path / "a.txt").read_bytes()
+        for read in (dataset.__getitems__, lambda found: dataset._source.read_joined(np.array(found))):  # line by line, and by one call
+            told.clear()
+            read(numbers)
+            wanted = [f"line {number} {'x' * (number % 70)}\n".encode() for number in numbers]
+            assert sorted(text[start : start + nbytes] for _, start, nbytes in told) == sorted(wanted)
+
+
+def test_what_can_not_be_told_is_read(tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(29, "Illegal seek")
+
+    with _rows(tmp_path, tmp_path) as dataset:
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+        assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
+
+
+@pytest.mark.parametrize("kind", [_images, _rows, _lines])
+def test_an_error_is_that_of_the_sample(kind: Callable[..., Any], tiny_photos: Path, tmp_path: Path, told: Any) -> None:
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(next(tiny_photos.rglob("*.jpg")).read_bytes())
+    with kind(tmp_path / "photos", tmp_path) as dataset:
+        said = []
+        for is_told in (False, True):
+            path = {_images: "photos/1.jpg", _rows: "1.h5", _lines: "a.txt"}[kind]
+            if os.path.exists(tmp_path / path):
+                dataset.close()
+                os.truncate(tmp_path / path, 10)
+            HINTS._left = int(is_told)
+            with pytest.raises(Exception) as caught:
+                dataset.__getitems__([0, 1, 2] if kind is not _rows else [0, 25, 50])
+            said.append((type(caught.value), str(caught.value)))
+        assert said[0] == said[1]

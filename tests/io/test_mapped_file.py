@@ -1,0 +1,248 @@
+"""Do arrays come back as they were written, and is nothing believed that is damaged, another's or half-written?"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.errors import AccessError
+from headrace.io import array_file as kept_files
+from headrace.io import mapped_file as mapped
+from headrace.io.array_file import UntrustedError
+from headrace.io.mapped_file import HEAD, MappedArrays, MappedFile
+
+LONG = np.arange(1000, dtype=np.int64) * 3
+SHORT = [np.arange(3), np.empty(0, np.int64), np.frombuffer(b"names", np.uint8)]
+
+
+def file_in(folder: Path, **about: Any) -> MappedFile:
+    return MappedFile(str(folder), "test", {"of": 1, **about})
+
+
+def written(folder: Path, long: Any = LONG, short: Any = SHORT, pieces: int = 3) -> MappedFile:
+    file = file_in(folder)
+    with file.writing(np.asarray(long).dtype.str) as writer:
+        for piece in np.array_split(long, pieces):
+            writer.write(piece)
+        writer.short(short)
+    return file
+
+
+def equal(arrays: MappedArrays, long: Any = LONG, short: Any = SHORT) -> bool:
+    found = [arrays.long, *arrays.short]
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(found, [np.asarray(long), *short], strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<u2", "<i4", "<i8"])
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 3 << 18])
+def test_arrays_of_any_size_and_dtype(dtype: str, count: int, tmp_path: Path) -> None:
+    long = np.arange(count).astype(dtype)
+    arrays = written(tmp_path / "new", long).open()
+    assert equal(arrays, long)
+    assert all(array.flags.aligned and not array.flags.writeable for array in [arrays.long, *arrays.short])
+
+
+def test_without_short_ones(tmp_path: Path) -> None:
+    assert equal(written(tmp_path, short=[]).open(), short=[])
+
+
+@pytest.mark.parametrize("count", [0, 5, (1 << 20) + 3])
+def test_a_narrower_dtype(count: int, tmp_path: Path) -> None:
+    long, file = np.arange(count) % 60_000, file_in(tmp_path)
+    with file.writing("<i4") as writer:
+        writer.write(long[:4])
+        writer.write(long[4:])
+        writer.narrow("<u2")
+        writer.short([np.arange(4)])
+    assert equal(file.open(), long.astype("<u2"), [np.arange(4)])
+    assert os.path.getsize(file.path) < HEAD + 2 * count + 200
+
+
+class TestNotTrusted:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> MappedFile:
+        return written(tmp_path)
+
+    def test_any_flipped_bit(self, file: MappedFile) -> None:
+        """Of the head line as of the arrays; the zeros that fill the head up mean nothing."""
+        whole = Path(file.path).read_bytes()
+        end = whole.index(b"\n") + 1
+        places = [*range(end), *random.Random(1).sample(range(HEAD, len(whole)), 60)]
+        for place in places:
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            Path(file.path).write_bytes(damaged)
+            try:
+                assert equal(file.open()), place  # a damage that means the same, such as other white space
+            except UntrustedError:
+                continue
+            assert place < end
+
+    @pytest.mark.parametrize("size", [0, 1, 100, HEAD - 1, HEAD, HEAD + 1, -1])
+    def test_a_part(self, file: MappedFile, size: int) -> None:
+        os.truncate(file.path, size % os.path.getsize(file.path))
+        with pytest.raises(UntrustedError):
+            file.open()
+
+    def test_more_than_there_should_be(self, file: MappedFile) -> None:
+        with open(file.path, "ab") as opened:
+            opened.write(b"\0")
+        with pytest.raises(UntrustedError, match="damaged"):
+            file.open()
+
+    @pytest.mark.parametrize(
+        "head", [b"", b"[]", b"{}", b"null", b"[" * 4000, b"\xff", json.dumps({"format": 1, "about": 2, "checksum": []}).encode()]
+    )
+    def test_another_head(self, file: MappedFile, head: bytes) -> None:
+        whole = Path(file.path).read_bytes()
+        Path(file.path).write_bytes((head + b"\n").ljust(HEAD, b"\0")[:HEAD] + whole[HEAD:])
+        with pytest.raises(UntrustedError):
+            file.open()
+
+    def test_what_is_about_something_else(self, file: MappedFile) -> None:
+        other = file_in(Path(file.path).parent, of=2)
+        assert other.path != file.path
+        os.rename(file.path, other.path)
+        with pytest.raises(UntrustedError, match="something else"):
+            other.open()
+
+    def test_what_others_may_write_to(self, file: MappedFile) -> None:
+        assert os.stat(file.path).st_mode & 0o777 == 0o600
+        os.chmod(file.path, 0o620)
+        with pytest.raises(UntrustedError, match="others may write"):
+            file.open()
+
+    def test_another_users(self, file: MappedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kept_files, "user_id", lambda: 12345)
+        with pytest.raises(UntrustedError, match="another user's"):
+            file.open()
+
+    def test_a_link_or_a_folder(self, file: MappedFile, tmp_path: Path) -> None:
+        os.rename(file.path, tmp_path / "elsewhere")
+        os.symlink(tmp_path / "elsewhere", file.path)
+        with pytest.raises(OSError):
+            file.open()
+        os.unlink(file.path)
+        os.mkdir(file.path)
+        with pytest.raises((OSError, UntrustedError)):
+            file.open()
+
+    def test_a_pipe_is_not_waited_for(self, file: MappedFile) -> None:
+        os.unlink(file.path)
+        os.mkfifo(file.path)
+        with pytest.raises(UntrustedError):
+            file.open()
+
+
+class TestWhileInUse:
+    def test_removed_or_replaced_before_it_is_mapped(self, tmp_path: Path) -> None:
+        first, second = written(tmp_path).open(), written(tmp_path).open()
+        written(tmp_path)  # by another process at the same time: equal
+        assert equal(first)
+        written(tmp_path, LONG + 1)
+        with pytest.raises(AccessError, match=r"has been replaced.*open the dataset again"):
+            _ = second.long
+        os.unlink(second.path)
+        with pytest.raises(AccessError, match="can't be read any more"):
+            _ = second.short
+        assert equal(first)  # what is mapped stays
+
+    def test_cut_short_before_it_is_mapped(self, tmp_path: Path) -> None:
+        arrays = written(tmp_path).open()
+        os.truncate(arrays.path, HEAD + 10)
+        with pytest.raises(AccessError, match="has been replaced"):
+            _ = arrays.long
+
+    def test_a_pickle_is_small_whatever_was_mapped(self, tmp_path: Path) -> None:
+        arrays = written(tmp_path).open()
+        assert equal(arrays)
+        state = pickle.dumps(arrays)
+        assert len(state) < 1000 and equal(pickle.loads(state))
+
+    @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+    def test_in_another_process(self, start: str, tmp_path: Path) -> None:
+        arrays = written(tmp_path).open()
+        assert equal(arrays)
+        with multiprocessing.get_context(start).Pool(1) as pool:
+            assert pool.apply(equal, (arrays,))
+            pool.close()
+            pool.join()
+
+
+class TestWriters:
+    def test_an_error_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError), file_in(tmp_path).writing("<i8") as writer:
+            writer.write(LONG)
+            raise KeyError
+        assert not os.listdir(tmp_path)
+
+    def test_what_is_written_is_on_its_way_to_the_disk_early(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent = []
+        monkeypatch.setattr(mapped, "_EARLY", 2000)
+        monkeypatch.setattr(mapped, "_to_disk", lambda fd: sent.append(os.fstat(fd).st_size))
+        long = np.arange(20_000)
+        assert equal(written(tmp_path, long, pieces=40).open(), long)
+        assert sent and sent == sorted(sent) and sent[0] >= HEAD + 2000
+
+    def test_a_disk_that_fails_meanwhile_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system tells it once: the last fsync may say that all is well."""
+
+        def fails(_: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(mapped, "_EARLY", 2000)
+        monkeypatch.setattr(mapped, "_to_disk", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            written(tmp_path, np.arange(2000), pieces=1)
+        assert not os.listdir(tmp_path)
+
+    def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:
+        """A limit of a file's size stands for it."""
+        import resource
+
+        file, (soft, hard) = file_in(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+            with pytest.raises(OSError), file.writing("<i8") as writer:
+                for _ in range(100):
+                    writer.write(LONG)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+        assert not os.listdir(tmp_path)
+
+    def test_what_a_killed_one_left_is_removed_an_hour_later(self, tmp_path: Path) -> None:
+        child = multiprocessing.get_context("fork").Process(target=_begin, args=(tmp_path,))
+        child.start()
+        deadline = time.monotonic() + 30
+        while not any(item.stat().st_size > HEAD for item in tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        (left,) = tmp_path.iterdir()
+        assert left.suffix == ".part"
+        with pytest.raises(FileNotFoundError):
+            file_in(tmp_path).open()
+        written(tmp_path)
+        assert left.exists()  # its writer might be at work
+        os.utime(left, (time.time() - 4000, time.time() - 4000))
+        file = written(tmp_path)
+        assert [str(item) for item in tmp_path.iterdir()] == [file.path] and equal(file.open())
+
+
+def _begin(folder: Path) -> None:
+    with file_in(folder).writing("<i8") as writer:
+        writer.write(np.zeros(1 << 20, np.int64))
+        time.sleep(60)

@@ -1,0 +1,246 @@
+"""Are batches right, early and in bounds on a real CUDA device? (`pytest -m cuda`; the stand-in's tests are in test_side_stream.py)
+
+Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB. Memory for the copy
+must be there by then, since to allocate some, pinned or the device's, CUDA may wait for kernels: hence `warm`.
+"""
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from headrace import create_dataloader, move_to_device
+from headrace.loader.device.prefetcher import SideStream, TorchAccelerator, way_to
+from headrace.testing.contract import same
+from tests.loader.device.test_prefetcher import (
+    Deliveries,
+    come,
+    flat,
+    more_structures,
+    next_with_another_behind_it,
+    pinned,
+    received,
+    until,
+)
+
+pytestmark = pytest.mark.cuda
+
+SAMPLE, BATCH, NUMBER = (64, 1024), 16, 320
+BATCH_BYTES = 4 * 64 * 1024 * BATCH
+LONG = 2_000_000_000  # cycles: about a second
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Sample i is full of i."""
+
+    def __init__(self, number: int = NUMBER) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full(SAMPLE, index, dtype=torch.int32)
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Any] = []
+
+    def make(dataset: Any = None, **options: Any) -> Any:
+        options = {"batch_size": BATCH, "shuffle": False, "num_workers": 2, "device": "cuda", **options}
+        made.append(create_dataloader(Numbers() if dataset is None else dataset, **options))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+    torch.cuda.synchronize()
+
+
+def warm(loader: Any) -> Any:
+    """The loader, after an epoch in which as many batches were on their way at once as there can be."""
+    kept, workers = [], loader.config.num_workers
+    iterator = iter(loader)
+    for step, batch in enumerate(iterator):
+        if step < 5:
+            kept.append(batch)
+        if step == 2 and workers:
+            until(lambda: len(come(iterator)) == workers * loader.config.prefetch_factor)
+    torch.cuda.synchronize()
+    loader.set_epoch(0)
+    return loader
+
+
+def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
+    """Asked of the current stream, which sleeps before and works in many small kernels after: is it the batch of this step?"""
+    torch.cuda._sleep(500_000)
+    worked = batch
+    for _ in range(30):
+        worked = worked + 1
+    expected = torch.arange(step * BATCH, (step + 1) * BATCH, device=batch.device, dtype=torch.int32)[:, None, None] + 30
+    return (worked == expected).all()
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("number", range(len(more_structures())))
+def test_the_plain_way_and_the_side_stream_give_the_same(number: int, is_pinned: bool) -> None:
+    value = more_structures()[number]
+    given = pinned(value) if is_pinned else value
+    way = way_to("cuda")
+    assert isinstance(way, SideStream)
+    moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
+    assert type(moved) is type(plain) and str(moved) == str(plain)
+    for a, b in zip(flat(moved), flat(plain), strict=True):
+        assert a.device == b.device == torch.device("cuda", torch.cuda.current_device()) and a.layout == b.layout
+        if a.layout is torch.strided:
+            assert same(a.cpu(), b.cpu())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("pin_memory", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_batches_are_right_under_load(make: Make, workers: int, pin_memory: bool, waits: bool) -> None:
+    """Their pinned buffers, slots and device memory are used again and again; the loop asks for its result in each step, or never."""
+    loader = make(num_workers=workers, pin_memory=pin_memory)
+    for _ in range(3):
+        right = []
+        for step, batch in enumerate(loader):
+            right.append(is_right(batch, step))
+            del batch
+            if waits:
+                right[-1].item()
+            assert loader.state_dict()["batches"] == step + 1
+        assert len(right) == NUMBER // BATCH and torch.stack(right).all().item()
+    assert loader.get_stats()["transfer_time"] > 0 and loader.get_stats()["ring_in_use"] == 0
+
+
+def test_batches_are_right_on_streams_of_the_users(make: Make) -> None:
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(2):
+        right, iterator = [], iter(make())
+        for step in range(NUMBER // BATCH):
+            with torch.cuda.stream(streams[step % 3]):
+                right.append(is_right(next(iterator), step))
+        torch.cuda.synchronize()
+        assert torch.stack(right).all().item()
+
+
+def test_the_next_copy_is_done_while_a_kernel_runs(make: Make) -> None:
+    iterator = iter(warm(make()))
+    batch = next_with_another_behind_it(iterator)
+    until(iterator._deliveries.is_ready)  # the third
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    kernel = torch.cuda.Event()
+    kernel.record()
+    following = next_with_another_behind_it(iterator)  # nothing in it waits for the kernel
+    copy = iterator._way._started
+    assert copy is not None
+    copy.done.synchronize()
+    assert not kernel.query(), "the copy stood in line behind the kernel"
+    assert is_right(batch, 0).item() and is_right(following, 1).item() and kernel.query()
+
+
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool) -> None:
+    iterator = iter(warm(make(num_workers=0, pin_memory=pin_memory)))
+    first = next(iterator)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    kernel = torch.cuda.Event()
+    kernel.record()
+    second = next(iterator)
+    for copy in iterator._way._copies:
+        copy.done.synchronize()
+    assert not kernel.query()
+    assert is_right(first, 0).item() and is_right(second, 1).item()
+
+
+def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None:
+    loader = make()
+    list(loader)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as profile:
+        for step, batch in enumerate(loader):
+            is_right(batch, step)
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    streams: dict[str, set[int]] = {"kernel": set(), "gpu_memcpy": set()}
+    for event in events:
+        if event.get("cat") == "kernel" or (event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]):
+            streams[event["cat"]].add(event["args"]["stream"])
+    if not streams["kernel"]:
+        pytest.skip("this machine's profiler sees no kernels")
+    assert len(streams["gpu_memcpy"]) == 1 and not streams["gpu_memcpy"] & streams["kernel"]
+
+
+def test_batches_do_not_pile_up_on_the_device(make: Make) -> None:
+    loader = make(Numbers(1600))
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    for batch in loader:
+        torch.cuda._sleep(5_000_000)
+        batch.add_(1)
+        del batch
+    peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    assert peak <= 6 * BATCH_BYTES, f"{peak / BATCH_BYTES:.1f} batches at a time, of {len(loader)}"
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_early_break_frees_the_batch_that_was_taken_early(make: Make, persistent: bool) -> None:
+    loader = make(persistent_workers=persistent)
+    next(iter(loader))
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        batch = next_with_another_behind_it(iterator)
+        assert iterator._way._early is not None and loader.state_dict()["batches"] == 1
+        assert torch.cuda.memory_allocated() == before + 2 * BATCH_BYTES
+        del iterator
+        assert torch.cuda.memory_allocated() == before + BATCH_BYTES
+        assert is_right(batch, 0).item()
+        del batch
+        assert torch.cuda.memory_allocated() == before
+
+
+def test_a_full_device_is_an_error_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = way_to("cuda")
+    assert isinstance(way, SideStream)
+    deliveries = Deliveries([pinned(torch.full((3,), i)) for i in range(4)])
+    first = way.move(way.take(deliveries))
+
+    def full(accelerator: TorchAccelerator, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(1 << 50, dtype=torch.uint8, device=accelerator.device)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchAccelerator, "copy", full)
+        way.look_ahead(deliveries)
+        assert way._started is None and way._early is not None and first.tolist() == [0, 0, 0]
+        with pytest.raises(torch.OutOfMemoryError):
+            received(way, deliveries)
+    assert [received(way, deliveries).tolist() for _ in range(2)] == [[2, 2, 2], [3, 3, 3]]
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+def test_the_device_is_that_of_the_index_or_the_current_one(make: Make) -> None:
+    for device, current, expected in [("cuda:1", 0, 1), ("cuda", 1, 1), ("cuda:0", 1, 0)]:
+        with torch.cuda.device(current):
+            iterator = iter(make(device=device))
+            first = next(iterator)
+            with torch.cuda.device(expected):
+                assert is_right(first, 0).item() and is_right(next(iterator), 1).item()
+            assert first.device == torch.device("cuda", expected) and torch.cuda.current_device() == current

@@ -1,0 +1,685 @@
+"""Does the next batch travel while this one computes, and does nobody see it before it is there, or lose it?
+
+Without a GPU: `late_device.LateAccelerator` stands in for one. The real one is in test_cuda.py.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from headrace import BaseDataset, WorkerError, create_dataloader, move_to_device
+from headrace.errors import HeadraceError
+from headrace.loader.device import prefetcher as side_stream
+from headrace.loader.device.prefetcher import SideStream, TorchAccelerator, accelerator_of, way_to
+from headrace.loader.device.transfer import Way
+from headrace.memory.ring import Delivered
+from headrace.testing.contract import same
+from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
+from tests.loader.device.test_transfer import structures
+from tests.testing.test_contract import SquareDataset, Squares
+
+PILE = 3 + 3 + 1  # of two batches the wait, the event and the kernel; the kernel of the one before
+
+
+class Deliveries:
+    """Deliveries of these batches; what is an exception is raised."""
+
+    def __init__(self, batches: list[Any], is_ready: bool = True) -> None:
+        self.rest, self.ready = list(batches), is_ready
+        self.taken = 0
+
+    def __next__(self) -> Delivered:
+        if not self.rest:
+            raise StopIteration
+        found = self.rest.pop(0)
+        self.taken += 1
+        if isinstance(found, Exception):
+            raise found
+        return found if isinstance(found, Delivered) else Delivered(found, {"step": self.taken - 1, "samples": 1})
+
+    def is_ready(self) -> bool:
+        return self.ready and bool(self.rest)
+
+
+def pinned(batch: Any) -> Any:
+    return Delivered(batch, {}).pin_memory().batch
+
+
+def received(way: Way, deliveries: Any) -> Any:
+    """What the user's `next` does with a way."""
+    way.await_device()
+    batch = way.move(way.take(deliveries))
+    way.look_ahead(deliveries)
+    return batch
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
+    """A late accelerator at "cpu", and memory that can be pinned for it, also in torch's own thread."""
+    accelerator = LateAccelerator()
+    monkeypatch.setattr(side_stream, "accelerator_of", lambda device: lambda: accelerator)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    for name, value in {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda value=value: value)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    return accelerator
+
+
+@pytest.fixture
+def way(late: LateAccelerator) -> SideStream:
+    found = way_to("cpu")
+    assert isinstance(found, SideStream)
+    return found
+
+
+def rows(number: int) -> list[torch.Tensor]:
+    return [torch.full((3, 2), i, dtype=torch.int32) for i in range(number)]
+
+
+# --- the plain way and this one give the same bytes
+
+
+def more_structures() -> list[Any]:
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    return [
+        *structures(),
+        [whole, whole[0], whole[:, 1:], whole.transpose(0, 2), whole],  # views of one memory, and the same twice
+        whole.contiguous(memory_format=torch.contiguous_format)[None].to(memory_format=torch.channels_last),
+        {"empty": torch.zeros(0, 3), "scalar": torch.tensor(3), "flag": torch.tensor([True]), "half": whole.bfloat16(), "z": whole + 1j},
+        "no tensor",
+        None,
+    ]
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("number", range(len(more_structures())))
+def test_the_plain_way_and_the_side_stream_give_the_same(late: LateAccelerator, way: SideStream, number: int, is_pinned: bool) -> None:
+    value = more_structures()[number]
+    given = pinned(value) if is_pinned else value
+    plain = move_to_device(value, "cpu")
+    moved = received(way, Deliveries([given, None]))
+    late.main.run()
+    assert type(moved) is type(plain) and str(moved) == str(plain) and not late.hazards
+    for a, b in zip(flat(moved), flat(plain), strict=True):
+        assert a.layout == b.layout
+        if a.layout is torch.strided:
+            assert same(a, b) and a.stride() == torch.empty_like(b).stride()
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    side_stream.map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: SideStream) -> None:
+    dense, sparse = torch.ones(2), torch.eye(2).to_sparse()
+    batch = pinned({"dense": dense, "sparse": sparse})
+    deliveries = Deliveries([dense, batch])
+    received(way, deliveries)
+    assert deliveries.taken == 2 and way._started is None, "taken, but its copy would keep this process waiting"
+    moved = received(way, deliveries)
+    assert moved["sparse"] is batch["sparse"], "there already"
+    late.device = torch.device("meta")
+    assert received(way, Deliveries([batch]))["sparse"].device.type == "meta", "not there yet"
+    assert moved["dense"] is not batch["dense"]
+
+
+# --- the protocol of streams and events
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_stream_waits_for_the_copy_and_every_tensor_is_recorded(late: LateAccelerator, way: SideStream, is_pinned: bool) -> None:
+    a, b = rows(2)
+    batch = {"a": a, "rest": [b, (a, "text")]}
+    received(way, Deliveries([pinned(batch) if is_pinned else batch]))
+    copies = [("copy", "pinned" if is_pinned else "pageable")] * 3
+    assert late.log == [*copies, ("wait", "main"), *[("keep", "main")] * 3]
+
+
+def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerator, way: SideStream) -> None:
+    found: list[torch.Tensor] = []
+    deliveries = Deliveries([pinned(row) for row in rows(6)])
+    for _ in range(6):
+        late.kernel(received(way, deliveries), found)
+    late.main.run()
+    assert same(found, rows(6)) and not late.hazards
+
+
+def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: SideStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wait, without the record, without the source."""
+    late.patience = None
+
+    def read(*first: Any) -> torch.Tensor:
+        found: list[torch.Tensor] = []
+        late.kernel(received(way, Deliveries([pinned(rows(2)[1])])), found)
+        for stream in (*first, late.main):
+            stream.run()
+        return found[0]
+
+    assert same(read(), rows(2)[1]) and same(read(late.side), rows(2)[1]) and not late.hazards
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "wait", lambda stream, event: None)
+        assert bool((read().view(torch.uint8) == POISON).all())
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "keep", lambda tensor, stream: None)
+        assert bool((read(late.side).view(torch.uint8) == REUSED).all())
+    with monkeypatch.context() as patch:
+        patch.setattr(side_stream._Copy, "source", property(lambda copy: None, lambda copy, source: None))
+        assert not same(read(), rows(2)[1])
+    assert [hazard.split(" was ")[0] for hazard in late.hazards] == ["memory", "a source"]
+    late.hazards.clear()
+
+
+def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: SideStream) -> None:
+    late.patience = None  # no event comes by itself
+    sources = [pinned(row) for row in rows(3)]
+    alive = [weakref.ref(source) for source in sources]
+    deliveries = Deliveries(sources)
+    del sources
+    received(way, deliveries)
+    for event in list(way._handed):
+        late.synchronize(event)
+    late.side.run()
+    assert [ref() is not None for ref in alive] == [True, True, True], "nobody has asked yet"
+    received(way, deliveries)
+    assert [ref() is not None for ref in alive] == [False, False, True]
+    for event in list(way._handed):
+        late.synchronize(event)
+    received(way, deliveries)
+    late.main.run()
+    late.patience = 1
+    way.finish()
+    assert [ref() is not None for ref in alive] == [False, False, False] and not late.hazards
+    assert way.transferred() > 0
+
+
+def test_a_source_that_is_not_pinned_is_free_at_once(late: LateAccelerator, way: SideStream) -> None:
+    late.patience = 1
+    source = torch.ones(2)
+    alive = weakref.ref(source)
+    deliveries = Deliveries([source, torch.ones(2)], is_ready=False)
+    del source
+    batch = received(way, deliveries)
+    assert alive() is None and same(batch, torch.ones(2))
+
+
+def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> None:
+    late.patience = None
+    way, deliveries = way_to("cpu"), Deliveries([pinned(row) for row in rows(3)])
+    received(way, deliveries)
+    assert late.side.ops and late.living == 1  # the second: the user has dropped the first
+    del way
+    assert not late.side.ops and not late.living and not late.hazards
+
+
+def test_the_stream_is_the_one_that_is_current_when_the_batch_is_handed_over(late: LateAccelerator, way: SideStream) -> None:
+    deliveries, found, streams = Deliveries([pinned(row) for row in rows(4)]), [], [late.another_stream(), late.another_stream()]
+    for step in range(4):
+        with late.using(streams[step % 2]):
+            late.kernel(received(way, deliveries), found)
+    assert [entry for entry in late.log if entry[0] == "wait"] == [("wait", f"user {1 + step % 2}") for step in range(4)]
+    for stream in reversed(streams):
+        stream.run()
+    assert same(sorted(found, key=lambda row: int(row[0, 0])), rows(4)) and not late.hazards
+
+
+def test_the_next_copy_is_under_way_while_this_batch_computes(late: LateAccelerator, way: SideStream) -> None:
+    deliveries, found = Deliveries([pinned(row) for row in rows(5)]), []
+    for step in range(5):
+        batch = received(way, deliveries)
+        assert len([entry for entry in late.log if entry[0] == "copy"]) == min(step + 2, 5), "one ahead, and never more"
+        late.kernel(batch, found)
+        late.main.run()  # as a loop that asks for its loss
+        late.side.run()
+        assert way._started is None or way._started.done.come, "it waits for nothing but earlier copies"
+    assert same(found, rows(5))
+
+
+@pytest.mark.parametrize("options", [{"is_ready": False}, {}])
+def test_what_would_keep_this_process_waiting_is_left_for_later(late: LateAccelerator, way: SideStream, options: Any) -> None:
+    """A batch that is not there yet; one that is not pinned."""
+    deliveries = Deliveries([pinned(row) if options else row for row in rows(3)], **options)
+    for step in range(3):
+        batch = received(way, deliveries)
+        assert len([entry for entry in late.log if entry[0] == "copy"]) == step + 1
+        late.main.run()
+        assert same(batch, rows(3)[step])
+
+
+def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: SideStream) -> None:
+    deliveries, found = Deliveries([pinned(row) for row in rows(40)]), []
+    for _ in range(40):
+        late.kernel(received(way, deliveries), found)
+        assert len(late.main.ops) <= PILE
+    late.main.run()
+    assert same(found, rows(40)) and not late.hazards
+
+
+def test_short_epochs_do_not_pile_up_either(late: LateAccelerator) -> None:
+    for _ in range(9):
+        way, found = way_to("cpu"), []
+        late.kernel(received(way, Deliveries(pinned(rows(1)))), found)
+        assert len(late.main.ops) <= 3 + 1
+        way.finish()
+
+
+def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
+    class Image(torch.Tensor):  # as torchvision's
+        pass
+
+    class Dispatching(torch.Tensor):  # as nested and distributed tensors
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise NotImplementedError
+
+    plain = torch.ones(2, 2)
+    for tensor in (plain, plain[:, 1], torch.nn.Parameter(plain), plain.as_subclass(Image)):
+        assert side_stream._goes_aside(tensor)
+    for tensor in (plain.to("meta"), plain.to_sparse(), plain.as_subclass(Dispatching)):
+        assert not side_stream._goes_aside(tensor)
+
+
+# --- what is taken early has not been received
+
+
+def test_an_error_waits_for_its_turn(late: LateAccelerator, way: SideStream) -> None:
+    deliveries = Deliveries([rows(1)[0], RuntimeError("DataLoader worker (pid 7) is killed"), rows(3)[2]])
+    received(way, deliveries)
+    assert deliveries.taken == 2
+    with pytest.raises(RuntimeError, match="pid 7"):
+        received(way, deliveries)
+    assert same(received(way, deliveries), rows(3)[2])
+    with pytest.raises(StopIteration):
+        received(way, deliveries)
+
+
+def test_an_error_that_nobody_asks_for_goes_with_the_iterator(late: LateAccelerator) -> None:
+    way, error = way_to("cpu"), RuntimeError("of the next batch")
+    gone = weakref.ref(way)
+    received(way, Deliveries([rows(1)[0], error]))
+    gc.disable()
+    try:
+        del way
+        assert gone() is None, "its traceback would hold it"
+    finally:
+        gc.enable()
+
+
+def test_an_error_makes_no_circle(late: LateAccelerator, way: SideStream) -> None:
+    class Error(RuntimeError):
+        pass
+
+    deliveries = Deliveries([rows(1)[0], Error("of the next batch")])
+    gone = weakref.ref(deliveries.rest[1])
+    received(way, deliveries)
+    gc.disable()
+    try:
+        with contextlib.suppress(Error):
+            received(way, deliveries)
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("report", [{"failure": ValueError("bad")}, {"exhausted": True}])
+def test_what_is_no_batch_is_not_copied(late: LateAccelerator, way: SideStream, report: Any) -> None:
+    deliveries = Deliveries([pinned(rows(1)[0]), Delivered(None, report), pinned(rows(2)[1])])
+    received(way, deliveries)
+    assert deliveries.taken == 2 and way.take(deliveries).report is report
+    batch = received(way, deliveries)
+    late.main.run()
+    assert same(batch, rows(2)[1])
+
+
+def test_an_empty_tensor_keeps_nobody_waiting(late: LateAccelerator, way: SideStream) -> None:
+    received(way, Deliveries([rows(1)[0], pinned({"a": torch.zeros(0, 3), "b": torch.ones(2)})]))
+    assert way._started is not None
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_full_device_is_the_error_of_its_own_batch(late: LateAccelerator, way: SideStream, failures: int) -> None:
+    deliveries = Deliveries([pinned(row) for row in rows(4)])
+    first = way.move(way.take(deliveries))
+    late.failures = failures
+    way.look_ahead(deliveries)
+    late.main.run()
+    assert same(first, rows(1)[0]) and deliveries.taken == 2
+    if failures == 2:  # and the user has not made room either
+        with pytest.raises(torch.OutOfMemoryError):
+            received(way, deliveries)
+    rest = [received(way, deliveries) for _ in range(2)]
+    late.main.run()
+    assert same(rest, rows(4)[2:] if failures == 2 else rows(4)[1:3]) and not late.hazards
+
+
+# --- loaders
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(late: LateAccelerator) -> Iterator[Make]:
+    made: list[Any] = []
+
+    def make(dataset: Any = None, **options: Any) -> Any:
+        options = {"batch_size": 4, "shuffle": False, "num_workers": 1, "pin_memory": True, "device": "cpu", **options}
+        made.append(create_dataloader(SquareDataset() if dataset is None else dataset, **options))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def expected(dataset: Any = None, **options: Any) -> list[Any]:
+    options = {"batch_size": 4, "shuffle": False, "num_workers": 0, "pin_memory": False, **options}
+    return list(create_dataloader(SquareDataset() if dataset is None else dataset, **options))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def until_two_have_come(iterator: Any) -> None:
+    awaited = iterator._deliveries._rcvd_idx
+    until(lambda: {awaited, awaited + 1} <= come(iterator))
+
+
+def come(iterator: Any) -> set[int]:
+    """The numbers of the batches that lie ready, in their order or not."""
+    ours = iterator._deliveries
+    with ours._data_queue.mutex:
+        queued = {number for number, _ in ours._data_queue.queue}
+    return queued | {number for number, info in ours._task_info.items() if len(info) == 2}
+
+
+def next_with_another_behind_it(iterator: Any) -> Any:
+    """A batch, when the one after it lies ready too, so that it is taken early."""
+    if iterator._way._early is None:
+        until_two_have_come(iterator)
+    else:
+        until(iterator._deliveries.is_ready)
+    return next(iterator)
+
+
+@pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (1, False), (2, True)])
+def test_a_loader_gives_the_same_batches_and_counts_those_received(
+    late: LateAccelerator, make: Make, workers: int, pin_memory: bool
+) -> None:
+    loader, plain = make(num_workers=workers, pin_memory=pin_memory, shuffle=True), expected(shuffle=True)
+    found: list[torch.Tensor] = []
+    for epoch in range(2):
+        loader.set_epoch(0)
+        for step, batch in enumerate(loader, 1):
+            assert (loader.epoch, loader.state_dict()["batches"], loader.get_stats()["batches"]) == (0, step, epoch * len(plain) + step)
+            late.kernel(batch, found)
+            assert len(late.main.ops) <= PILE, "this process doesn't run further ahead of the device"
+            del batch
+    late.main.run()
+    assert same(found, plain * 2) and not late.hazards
+    assert loader.get_stats()["transfer_time"] >= 2 * len(plain), "a tick of the device's clock a copy, and none is left out"
+    assert not late.living and not late.side.ops
+    assert loader.get_stats()["ring_in_use"] == 0 and loader.get_stats()["ring_grown"] == 0
+
+
+def test_the_batch_that_was_taken_early_counts_when_it_is_received(late: LateAccelerator, make: Make) -> None:
+    loader, plain = make(), expected()
+    iterator = iter(loader)
+    for step in range(1, 4):
+        batch = next_with_another_behind_it(iterator)
+        assert iterator._way._started is not None
+        assert loader.state_dict()["batches"] == loader.get_stats()["batches"] == step
+        assert loader.get_stats()["samples"] == 4 * step and len(iterator) == len(plain) - step
+        assert loader.get_stats()["queued_batches"] == iterator.job.dispatch.handed_out - step >= 1
+        late.main.run()
+        assert same(batch, plain[step - 1])
+    state = loader.state_dict()
+    del iterator
+    other = make()
+    other.load_state_dict(state)
+    rest = list(other)
+    late.main.run()
+    assert same(rest, plain[3:])
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_early_break_leaves_nothing(late: LateAccelerator, make: Make, persistent: bool) -> None:
+    loader, plain = make(persistent_workers=persistent), expected()
+    for _ in range(2):
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        batch = next_with_another_behind_it(iterator)
+        early = weakref.ref(iterator._way._early.batch)
+        assert late.living == 2
+        del iterator
+        assert early() is None and late.living == 1 and not late.side.ops
+        late.main.run()
+        assert same(batch, plain[0]) and loader.state_dict()["batches"] == 1
+        del batch
+    loader.set_epoch(0)
+    batches = list(loader)
+    late.main.run()
+    assert same(batches, plain) and not late.hazards
+    loader.close()
+
+
+def test_two_iterators_at_a_time(late: LateAccelerator, make: Make) -> None:
+    loader, plain, found = make(), expected(), []
+    first = iter(loader)
+    late.kernel(next(first), found)
+    loader.set_epoch(0)
+    for batch in loader:
+        late.kernel(batch, found)
+    for batch in first:
+        late.kernel(batch, found)
+    late.main.run()
+    assert same(found, [plain[0], *plain, *plain[1:]]) and not late.hazards
+
+
+def test_the_wait_for_a_device_that_hangs_can_be_interrupted(late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    loader, plain, late.patience = make(num_workers=0), expected(), None
+    iterator = iter(loader)
+    found = [next(iterator), next(iterator)]
+    with monkeypatch.context() as patch:
+        patch.setattr(side_stream.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert loader.state_dict()["batches"] == 2
+    late.patience = 1
+    found += iterator
+    late.main.run()
+    assert same(found, plain), "no batch is lost"
+
+
+def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make: Make) -> None:
+    loader, plain = make(SquareDataset(bad=[5])), expected()
+    iterator = iter(loader)
+    first = next_with_another_behind_it(iterator)
+    assert iterator._way._early is not None and loader.get_stats()["errors"] == 0
+    with pytest.raises(OSError, match="sample 5"):
+        next(iterator)
+    assert loader.state_dict()["batches"] == 1
+    rest = list(iterator)
+    late.main.run()
+    assert same([first, *rest], [plain[0], *plain[2:]]) and loader.state_dict()["batches"] == len(plain)
+
+
+class Deadly(BaseDataset):
+    """The worker that reads a sample dies of it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(Squares())
+        self.index = index
+
+    def decode(self, record: bytes) -> Any:
+        value = np.frombuffer(record, "<i8").copy()
+        if value[0] == self.index:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+
+def test_a_worker_that_dies_is_the_error_of_the_batch_it_had(late: LateAccelerator, make: Make) -> None:
+    loader, plain = make(Deadly(9)), expected()  # of the third batch
+    iterator, found = iter(loader), []
+    with pytest.raises(WorkerError, match=r"while batch (\d) was waited for.*SIGKILL") as caught:
+        for _ in range(3):
+            found.append(next(iterator))
+    late.main.run()
+    assert same(found, plain[: len(found)]) and loader.state_dict()["batches"] == len(found)
+    assert f"while batch {len(found)} was" in str(caught.value)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_a_worker_that_dies_while_a_batch_is_taken_early(late: LateAccelerator, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = SquareDataset().subset(range(8))
+    loader, plain = make(dataset), expected(dataset)
+    iterator = iter(loader)
+    until_two_have_come(iterator)
+
+    def dies_now(deliveries: Any) -> bool:
+        os.kill(deliveries.workers[0].pid, signal.SIGKILL)
+        deliveries.workers[0].join(60)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(iterator._deliveries), "is_ready", dies_now)
+        first = next(iterator)
+    assert isinstance(iterator._way._early, RuntimeError)
+    late.main.run()
+    assert same(first, plain[0]) and loader.state_dict()["batches"] == 1
+    with pytest.raises(HeadraceError, match="while batch 1 was waited for"):
+        next(iterator)
+    batches = list(loader)  # with new workers
+    late.main.run()
+    assert same(batches, plain)
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stream_of_unknown_length_ends_in_its_turn(late: LateAccelerator, make: Make, workers: int) -> None:
+    loader, plain = make(Counting(), shuffle=None, num_workers=workers), expected(Counting(), shuffle=None, num_workers=workers)
+    for _ in range(2):
+        found = list(loader)
+        late.main.run()
+        assert same(found, plain)
+        assert loader.state_dict()["batches"] == len(plain)
+
+
+class Slow(SquareDataset):
+    """The second batch waits for a file."""
+
+    def __init__(self, go: Path) -> None:
+        super().__init__()
+        self.go = go
+
+    def decode(self, record: bytes) -> Any:
+        value = super().decode(record)
+        while value[0] == 5 and not self.go.exists():
+            time.sleep(0.01)
+        return value
+
+
+def test_a_batch_that_came_before_a_slower_one_is_not_the_next(late: LateAccelerator, make: Make, tmp_path: Path) -> None:
+    loader, plain = make(Slow(tmp_path / "go"), num_workers=2, timeout=60), expected()
+    iterator = iter(loader)
+    until(lambda: come(iterator) == {0, 2})  # 1 and 3 are the other worker's
+    assert iterator._deliveries.is_ready()
+    batches = [next(iterator)]
+    assert not iterator._deliveries.is_ready() and iterator._way._early is None
+    (tmp_path / "go").touch()
+    batches.append(next(iterator))
+    assert iterator._way._early is not None, "that one lay behind the slower one in the queue"
+    batches += iterator
+    late.main.run()
+    assert same(batches, plain)
+
+
+# --- devices
+
+
+def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in (None, "cpu", "meta", "mps", torch.device("cpu")):
+        assert type(way_to(device)) is Way
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert accelerator_of("cuda") is None, "torch says best what is the matter"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert isinstance(way_to("cuda:1"), SideStream), "without asking the device for anything"
+
+
+class Calls:
+    """A module of torch's, as `torch.cuda`, that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+        self.now: Any = "user's"
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 1
+
+    def Stream(self, device: torch.device) -> str:
+        return f"side of {device}"
+
+    def current_stream(self, device: torch.device) -> str:
+        return f"current of {device}"
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.now, before = stream, self.now
+        yield
+        self.now = before
+
+    def Event(self, enable_timing: bool = False) -> Any:
+        log = self.log
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                log.append(("event with time" if enable_timing else "event", stream))
+
+        return Event()
+
+
+def test_torch_is_asked_for_the_right_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: calls)
+    side_stream._accelerator.cache_clear()
+    try:
+        found = [accelerator_of(device) for device in ("cuda", "cuda:1", torch.device("cuda", 0))]
+        first, second, third = (find() for find in found if find is not None)
+        assert first is second is not third, "one a device"
+        assert isinstance(first, TorchAccelerator) and first.device == torch.device("cuda", 1)
+        assert first.current_stream() == "current of cuda:1"
+        first.mark()
+        first.mark("the user's")
+        assert calls.log == [("event with time", "side of cuda:1"), ("event", "the user's")]
+        with first.aside():
+            assert calls.now == "side of cuda:1"
+        assert calls.now == "user's"
+    finally:
+        side_stream._accelerator.cache_clear()

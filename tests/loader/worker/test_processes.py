@@ -1,0 +1,325 @@
+"""Workers that are born deadlocked: a thread holds a lock for ever that each child takes right after the fork."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from headrace import HeadraceWarning, MultiDataLoader, WorkerError
+from headrace.loader.worker import processes as workers
+from headrace.testing.contract import same
+from tests.testing.test_contract import SquareDataset
+
+
+class Plant:
+    """Dooms the next forks of this process."""
+
+    def __init__(self) -> None:
+        self.left, self._is_doomed = 0, False
+        self._lock = threading.Lock()
+        self.interrupts = False
+        os.register_at_fork(before=self._count, after_in_child=self._take, after_in_parent=self._interrupt)
+
+    def _count(self) -> None:
+        self._is_doomed, self.left = self.left > 0, max(0, self.left - 1)
+
+    def _take(self) -> None:
+        if self._is_doomed:
+            self._lock.acquire()
+
+    def _interrupt(self) -> None:
+        if self.interrupts:
+            self.interrupts = False
+            signal.raise_signal(signal.SIGINT)
+
+    def hold(self, end: threading.Event) -> None:
+        """For ever, as seen from a child."""
+        with self._lock:
+            end.wait()
+
+
+_plant = Plant()
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    """A lock that another thread holds; looks are quick."""
+    monkeypatch.setattr(workers, "LOOKS", 2)
+    monkeypatch.setattr(workers, "_LOOK_EVERY", 0.1)
+    end = threading.Event()
+    thread = threading.Thread(target=_plant.hold, args=(end,), name="holder")
+    thread.start()
+    yield _plant
+    _plant.left = 0
+    end.set()
+    thread.join()
+
+
+class Numbers(Dataset[int]):
+    """Plain, without headrace's help."""
+
+    def __init__(self, n: int = 12) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counting(IterableDataset[int]):
+    """Each worker counts its own numbers, and can go on where it was."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, 24, step):
+            self.at = number
+            yield number
+
+
+class Unpicklable(Numbers):
+    """Can only be forked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = lambda: 1
+
+
+Make = Callable[..., Any]
+FORKED: dict[str, Any] = {"multiprocessing_context": "fork", "shuffle": False}
+
+
+def batches_of(loader: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in loader]
+
+
+def numbers(n: int, size: int) -> list[list[int]]:
+    return [list(range(at, min(at + size, n))) for at in range(0, n, size)]
+
+
+def test_a_hung_newborn_is_started_again(plant: Plant, make_loader: Make) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=2, **FORKED)
+    plant.left = 1
+    with pytest.warns(HeadraceWarning, match=r"worker 0 \(pid \d+\) hung as soon as it was forked.*holder.*by forkserver") as caught:
+        assert batches_of(loader) == numbers(12, 2)
+    assert len(caught) == 1
+    assert batches_of(loader) == numbers(12, 2), "persistent workers go on"
+
+
+def test_what_can_not_be_pickled_is_forked_again(plant: Plant, make_loader: Make) -> None:
+    loader = make_loader(Unpicklable(), batch_size=2, num_workers=1, **FORKED)
+    plant.left = 2
+    with pytest.warns(HeadraceWarning, match="by fork, since the dataset, or what goes with it, can't be pickled") as caught:
+        assert batches_of(loader) == numbers(12, 2)
+    assert len(caught) == 2
+
+
+def test_who_hangs_each_time_is_an_error(plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_BIRTHS", 2)
+    loader = make_loader(Unpicklable(), batch_size=2, num_workers=1, **FORKED)
+    plant.left = 99
+    with pytest.warns(HeadraceWarning), pytest.raises(WorkerError, match="so did 1 before it"):
+        batches_of(loader)
+    plant.left = 0
+    loader.set_epoch(0)
+    assert batches_of(loader) == numbers(12, 2)
+
+
+def test_an_epoch_left_early_ends_hung_newborns(plant: Plant, make_loader: Make) -> None:
+    before, began = {child.pid for child in psutil.Process().children()}, time.monotonic()
+    loader = make_loader(Numbers(), batch_size=2, num_workers=2, persistent_workers=False, **FORKED)
+    plant.left = 2
+    iter(loader)
+    loader.close()
+    assert time.monotonic() - began < workers._PATIENCE, "torch gives each worker that long"
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("doomed", [1, 2])
+def test_each_epoch_of_short_lived_workers(plant: Plant, make_loader: Make, epoch: int, doomed: int) -> None:
+    loader = make_loader(SquareDataset(), batch_size=2, num_workers=2, persistent_workers=False, multiprocessing_context="fork")
+    twin = make_loader(SquareDataset(), batch_size=2, num_workers=0)
+    for number in range(3):
+        plant.left = doomed if number == epoch else 0
+        expected = list(twin)
+        batches = list(loader)
+        assert len(batches) == len(expected) and all(same(*pair) for pair in zip(batches, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: Make) -> None:
+    """Nobody waits for it before the second one, which begins only when all workers have answered."""
+    loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
+    iterator = iter(loader)
+    first = loader._job._loader._iterator._workers[0]
+    assert next(iterator).tolist() == [0, 1] and first.is_alive()
+    loader.close()
+    loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
+    forks = iter([False, True])
+    plant._count = lambda: setattr(plant, "_is_doomed", next(forks, False))  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            assert batches_of(loader) == [[0, 1]]
+    finally:
+        del plant._count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("doomed", [1, 2])
+def test_streams_of_others(plant: Plant, make_loader: Make, doomed: int) -> None:
+    expected = batches_of(make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    plant.left = doomed
+    with pytest.warns(HeadraceWarning, match="started again"):
+        assert batches_of(make_loader(Counting(), batch_size=2, num_workers=2, multiprocessing_context="fork")) == expected
+
+
+@pytest.mark.slow
+def test_several_loaders_at_once(plant: Plant, make_loader: Make) -> None:
+    multi = MultiDataLoader({name: make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED) for name in "ab"}, strategy="round_robin")
+    plant.left = 2
+    with pytest.warns(HeadraceWarning, match="started again"):
+        found = [(name, batch.tolist()) for name, batch in multi]
+    assert found == [(name, batch) for batch in numbers(12, 2) for name in "ab"]
+
+
+@pytest.mark.slow
+def test_a_time_out_begins_anew_with_the_worker(plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=1, timeout=20, **FORKED)
+    plant.left = 1
+    with pytest.warns(HeadraceWarning, match="started again"):
+        assert batches_of(loader) == numbers(12, 2)
+
+
+def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=1, **FORKED)
+    _plant.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    loader.set_epoch(0)
+    assert batches_of(loader) == numbers(12, 2)
+
+
+def test_ctrl_c_while_workers_end_is_not_lost(make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(Numbers(), batch_size=2, num_workers=1, persistent_workers=False, **FORKED)
+    iterator = iter(loader)
+    next(iterator)
+    ends = workers.WorkerIterator._shutdown_workers
+
+    def interrupted(deliveries: Any) -> None:
+        ends(deliveries)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.WorkerIterator, "_shutdown_workers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        del iterator
+        time.sleep(10)
+
+
+def _sleep(doing: str) -> None:
+    while doing == "busy":
+        pass
+    time.sleep(100)
+
+
+@pytest.mark.parametrize(("doing", "stopped", "expected"), [("sleeping", False, True), ("busy", False, False), ("sleeping", True, False)])
+def test_which_process_stands_still(doing: str, stopped: bool, expected: bool) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_sleep, args=(doing,), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        time.sleep(0.2)
+        if stopped:
+            os.kill(process.pid, signal.SIGSTOP)
+        birth = workers._Birth(process)
+        found = []
+        for _ in range(workers.LOOKS + 1):
+            time.sleep(0.05)
+            found.append(birth.stands_still())
+        assert found == [False] * workers.LOOKS + [expected]
+    finally:
+        process.kill()
+        process.join()
+    assert not birth.stands_still(), "it is gone"
+
+
+def test_results_of_several_queues_are_merged() -> None:
+    shared, own = multiprocessing.get_context("fork").Queue(), workers._queue()
+    merged = workers._Merged(shared)
+    merged.add(own)
+    with pytest.raises(__import__("queue").Empty):
+        shared.get(timeout=0.01)
+    own.put("own")
+    assert shared.get(timeout=10) == "own"
+    shared.put("shared")
+    assert shared.get(timeout=10) == "shared"
+    for each in (shared, own):
+        each.close()
+        each.join_thread()
+
+
+def _rank(rank: int, port: int, results: Any) -> None:
+    from headrace import create_dataloader
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    torch.distributed.init_process_group("gloo")
+    end = threading.Event()
+    threading.Thread(target=_plant.hold, args=(end,), daemon=True).start()
+    loader = create_dataloader(Numbers(), batch_size=2, num_workers=2, **FORKED)
+    _plant.left = 1 + rank
+    found = [batch.tolist() for _ in range(2) for batch in loader]
+    loader.close()
+    torch.distributed.barrier()
+    results.put((rank, found))
+    end.set()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ranks() -> None:
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(results.get(timeout=100) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    for rank in range(2):
+        assert found[rank] == 2 * [[at + rank, at + rank + 2] for at in range(0, 12, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("start", "ranks"), [("fork", 1), ("auto", 2)])
+def test_some_loaders_beside_busy_threads(start: str, ranks: int) -> None:
+    """Many of them: see many_loaders.py."""
+    script = os.path.join(os.path.dirname(__file__), "many_loaders.py")
+    command = [sys.executable, script, "--loaders", "15", "--start", start, "--ranks", str(ranks)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=380)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"loaders": 15') == ranks

@@ -1,0 +1,150 @@
+"""How workers are started, and why."""
+
+import multiprocessing
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from headrace.loader.worker import start
+from headrace.loader.worker.start import choose_context, is_main_importable, other_threads
+from tests.testing.test_contract import SquareDataset
+
+
+@pytest.fixture
+def another_thread() -> Iterator[str]:
+    """A thread of the user's."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="of-the-user")
+    thread.start()
+    yield thread.name
+    end.set()
+    thread.join()
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Makes a script the main module."""
+
+    def make(text: str | None) -> None:
+        module = SimpleNamespace(__spec__=None)
+        if text is not None:
+            (tmp_path / "script.py").write_text(text)
+            module.__file__ = str(tmp_path / "script.py")
+        start._names_in.cache_clear()
+        monkeypatch.setitem(sys.modules, "__main__", module)
+
+    return make
+
+
+class Slow(Dataset[int]):
+    """Takes its time to be pickled."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __reduce__(self) -> Any:
+        return list, ([torch.zeros(1 << 20) for _ in range(8)],)
+
+
+class Local(Dataset[int]):
+    """Has what can't be pickled."""
+
+    def __init__(self) -> None:
+        self.made = lambda: 1
+
+
+def test_only_threads_of_others_count(another_thread: str) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    queue.put(1)  # starts its feeder
+    end = threading.Event()
+    ours = threading.Thread(target=end.wait, name="headrace-samples_0")
+    ours.start()
+    found = other_threads()
+    end.set()
+    ours.join()
+    queue.get()
+    queue.close()
+    queue.join_thread()
+    assert another_thread in found and not {"headrace-samples_0", "QueueFeederThread", "MainThread"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method", "said"),
+    [
+        (SquareDataset(), "forkserver", r"other threads run \(.*of-the-user.*\), whose locks .*; the dataset pickles in [\d.]+ ms"),
+        (Slow(), "fork", r"other threads run \(.*of-the-user.*\), but the dataset takes more than 0.1 s or 16 MiB to pickle"),
+        (Local(), "fork", r"other threads run \(.*of-the-user.*\), but the dataset, or what goes with it, can't be pickled"),
+    ],
+)
+def test_beside_threads_what_pickles_fast_is_not_forked(another_thread: str, dataset: Any, method: str, said: str) -> None:
+    context, reason = choose_context(None, dataset, [])
+    assert context.get_start_method() == method and reason.startswith(f"{method}: ")
+    assert re.search(said, reason), reason
+
+
+def test_without_threads_and_as_given(another_thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_context("fork", SquareDataset(), [])[0].get_start_method() == "fork"
+    monkeypatch.setattr(start, "other_threads", list)
+    context, reason = choose_context(None, SquareDataset(), [])
+    assert context.get_start_method() == "fork" and reason == "fork: the dataset is fork-safe"
+
+
+def test_a_script_without_a_guard_is_not_imported_again(another_thread: str, main: Any) -> None:
+    main("import headrace\nheadrace.create_dataloader('photos')\n")
+    context, reason = choose_context(None, SquareDataset(), [])
+    assert context.get_start_method() == "fork" and '`if __name__ == "__main__":`' in reason
+    main("def f(): ...\nif __name__ == '__main__':\n    f()\n")
+    assert choose_context(None, SquareDataset(), [])[0].get_start_method() == "forkserver"
+
+
+@pytest.mark.parametrize(
+    ("text", "importable"),
+    [
+        ("print(1)\n", False),
+        ("if 1: print(1)\n", False),
+        ("import sys\nif __name__ == '__main__':\n    sys.exit()\n", True),
+        ("if '__main__' == __name__: pass\n", True),
+        ("if True\n", False),
+        (None, True),
+    ],
+)
+def test_which_main_modules_may_be_imported(main: Any, text: str | None, importable: bool) -> None:
+    main(text)
+    assert is_main_importable() is importable
+
+
+def test_what_only_the_running_script_has_is_not_sent(another_thread: str, main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def transform(value: Any) -> Any:
+        return value
+
+    transform.__module__, transform.__qualname__ = "__main__", "transform"
+    for text, method in [
+        (None, "fork"),  # a notebook
+        ("if __name__ == '__main__':\n    def transform(value): ...\n", "fork"),
+        ("def transform(value): ...\nif __name__ == '__main__':\n    pass\n", "forkserver"),
+    ]:
+        main(text)
+        sys.modules["__main__"].transform = transform  # type: ignore[attr-defined]
+        assert choose_context(None, SquareDataset(), [transform])[0].get_start_method() == method
+
+
+def test_a_thread_that_comes_later_counts(make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "other_threads", list)
+    loader = make_loader(SquareDataset(), batch_size=4, num_workers=1, persistent_workers=False)
+    assert "= fork " in loader.explain()
+    monkeypatch.setattr(start, "other_threads", lambda: ["pt_gloo_runloop"])
+    iter(loader)
+    assert loader.multiprocessing_context.get_start_method() == loader.config.multiprocessing_context.get_start_method() == "forkserver"
+    assert "other threads run (pt_gloo_runloop)" in loader.explain()

@@ -1,0 +1,368 @@
+"""Does h5py read a file that is far away, is what it reads of it kept, and do errors of the server come out of it as they are?"""
+
+import gc
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from h5py._objects import phil
+
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, RemoteError, ReplacedError
+from headrace.io.cache.index import index_bytes
+from headrace.io.files import RemoteFiles, RemoteOptions
+from headrace.io.library_errors import asking, remember
+from headrace.storage.concat import ConcatSource
+from headrace.storage.hdf5 import remote as hdf5_far
+from headrace.storage.hdf5.index import INDEX
+from headrace.storage.hdf5.remote import Extents, FarFile, _Known
+from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5
+from tests.servers.ranges import RangeServer
+
+N = 300
+
+
+def write(path: Path) -> None:
+    draws = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["raw"] = draws.integers(0, 256, (N, 700), np.uint8)
+        file.create_dataset("packed", data=draws.integers(0, 9, (N, 700), np.int32), chunks=(7, 700), compression="gzip", shuffle=True)
+        file.create_dataset("library", data=draws.integers(0, 9, (N, 70), np.int32), chunks=(7, 70), compression="lzf")
+        file["group/texts"] = [f"text {number}" for number in range(N)]
+        file["targets"] = np.arange(N)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("served")
+    write(made / "a.h5")
+    (made / "words.h5").write_bytes(b"no HDF5 file" * 1000)
+    return made
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[RangeServer]:
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RangeServer) -> RangeServer:
+    running.set(latency=0, bandwidth=0, faults={}, seed=1)
+    running.counts()
+    return running
+
+
+@pytest.fixture
+def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., OpenHDF5]]:
+    made: list[OpenHDF5] = []
+
+    def make(**options: Any) -> OpenHDF5:
+        reach = RemoteOptions(**{"cache_dir": tmp_path / "cache", "retries": 1, "deadline": 20, **options})
+        made.append(OpenHDF5(RemoteFiles(server.url + "/a.h5", reach)))
+        return made[-1]
+
+    yield make
+    for opened in made:
+        opened.close()
+
+
+def source_of(opened: OpenHDF5, url: str, name: Any, **options: Any) -> HDF5Source:
+    return opened.read_each([url], lambda one: HDF5Source(one, name, opened=opened, **options))[0]
+
+
+def ranges(server: RangeServer) -> list[Any]:
+    found: list[Any] = server.counts()["ranges"]
+    return found
+
+
+# -- what is held
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_extents_hold_what_was_added(seed: int) -> None:
+    draws, size = random.Random(seed), 400
+    whole, there, extents = draws.randbytes(size), [False] * size, Extents()
+    for step in range(300):
+        start = draws.randrange(size)
+        stop = min(size, start + draws.choice([0, 1, 3, 40]))
+        out = bytearray(stop - start)
+        assert extents.fill(start, memoryview(out)) == all(there[start:stop])
+        assert not all(there[start:stop]) or out == whole[start:stop]
+        if step % 3 == 0:
+            extents.add(start, memoryview(whole)[start:stop])
+            there[start:stop] = [True] * (stop - start)
+        if step % 50 == 0:
+            extents = Extents.of(*extents.arrays())
+    offsets, lengths, data = extents.arrays()
+    assert lengths.sum() == sum(there) == len(data) and (np.diff(offsets) >= lengths[:-1]).all()
+
+
+def test_a_file_object_is_read_in_pieces_that_grow(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    opened, content = opened_of(), (folder / "a.h5").read_bytes()
+    far = FarFile(opened.files, server.url + "/a.h5", _Known())
+    found = b""
+    for start in range(0, len(content), 10_000):
+        far.seek(start)
+        found += far.read(10_000)
+    assert found == content and far.seek(0, 2) == len(content) and far.read() == b""
+    sizes = [stop - start for _, start, stop in ranges(server)]
+    assert sizes[:3] == [hdf5_far.PIECE, 2 * hdf5_far.PIECE, 4 * hdf5_far.PIECE]
+    assert len(sizes) <= 5 and sum(sizes) <= len(content) + len(sizes) * hdf5_far.PIECE
+    far.seek(len(content) - 5)
+    buffer = bytearray(b"x" * 9)
+    far.readinto(buffer)
+    assert buffer == content[-5:] + bytes(4)  # as HDF5 reads files of a disk behind their end
+
+
+# -- the index
+
+
+@pytest.mark.parametrize("name", ["raw", "packed", "library", "group/texts", ["raw", "packed"]])
+@pytest.mark.parametrize("direct", [True, False])
+def test_rows_are_those_of_a_near_file_and_an_index_is_all_that_opening_needs(
+    server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool
+) -> None:
+    url, near = server.url + "/a.h5", HDF5Source(folder / "a.h5", name, direct=direct)
+    for attempt in range(2):
+        far = source_of(opened_of(), url, name, direct=direct)
+        fetched = ranges(server)
+        assert bool(fetched) != bool(attempt)
+        assert [way.replace("ranges", "pread") for way in far.how().values()] == list(near.how().values())
+        assert far.fingerprint() == near.fingerprint() and np.array_equal(far.blocks(), near.blocks())
+        for indices in ([5], [299, 0, 7, 7], range(20, 60)):
+            np.testing.assert_equal(far.read(indices), near.read(indices))
+        assert far.take_counts()["requests"] > 0
+        server.counts()
+
+
+def test_another_name_is_fetched_and_the_index_holds_both(server: RangeServer, opened_of: Any, tmp_path: Path) -> None:
+    url = server.url + "/a.h5"
+    for name, is_there in (("raw", False), ("packed", False), ("raw", True), ("packed", True)):
+        source_of(opened_of(), url, name)
+        assert bool(ranges(server)) != is_there
+    assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
+
+
+def test_chunks_are_no_part_of_an_index(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    files = opened_of().files
+    offsets, lengths, data, said = INDEX.make(files, server.url + "/a.h5")
+    with h5py.File(folder / "a.h5") as file:
+        raw, chunk = file["raw"].id.get_offset(), file["packed"].id.get_chunk_info(0)
+        assert json.loads(said.tobytes()) == {"packed": None}
+    for start, stop in ((raw, raw + N * 700), (chunk.byte_offset, chunk.byte_offset + chunk.size)):
+        inside = np.minimum(offsets + lengths, stop) - np.maximum(offsets, start)
+        assert np.maximum(inside, 0).sum() <= 512  # HDF5 reads so much of a header before it knows how long it is
+    assert len(data) == lengths.sum() < 30_000
+
+
+def test_an_index_beside_a_file_is_of_all_its_datasets(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    """Made of a copy on this machine, and with an object in it that can't be a sample."""
+    path = folder / "b.h5"
+    shutil.copy(folder / "a.h5", path)
+    with h5py.File(path, "a") as file:
+        file["link"] = file["raw"].ref
+    url = path.as_uri()
+    files = RemoteFiles(url, RemoteOptions(cache_dir=folder / "none"))
+    made = INDEX.make(files, url)
+    files.close()
+    (folder / "b.h5.index").write_bytes(index_bytes(made, INDEX, path.stat().st_size))
+    for name in ("raw", "packed", "library", "group/texts"):
+        opened = opened_of()
+        opened.read_each([server.url + "/b.h5"], lambda url: HDF5Source(url, name, opened=opened).column("targets"))  # noqa: B023
+        assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
+    with pytest.raises(MissingNameError, match="it has: group/texts, library, link, packed, raw, targets"):
+        source_of(opened_of(), server.url + "/b.h5", "other")
+
+
+def test_a_table_that_is_kept_is_no_substitute_for_the_index(server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr("headrace.storage.hdf5.chunks.KEPT_FROM", 10)
+    url, cache = server.url + "/a.h5", tmp_path / "cache"
+    source_of(opened_of(), url, "packed", cache_dir=cache)
+    (table,) = cache.glob("headrace-chunks-*")
+    (index,) = cache.glob("headrace-hdf5-index-*")
+    whole = index.read_bytes()
+    index.unlink()
+    source_of(opened_of(), url, "packed", cache_dir=cache)
+    assert index.stat().st_size == len(whole)
+    table.unlink()
+    server.counts()
+    source_of(opened_of(), url, "packed", cache_dir=cache)
+    assert ranges(server) == []
+
+
+def test_a_pickled_source_reads_on(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    import pickle
+
+    for name in ("packed", "group/texts"):
+        far = source_of(opened_of(storage_options={"headers": {"X": "y"}}), server.url + "/a.h5", name)
+        copy = pickle.loads(pickle.dumps(far))
+        np.testing.assert_equal(copy.read([3, 4]), HDF5Source(folder / "a.h5", name).read([3, 4]))
+        copy.close()
+
+
+# -- h5py's lock
+
+
+def test_a_server_that_takes_longer_than_the_lock_is_held(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(hdf5_far, "PATIENCE", 0.001)
+    server.set(latency=0.01)
+    for name in ("packed", "library", "group/texts"):
+        far = source_of(opened_of(cache_dir=folder / name.replace("/", "-")), server.url + "/a.h5", name)
+        np.testing.assert_equal(far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290]))
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["packed", "library"])
+def test_who_fetches_may_need_the_lock_of_who_waits(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, name: str) -> None:
+    """So it would be if an h5py object were collected in the connections' thread: it goes on when the lock is given back."""
+    monkeypatch.setattr(hdf5_far, "PATIENCE", 0.05)
+    opened = opened_of()
+    read = opened.files.read
+
+    def locked(spans: Any) -> Any:
+        with phil:
+            return read(spans)
+
+    monkeypatch.setattr(opened.files, "read", locked)
+    far = source_of(opened, server.url + "/a.h5", name)
+    np.testing.assert_equal(far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290]))
+
+
+# -- errors
+
+
+def test_what_was_raised_into_a_library_comes_out(server: RangeServer) -> None:
+    mine = AccessError("mine")
+    with pytest.raises(AccessError) as caught, asking("h5py", "it"), asking("h5py", "it"):
+        remember(mine)  # and the library says nothing
+    assert caught.value is mine
+    with pytest.raises(AccessError) as caught, asking("h5py", "it"):
+        remember(mine)
+        raise KeyError("something else")
+    assert caught.value is mine
+    remember(mine)  # outside
+    with asking("h5py", "it"):
+        pass
+    with pytest.raises(FormatError, match="it is damaged"), asking("h5py", "it"):
+        raise KeyError("later")
+
+
+@pytest.mark.parametrize(("fault", "kind", "said"), [("503", RemoteError, "the server says 503"), ("403", AccessError, "access is denied")])
+@pytest.mark.parametrize("name", ["packed", "library", "group/texts"])
+def test_errors_of_the_server_come_out_of_h5py(
+    server: RangeServer, opened_of: Any, monkeypatch: Any, fault: str, kind: Any, said: str, name: str
+) -> None:
+    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
+    monkeypatch.setattr(hdf5_far, "ENDS", 16)  # else nothing is left to be read
+    opened = opened_of()
+    opened.files.learn([server.url + "/a.h5"], beside=lambda _: True)
+    server.set(faults={fault: 1})
+    for _ in range(2):
+        with pytest.raises(kind, match=rf"a\.h5, bytes .*{said}"):
+            source_of(opened, server.url + "/a.h5", name)
+    server.set(faults={})
+    far = source_of(opened, server.url + "/a.h5", name)
+    server.set(faults={fault: 1})
+    for _ in range(2):
+        with pytest.raises(kind, match=rf"a\.h5, bytes .*{said}"):
+            far.read([17])
+    server.set(faults={})
+    assert len(far.read([17])) == 1
+
+
+@pytest.mark.parametrize("name", ["raw", "library", "group/texts"])
+def test_a_file_that_is_replaced(server: RangeServer, opened_of: Any, folder: Path, name: str) -> None:
+    path = folder / "replaced.h5"
+    shutil.copy(folder / "a.h5", path)
+    far = source_of(opened_of(), server.url + "/replaced.h5", name)
+    write(folder / "other.h5")
+    (folder / "other.h5").replace(path)
+    with pytest.raises(ReplacedError, match=r"replaced\.h5, bytes .* has been replaced"):
+        far.read([17])
+    assert len(source_of(opened_of(), server.url + "/replaced.h5", name).read([17])) == 1
+
+
+def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_of: Any) -> None:
+    with pytest.raises(FormatError, match=r"/words\.h5 is no HDF5 file, or not a whole one"):
+        source_of(opened_of(), server.url + "/words.h5", "raw")
+    with pytest.raises(DataNotFoundError, match=r"/none\.h5: there is no such file"):
+        source_of(opened_of(), server.url + "/none.h5?key=secret", "raw")
+    with pytest.raises(MissingNameError, match=r"/a\.h5 has no dataset 'data'; it has: group/texts, library"):
+        source_of(opened_of(), server.url + "/a.h5?key=secret", "data")
+
+
+@pytest.mark.parametrize("disk", [None, "10MB"])
+def test_metadata_that_come_damaged_are_fetched_again_and_never_kept(
+    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None
+) -> None:
+    url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
+    remote, damaged = opened.files._bytes.remote, [0, 9]
+    read = remote.read
+
+    def wrong(wanted: Any) -> list[bytes]:
+        """The first time one byte of the file's head is another one."""
+        found = read(wanted)
+        for number, one in enumerate(wanted):
+            if one.start <= 0 < one.stop and damaged:
+                at = damaged.pop()
+                found[number] = found[number][:at] + b"\xff" + found[number][at + 1 :]
+        return found
+
+    monkeypatch.setattr(remote, "read", wrong)
+    with pytest.raises(FormatError):
+        source_of(opened, url, "raw")  # twice wrong
+    damaged[:] = [9]
+    far = source_of(opened, url, "raw")
+    assert len(far.read([1])) == 1
+    monkeypatch.undo()
+    server.counts()
+    np.testing.assert_equal(source_of(opened_of(disk_cache_size=disk), url, "raw").read([9]), HDF5Source(folder / "a.h5", "raw").read([9]))
+
+
+def test_what_leads_to_other_files(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    with h5py.File(folder / "links.h5", "w") as file:
+        file["raw"] = np.arange(N)
+        file["away"] = h5py.ExternalLink("a.h5", "raw")
+        file["folder/soft"] = h5py.SoftLink("/away")
+        file["near"] = h5py.SoftLink("raw")
+        file.create_dataset("external", (N,), "u1", external=[("bytes.bin", 0, N)])
+        for name, place in (("other", "a.h5"), ("same", ".")):
+            layout = h5py.VirtualLayout((N,), "i8")
+            layout[:] = h5py.VirtualSource(place, "raw", (N,))
+            file.create_virtual_dataset(name, layout)
+    url = server.url + "/links.h5"
+    for name in ("away", "folder/soft", "external", "other"):
+        with pytest.raises(FormatError, match=r"links\.h5: .*(a\.h5|bytes\.bin)'?: far away other files are not followed"):
+            source_of(opened_of(), url, name)
+    for name in ("near", "same"):
+        assert [int(row) for row in source_of(opened_of(), url, name).read([5, 250])] == [5, 250]
+
+
+def test_a_user_block_comes_first(server: RangeServer, opened_of: Any, folder: Path) -> None:
+    with h5py.File(folder / "matlab.mat", "w", userblock_size=512) as file:
+        for name, how in (("plain", {}), ("raw", {"chunks": (50, 3)}), ("gzip", {"chunks": (50, 3), "compression": "gzip"})):
+            file.create_dataset(name, data=np.arange(3 * N).reshape(N, 3), **how)
+    for name in ("plain", "raw", "gzip"):
+        source = source_of(opened_of(), server.url + "/matlab.mat", name)
+        assert source.is_direct and [row.tolist() for row in source.read([0, 77])] == [[0, 1, 2], [231, 232, 233]]
+
+
+def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
+    """In all files that are read as one."""
+    sources = ConcatSource([HDF5Source(folder / "a.h5", "packed"), HDF5Source(folder / "a.h5", "packed")])
+    expected = [row.copy() for row in sources.read([2, N + 2])]
+    sources.hold_chunks(1 << 20)
+    for source in sources.sources:
+        source.read([0])
+        held = source._chunks.get((f"{folder / 'a.h5'}\0packed", 0))
+        assert held is not None
+        held[...] = 99
+    assert (sources.read([1, N + 1])[1] == 99).all()
+    np.testing.assert_equal(sources.read_afresh([2, N + 2]), expected)
+    sources.close()

@@ -1,0 +1,111 @@
+"""Is the table of a file's chunks kept, and trusted only where it holds?"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from headrace.errors import FormatError
+from headrace.storage.hdf5 import chunks as hdf5_chunks
+from headrace.storage.hdf5.rows import HDF5Source
+
+DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The datasets whose chunks were counted; tables are kept from three chunks on."""
+    found: list[str] = []
+    count = hdf5_chunks._counted
+
+    def noted(dataset: Any, *rest: Any) -> Any:
+        found.append(dataset.name)
+        return count(dataset, *rest)
+
+    monkeypatch.setattr(hdf5_chunks, "KEPT_FROM", 3)
+    monkeypatch.setattr(hdf5_chunks, "_counted", noted)
+    return found
+
+
+def write(path: Path, **datasets: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, data in datasets.items():
+            file.create_dataset(name, data=data, chunks=(2, 3), compression="gzip")
+    return path
+
+
+def rows(path: Path, name: str, cache: Path) -> Any:
+    source = HDF5Source(path, name, cache_dir=cache)
+    found = np.stack(source.read(range(len(source))))
+    source.close()
+    return found
+
+
+def test_a_table_is_counted_once(tmp_path: Path, counted: list[str]) -> None:
+    path, cache = write(tmp_path / "a.h5", x=DATA, y=DATA + 1), tmp_path / "cache"
+    for _ in range(3):
+        assert np.array_equal(rows(path, "x", cache), DATA) and np.array_equal(rows(path, "y", cache), DATA + 1)
+    assert counted == ["/x", "/y"] and len(list(cache.iterdir())) == 2
+
+
+def test_a_file_that_has_changed_is_counted_anew(tmp_path: Path, counted: list[str]) -> None:
+    path, cache = write(tmp_path / "a.h5", x=DATA), tmp_path / "cache"
+    rows(path, "x", cache)
+    os.replace(write(tmp_path / "b.h5", w=DATA, x=DATA + 5), path)
+    assert np.array_equal(rows(path, "x", cache), DATA + 5) and counted == ["/x", "/x"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
+def test_a_table_that_is_damaged_is_not_trusted(tmp_path: Path, counted: list[str], damage: str) -> None:
+    path, cache = write(tmp_path / "a.h5", x=DATA), tmp_path / "cache"
+    rows(path, "x", cache)
+    kept = next(cache.iterdir())
+    whole = kept.read_bytes()
+    changed = {"cut": whole[:-9], "flipped": whole[:-9] + b"\7" + whole[-8:], "empty": b"", "others": whole}[damage]
+    kept.write_bytes(changed)
+    if damage == "others":
+        kept.chmod(0o666)
+    assert np.array_equal(rows(path, "x", cache), DATA) and counted == ["/x", "/x"]
+    assert kept.read_bytes() == whole and np.array_equal(rows(path, "x", cache), DATA) and len(counted) == 2
+
+
+def test_a_cache_that_can_not_be_written_costs_time_alone(tmp_path: Path, counted: list[str]) -> None:
+    path = write(tmp_path / "a.h5", x=DATA)
+    (tmp_path / "cache").write_text("a file")
+    for _ in range(2):
+        assert np.array_equal(rows(path, "x", tmp_path / "cache"), DATA)
+    assert counted == ["/x", "/x"]
+
+
+def test_the_default_folder(tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not yet" / "there"))
+    path = write(tmp_path / "a.h5", x=DATA)
+    HDF5Source(path, "x")
+    HDF5Source(path, "x")
+    assert counted == ["/x"] and len(list((tmp_path / "not yet" / "there" / "headrace").iterdir())) == 1
+
+
+def test_offsets_beyond_the_file_are_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, count = write(tmp_path / "a.h5", x=DATA), hdf5_chunks._counted
+
+    def huge(*given: Any) -> Any:
+        numbers, table = count(*given)
+        table[1, 3] = 1 << 50
+        return numbers, table
+
+    monkeypatch.setattr(hdf5_chunks, "_counted", huge)
+    with pytest.raises(FormatError, match=r"a\.h5 is cut short: chunk \(3, 0\) of 'x' lies beyond its [\d,]+ bytes"):
+        HDF5Source(path, "x")
+
+
+def test_a_table_travels_with_its_source(tmp_path: Path) -> None:
+    source = HDF5Source(write(tmp_path / "a.h5", x=DATA), "x")
+    copy = pickle.loads(pickle.dumps(source))
+    assert np.array_equal(np.stack(copy.read(range(20))), DATA)
+    copy.close()
