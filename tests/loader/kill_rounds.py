@@ -285,7 +285,10 @@ class Round:
             raise Wrong(f"left: {', '.join(map(str, left()))}")
 
     def _looked_at(self, watched: Watched) -> str:
-        lines = [f"  {process.pid} {process.ppid()} {process.status()} {process.cmdline()[-1][:60]!r}" for process in watched.alive()]
+        lines = []
+        for process in watched.alive():
+            with contextlib.suppress(psutil.Error):  # it ends while it is looked at
+                lines.append(f"  {process.pid} {process.ppid()} {process.status()} {process.cmdline()[-1][:60]!r}")
         for pid in [watched.pid, *(process.pid for process in watched.alive())]:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 command = ["py-spy", "dump", "--pid", str(pid)]
@@ -309,6 +312,7 @@ def main() -> int:
     if args.job:
         job(args.job)
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, and theirs, ignore it
     load = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"]) for _ in range(args.load)]
     outcomes, failures = Counter[str](), []
     name = tempfile.mkdtemp(prefix="kills-")  # its end is nothing that a forked job inherits
