@@ -16,7 +16,7 @@ import pytest
 from headrace import SampleError, TextCollator, TextDataset
 from headrace.io import gather
 from headrace.io.gather import Gatherer
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 
 pytestmark = pytest.mark.skipif(not gather._IS_LINUX, reason="needs anonymous files")
 CONTENT = np.random.default_rng(0).integers(32, 127, 3 << 20, np.uint8).tobytes()
@@ -120,13 +120,13 @@ def test_lines_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         chosen += np.random.default_rng(1).permutation(len(lines))[:63].tolist()
         collate, source = TextCollator(), dataset._source
         assert source._gathered(*_reach(source, chosen)) is not None
-        filled: Any = dataset.fill_joined(Ticket(chosen), collate.join)
+        filled: Any = dataset.fill_joined(BatchRequest(chosen), collate.join)
         plain = collate(dataset.__getitems__(chosen))
         assert all(np.array_equal(filled.inputs[name], plain[name]) for name in plain)
         monkeypatch.setattr("headrace.io.version.Stamp.check", lambda *_: None)
         os.truncate(tmp_path / "a.txt", 1 << 20)
         with pytest.raises(SampleError, match="is shorter than it was"):
-            dataset.fill_joined(Ticket([*chosen, len(lines) - 1]), collate.join)
+            dataset.fill_joined(BatchRequest([*chosen, len(lines) - 1]), collate.join)
 
 
 def _reach(source: Any, chosen: list[int]) -> Any:

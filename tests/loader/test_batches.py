@@ -1,4 +1,4 @@
-"""Which tickets does a plan hand out?"""
+"""Which requests does a plan hand out?"""
 
 import itertools
 import pickle
@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import BatchSampler
 
 from headrace.loader.batches import IterablePlan, OrderPlan, SamplerPlan, length_of
-from headrace.order import EpochOrder, RankBatches, Ticket
+from headrace.order import BatchRequest, EpochOrder, RankBatches
 
 
 def order_plan(n: int = 10, batch_size: int = 3, **options: Any) -> OrderPlan:
@@ -17,17 +17,17 @@ def order_plan(n: int = 10, batch_size: int = 3, **options: Any) -> OrderPlan:
 
 
 def take(plan: Any, epoch: int = 0, start: int = 0) -> list[list[int]]:
-    return [list(ticket) for ticket in plan.tickets(epoch, start)]
+    return [list(request) for request in plan.requests(epoch, start)]
 
 
 # -- headrace's order
 
 
-def test_tickets_carry_what_a_worker_must_know() -> None:
-    tickets = list(order_plan().tickets(3, 1))
-    assert [type(ticket) for ticket in tickets] == [Ticket] * 3
-    assert [(t.seed, t.epoch, t.step, t.slot, t.draws) for t in tickets] == [(7, 3, step, None, None) for step in (1, 2, 3)]
-    assert all(type(index) is int for ticket in tickets for index in ticket)
+def test_requests_carry_what_a_worker_must_know() -> None:
+    requests = list(order_plan().requests(3, 1))
+    assert [type(request) for request in requests] == [BatchRequest] * 3
+    assert [(t.seed, t.epoch, t.step, t.slot, t.draws) for t in requests] == [(7, 3, step, None, None) for step in (1, 2, 3)]
+    assert all(type(index) is int for request in requests for index in request)
 
 
 def test_an_order_plan_follows_its_order() -> None:
@@ -41,9 +41,9 @@ def test_an_order_plan_follows_its_order() -> None:
         assert [plan.batches_of(epoch).batch(step).tolist() for step in range(4)] == take(plan, epoch)
 
 
-def test_tickets_of_two_epochs_may_be_taken_by_turns() -> None:
+def test_requests_of_two_epochs_may_be_taken_by_turns() -> None:
     plan = order_plan()
-    one, two = plan.tickets(1, 0), plan.tickets(2, 0)
+    one, two = plan.requests(1, 0), plan.requests(2, 0)
     mixed = [(list(a), list(b)) for a, b in zip(one, two, strict=True)]
     assert [a for a, _ in mixed] == take(order_plan(), 1) and [b for _, b in mixed] == take(order_plan(), 2)
 
@@ -91,15 +91,15 @@ class Spy:
 def test_a_sampler_is_cut_into_batches(drop_last: bool, expected: list[list[int]]) -> None:
     plan = SamplerPlan(7, Spy(), batch_size=3, drop_last=drop_last)
     for start in range(4):
-        tickets = list(plan.tickets(2, start))
-        assert [list(t) for t in tickets] == expected[start:]
-        assert [t.step for t in tickets] == list(range(start, len(expected)))
-        assert [list(t.draws) for t in tickets] == expected[start:]  # k: here the position is the index
-        assert {(t.seed, t.epoch) for t in tickets} <= {(7, 2)}
+        requests = list(plan.requests(2, start))
+        assert [list(t) for t in requests] == expected[start:]
+        assert [t.step for t in requests] == list(range(start, len(expected)))
+        assert [list(t.draws) for t in requests] == expected[start:]  # k: here the position is the index
+        assert {(t.seed, t.epoch) for t in requests} <= {(7, 2)}
 
 
 def test_k_is_the_position_whatever_the_batches() -> None:
-    draws = [list(t.draws) for t in SamplerPlan(7, batch_sampler=[[5], [5, 5], [], [5]]).tickets(0, 1)]
+    draws = [list(t.draws) for t in SamplerPlan(7, batch_sampler=[[5], [5, 5], [], [5]]).requests(0, 1)]
     assert draws == [[1, 2], [], [3]]
 
 
@@ -130,20 +130,20 @@ def test_set_epoch_is_called_once_an_epoch_and_on_both() -> None:
 
 def test_a_sampler_is_not_asked_ahead() -> None:
     spy = Spy(None)
-    tickets = SamplerPlan(7, spy, batch_size=3).tickets(0, 0)
+    requests = SamplerPlan(7, spy, batch_size=3).requests(0, 0)
     assert spy.asked == 0 and spy.epochs == []
-    next(tickets)
+    next(requests)
     assert spy.asked == 3
-    next(tickets)
+    next(requests)
     assert spy.asked == 6
 
 
 # -- streams
 
 
-def test_tickets_of_a_stream_have_no_end_and_name_their_run() -> None:
+def test_requests_of_a_stream_have_no_end_and_name_their_run() -> None:
     plan = IterablePlan(7, 4, None, False)
-    runs = [[[*t, t.step, t.epoch, t.seed] for t in itertools.islice(plan.tickets(epoch, 0), 3)] for epoch in (0, 0, 5)]
+    runs = [[[*t, t.step, t.epoch, t.seed] for t in itertools.islice(plan.requests(epoch, 0), 3)] for epoch in (0, 0, 5)]
     assert runs == [[[run, step, epoch, 7] for step in range(3)] for run, epoch in enumerate((0, 0, 5))]
 
 

@@ -333,7 +333,7 @@ def test_shapes_may_change_from_batch_to_batch(loader_of: Any, workers: int) -> 
 def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers)
     kept = list(loader)
-    ring = loader._job.ring
+    ring = loader._pool.ring
     assert ring.in_use >= min(11, ring.planned)
     del kept
     gc.collect()
@@ -342,7 +342,7 @@ def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
         next(iter(loader))
     list(loader)
     gc.collect()
-    assert loader._job.ring is ring and ring.in_use == 0
+    assert loader._pool.ring is ring and ring.in_use == 0
 
 
 # -- exceptions
@@ -431,7 +431,7 @@ def test_an_error_is_raised_where_its_batch_would_be(loader_of: Any, workers: in
         assert position(loader) == (epoch, 3)
         assert len(take_all(iterator)[1]) == 0
     del raised, iterator
-    ring = loader._job.ring
+    ring = loader._pool.ring
     gc.collect()
     assert ring.in_use == 0
 
@@ -550,7 +550,7 @@ def test_every_batch_may_fail_and_nothing_leaks(loader_of: Any, workers: int) ->
         assert batches == [] and len(errors) == 11
         del errors
         gc.collect()
-        assert loader._job.ring.in_use == 0 and loader._job.ring.grown == 0
+        assert loader._pool.ring.in_use == 0 and loader._pool.ring.grown == 0
     assert loader.get_stats()["batches"] == 0 and loader.get_stats()["errors"] >= 33
 
 
@@ -575,7 +575,7 @@ def test_a_batch_that_cannot_be_pickled(loader_of: Any) -> None:
     assert all("pickle" in str(error) for error in errors)
     del errors
     gc.collect()
-    assert loader._job.ring.in_use == 0
+    assert loader._pool.ring.in_use == 0
     assert len(list(loader_of(SquareDataset(), collate_fn=unpicklable_batch))) == 11
 
 
@@ -588,7 +588,7 @@ def test_an_interrupt_in_this_process_passes_and_costs_nothing(loader_of: Any) -
             next(iterator)
         del iterator
     gc.collect()
-    assert loader._job.ring.in_use == 0
+    assert loader._pool.ring.in_use == 0
 
 
 class Dying(torch.utils.data.Dataset[torch.Tensor]):
@@ -680,7 +680,7 @@ def test_a_worker_init_fn_that_fails_says_so(loader_of: Any) -> None:
         batches, errors = take_all(iter(loader))
         assert batches == [] and [str(error) for error in errors] == ["no licence for this worker"] * 3
         assert all(type(error) is LookupError and "worker_init_fn" in error.__notes__[0] for error in errors)
-    ring = loader._job.ring
+    ring = loader._pool.ring
     del errors
     gc.collect()
     assert ring.in_use == 0
@@ -993,7 +993,7 @@ def test_an_epoch_that_could_not_begin_is_over(loader_of: Any, monkeypatch: pyte
         raise OSError("Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.loader.worker.pool.Job.start", fail)
+        patch.setattr("headrace.loader.worker.pool.WorkerPool.start", fail)
         try:
             iter(loader)
         except OSError as error:

@@ -312,7 +312,7 @@ def test_before_and_between_batches(life: Any, make: Any, how: Any) -> None:
     own = life(make, how)
     fresh = own.new()
     state = fresh.state_dict()
-    assert fresh._job is None, "asking has started workers"
+    assert fresh._pool is None, "asking has started workers"
     assert own.resumed(state) == own.epochs[0]
     for batches in (1, 2, 3):
         iterator = own.after(batches)  # workers are ahead

@@ -1,6 +1,6 @@
 """Which batches has an epoch, for this rank?
 
-A plan answers it, and hands out tickets: headrace's own order, computed at any step; a sampler of the user's, replayed; or the
+A plan answers it, and hands out requests: headrace's own order, computed at any step; a sampler of the user's, replayed; or the
 ends of an iterable dataset, which nobody knows beforehand.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from headrace.errors import StateError
 from headrace.loader.draws import Draws
-from headrace.order import BucketedOrder, Order, OrderSampler, RankBatches, Ticket
+from headrace.order import BatchRequest, BucketedOrder, Order, OrderSampler, RankBatches
 from headrace.order.bucketed import padding_fraction
 from headrace.order.seeding import SampleSeeder
 
@@ -46,8 +46,8 @@ class Plan(ABC):
         return steps is not None and position >= steps
 
     @abstractmethod
-    def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
-        """The tickets of an epoch from a step on, without ring slots."""
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        """The requests of an epoch from a step on, without ring slots."""
 
     def samples_before(self, step: int) -> int | None:
         """Samples of the epoch that all ranks together have received when a step begins; None where it is not known."""
@@ -107,10 +107,10 @@ class OrderPlan(Plan):
             self._batches = self._batches.with_epoch(epoch)
         return self._batches
 
-    def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         repeats = self.order.repeats
         for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
-            yield Ticket(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
+            yield BatchRequest(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
 
     def note(self, batch: Any) -> None:
         mask = batch.get("attention_mask") if isinstance(self.order, BucketedOrder) and isinstance(batch, Mapping) else None
@@ -169,7 +169,7 @@ class SamplerPlan(Plan):
         n = length_of(self._sampler)
         return None if n is None else n // self._size if self._drop_last else -(-n // self._size)
 
-    def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
         for part in (source, getattr(source, "sampler", None)):
             set_epoch = getattr(part, "set_epoch", None)
@@ -201,7 +201,7 @@ class SamplerPlan(Plan):
                 state = copy.deepcopy(holder.state_dict())
                 self._states[epoch, step + 1] = {"of_iterator": holder is rest, "samples": position, "state": state}
             if step >= start:
-                yield Ticket(indices, self.seed, epoch, step, draws=range(first, position))
+                yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
 
     def _tells_state(self, part: Any) -> bool:
         if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
@@ -248,7 +248,7 @@ def _index(given: Any) -> Any:
 
 
 class IterablePlan(Plan):
-    """Tickets without an end for a foreign `IterableDataset`: its workers say when they have nothing left.
+    """Requests without an end for a foreign `IterableDataset`: its workers say when they have nothing left.
 
     Its order depends on the number of workers, and its own length says little of the number of batches: each worker ends with
     a batch of its own.
@@ -268,9 +268,9 @@ class IterablePlan(Plan):
     def ends_at(self, position: int) -> bool:
         return False
 
-    def tickets(self, epoch: int, start: int) -> Iterator[Ticket]:
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         run = next(self._runs)
-        return (Ticket([run], self.seed, epoch, step) for step in itertools.count(start))
+        return (BatchRequest([run], self.seed, epoch, step) for step in itertools.count(start))
 
     def parameters(self) -> dict[str, Any]:
         return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size, "workers": self._workers}

@@ -9,7 +9,7 @@ from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.batches import IterablePlan
 from headrace.loader.device.prefetcher import way_to
 from headrace.loader.stateful import States
-from headrace.loader.worker.pool import Deliveries, Job, death_of, failure_of, is_of_workers
+from headrace.loader.worker.pool import Deliveries, WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class EpochIterator:
     """One epoch, from a step on.
 
-    It holds its loader and its job; the loader knows it weakly, so that an iterator that is dropped frees its job.
+    It holds its loader and its pool; the loader knows it weakly, so that an iterator that is dropped frees its pool.
     """
 
-    def __init__(self, loader: Loader, job: Job, epoch: int, start: int, states: States) -> None:
-        self.job: Job = job
+    def __init__(self, loader: Loader, pool: WorkerPool, epoch: int, start: int, states: States) -> None:
+        self.pool: WorkerPool = pool
         self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
-        self._is_stream = isinstance(job.dispatch.plan, IterablePlan)
+        self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
         begin = states.step if self._is_stream else start
         self._start = begin - states.idle  # of torch's tasks
         self._replayed = start if self._is_stream and not begin else 0  # batches of a foreign stream that the user has had already
@@ -36,8 +36,8 @@ class EpochIterator:
         self._way = way_to(loader.config.device)
         self._is_closed = False
         self._deliveries: Deliveries | None = None  # `start` may fail
-        self._deliveries = job.start(epoch, begin, states)
-        job.used_by(self)
+        self._deliveries = pool.start(epoch, begin, states)
+        pool.used_by(self)
 
     @property
     def is_done(self) -> bool:
@@ -48,7 +48,7 @@ class EpochIterator:
         """Breaks the epoch off, and ends the workers that it has been using."""
         self._deliveries = None
         self._is_closed = True
-        self.job.close()
+        self.pool.close()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -60,7 +60,7 @@ class EpochIterator:
         self._way.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
-        self.job.dispatch.plan.note(delivered.batch)
+        self.pool.dispatch.plan.note(delivered.batch)
         batch = self._way.move(delivered)
         if self._deliveries is not None:
             self._way.look_ahead(self._deliveries)
@@ -87,7 +87,7 @@ class EpochIterator:
                 if not is_of_workers(error):
                     raise  # of the dataset, in this process
                 deliveries, self._deliveries = self._deliveries, None
-                self._loader._broke(self.job)
+                self._loader._broke(self.pool)
                 raise death_of(error, deliveries, self._epoch, self._start, self._step, self._loader.config.timeout) from error
             failure = failure_of(delivered)
             if failure is not None:

@@ -54,7 +54,7 @@ from headrace.loader.state import check_data, check_order, check_samples, make_s
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch, inner_datasets
 from headrace.loader.worker.fetch_stream import FetchIterable
-from headrace.loader.worker.pool import Job, is_of_workers
+from headrace.loader.worker.pool import WorkerPool, is_of_workers
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats, Stats
@@ -190,7 +190,7 @@ class Loader(DataLoader[Any]):
         self._states = States(config.num_workers or 0, config.world_size or 1, config.rank or 0, is_stream)  # of a foreign dataset
         self._last_nbytes = 0
         self._too_large = 0  # bytes of a batch of which too many are on their way
-        self._job: Job | None = None
+        self._pool: WorkerPool | None = None
         self._running: weakref.ref[EpochIterator] | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))  # type: ignore[arg-type]  # torch takes sequences too
         self._agreement = Agreement(self, world, is_given=self._given.rank is not None)
@@ -230,11 +230,11 @@ class Loader(DataLoader[Any]):
 
     def _fit_again(self) -> None:
         """Before an epoch: what the first batch of the last one said of the ring's size."""
-        if self._too_large and self._ring_bytes is not None and (self._job is None or self._job.is_free):
+        if self._too_large and self._ring_bytes is not None and (self._pool is None or self._pool.is_free):
             self._ring_bytes.close()
             self._ring_bytes = None
             self.config = self._fitted(self.config, self.dataset, self._too_large)
-            self._too_large, self._job = 0, None
+            self._too_large, self._pool = 0, None
             for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):  # as torch's loader shows them
                 self.__dict__[name] = getattr(self.config, name)
 
@@ -285,7 +285,7 @@ class Loader(DataLoader[Any]):
             pad=config.pad,
         )
 
-    def _new_job(self) -> Job:
+    def _new_pool(self) -> WorkerPool:
         config, streaming = self.config, isinstance(self.dataset, BaseDataset) and isinstance(self.dataset, IterableDataset)
         ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
         if isinstance(self._plan, IterablePlan):
@@ -298,7 +298,7 @@ class Loader(DataLoader[Any]):
             stacks = collate is stack_collate and fills
             fetch = Fetch(self.dataset, ring, ahead, max(1, config.num_workers or 0), stacks, self._plan.origin, join)
         self._pids.clear()
-        return Job(fetch, self._plan, config, self._collate)
+        return WorkerPool(fetch, self._plan, config, self._collate)
 
     # -- epochs
 
@@ -337,31 +337,31 @@ class Loader(DataLoader[Any]):
             start = self._resume[1]
         goes_on, self._resume = self._resume is not None and self._resume[0] == epoch, None
         self._next_epoch, self._is_named, self._at = epoch + 1, False, (epoch, start)
-        if self._job is not None and not self._job.is_sound:
-            self._job = None
+        if self._pool is not None and not self._pool.is_sound:
+            self._pool = None
         self._fit_again()
         if not goes_on:
             self._states = self._states_of_next_epoch()
         try:
-            iterator = EpochIterator(self, self._free_job(), epoch, start, self._states)
+            iterator = EpochIterator(self, self._free_pool(), epoch, start, self._states)
         except RuntimeError as error:
-            if self._job is None or not is_of_workers(error):
+            if self._pool is None or not is_of_workers(error):
                 raise
-            self._job = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
-            iterator = EpochIterator(self, self._free_job(), epoch, start, self._states)
+            self._pool = None  # a worker of an earlier epoch died just now, with nothing that anybody waits for
+            iterator = EpochIterator(self, self._free_pool(), epoch, start, self._states)
         self._running = weakref.ref(iterator)
         return iterator
 
-    def _free_job(self) -> Job:
-        if self._job is not None and self._job.is_free:
-            return self._job
+    def _free_pool(self) -> WorkerPool:
+        if self._pool is not None and self._pool.is_free:
+            return self._pool
         self._choose_start()
-        job = self._new_job()
+        pool = self._new_pool()
         if self.config.num_workers:
             self._states.to_new_processes()
-        if job.is_lasting and self._job is None:
-            self._job = job
-        return job
+        if pool.is_lasting and self._pool is None:
+            self._pool = pool
+        return pool
 
     def _choose_start(self) -> None:
         """Before workers are made: threads may run now that did not when the loader was made."""
@@ -407,15 +407,15 @@ class Loader(DataLoader[Any]):
                 epoch, batches, samples, seconds, samples / max(seconds, 1e-9), 100 * wait / max(seconds, 1e-9),
             )  # fmt: skip
 
-    def _broke(self, job: Job) -> None:
-        """A job is past saving: the next iterator gets another one."""
-        if self._job is job:
-            self._job = None
+    def _broke(self, pool: WorkerPool) -> None:
+        """A pool is past saving: the next iterator gets another one."""
+        if self._pool is pool:
+            self._pool = None
 
     def close(self) -> None:
         """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it, and an iterator
         that is under way goes on."""
-        self._job = None
+        self._pool = None
         if self._ring_bytes is not None:
             self._ring_bytes.close()
             self._ring_bytes = None
@@ -472,7 +472,7 @@ class Loader(DataLoader[Any]):
         Args:
             state: from `state_dict()`.
             strict: False takes over the saved order where this loader's differs, and goes on with changed data of the same length, and
-                without the dataset's own state where that is of another job.
+                without the dataset's own state where that is of another pool.
 
         Raises:
             StateError: it does not fit; the message holds both values.
@@ -487,7 +487,7 @@ class Loader(DataLoader[Any]):
         check_samples(state, plan.samples_before(int(state["batches"])))
         states = self._states.loaded(state.get("dataset"), strict)
         if differing:
-            self._plan, self._job = plan, None
+            self._plan, self._pool = plan, None
             hold_chunks(self.config, inner_datasets(self.dataset), plan.parameters(), self._budget(self.dataset))
             self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
             self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
@@ -536,8 +536,8 @@ class Loader(DataLoader[Any]):
             self._stats.look(())
         stats = self._stats.as_dict()
         running = self._current()
-        queued = 0 if running is None else max(0, running.job.dispatch.handed_out - running.received)
-        job = self._job if running is None else running.job
+        queued = 0 if running is None else max(0, running.pool.dispatch.handed_out - running.received)
+        pool = self._pool if running is None else running.pool
         held: Counter[str] = Counter()
         for mode in {id(d._mode): d._mode for d in inner_datasets(self.dataset) if d._mode is not None}.values():
             held.update(mode.stats())  # views share one
@@ -551,7 +551,7 @@ class Loader(DataLoader[Any]):
             **stats,
             **self._plan.stats(),
             **held,
-            **({} if job is None else job.ring.stats()),
+            **({} if pool is None else pool.ring.stats()),
         )
 
     def _current(self) -> EpochIterator | None:

@@ -6,8 +6,8 @@ NOTE [ states of datasets ]
   in the process that made it. The answer is pickled at once, so that it stays what it was, and travels with the batch. So a loader's
   state holds what belongs to the batches that the user has received, however far workers are ahead. Who has no such methods is not
   asked, and pays nothing.
-* To go on, each worker gets its own state back, with its first ticket: first the dataset, then its iterator is made, then the iterator
-  gets its own. The first batch is made by the worker whose turn it was; those before it get an idle ticket, which makes no batch.
+* To go on, each worker gets its own state back, with its first request: first the dataset, then its iterator is made, then the iterator
+  gets its own. The first batch is made by the worker whose turn it was; those before it get an idle request, which makes no batch.
 * A new epoch has a new iterator, which begins at its beginning: the state of an iterator, and of an iterable dataset whose iterator has
   none (where it must hold the position), is not taken there, if the epoch before was broken off. What else a dataset has as its state is,
   but where workers live for an epoch only: then each epoch begins with the dataset as it is in the main process.
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import StateError, warn
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 
 _LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
 
@@ -106,7 +106,7 @@ class States:
         is_stream: is the dataset a foreign iterable one?
 
     Attributes:
-        step: tickets of a stream that have come back, with a batch or without.
+        step: requests of a stream that have come back, with a batch or without.
     """
 
     def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
@@ -163,32 +163,32 @@ class States:
             return said
         return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
 
-    def onto(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
-        """The tickets of an epoch, of which the first one of each worker carries what it gets back."""
+    def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """The requests of an epoch, of which the first one of each worker carries what it gets back."""
         if not self._pending:
-            yield from tickets
+            yield from requests
             return
-        first = next(tickets, None)
+        first = next(requests, None)
         if first is None:
             return
-        rest, idle = itertools.chain([first], tickets), self._turn
+        rest, idle = itertools.chain([first], requests), self._turn
         for worker in range(self._workers):
-            ticket = Ticket(first, first.seed, first.epoch, first.step, is_idle=True) if worker < idle else next(rest, None)
-            if ticket is None:
+            request = BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True) if worker < idle else next(rest, None)
+            if request is None:
                 return
             if worker in self._pending:
                 self._pending.discard(worker)
                 said = self._said[worker]
-                ticket.given = said if isinstance(said, bytes) else None
+                request.given = said if isinstance(said, bytes) else None
                 if self._ended[worker]:
-                    parts = {} if ticket.given is None else pickle.loads(ticket.given)
-                    ticket.given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
-            yield ticket
+                    parts = {} if request.given is None else pickle.loads(request.given)
+                    request.given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
+            yield request
         yield from rest
 
     @property
     def idle(self) -> int:
-        """Tickets without a batch that come before the first one with a batch."""
+        """Requests without a batch that come before the first one with a batch."""
         return self._turn if self._pending else 0
 
     def as_dict(self) -> dict[str, Any]:

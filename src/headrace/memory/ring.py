@@ -6,7 +6,7 @@ shared memory, or a second copy.
 NOTE [ ring life cycle ]
 
 1. The parent alone owns slots. For each batch that it hands out it takes one (`Ring.take`), and the slot's number travels to the
-   worker with the indices (`order.Ticket`). There is no queue between processes, so a worker that dies takes nothing with it.
+   worker with the indices (`order.BatchRequest`). There is no queue between processes, so a worker that dies takes nothing with it.
 2. The worker collates inside `Ring.arena(slot)`: `empty(...)` gives tensors that lie in the slot, so that a batch is stacked
    straight into it. `Arena.pack(batch)` copies whatever tensors and arrays lie elsewhere, and returns a `Delivery`: the slot's
    number, and a pickle of the layout and everything else. Where that is long it goes into the slot too: what travels through

@@ -8,7 +8,7 @@ from headrace.order.base import Order
 from headrace.order.bucketed import BucketedOrder
 from headrace.order.epoch import EpochOrder
 from headrace.order.ranks import RankBatches
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.order.resized import ResizedOrder
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
@@ -16,6 +16,16 @@ from headrace.order.weighted import WeightedOrder
 from headrace.order.world import World, detect_world
 
 __all__ = [
-    "BalancedOrder", "BucketedOrder", "EpochOrder", "Order", "OrderSampler", "RankBatches", "ResizedOrder", "Ticket", "WeightedOrder",
-    "World", "detect_world", "seed_everything",
+    "BalancedOrder",
+    "BatchRequest",
+    "BucketedOrder",
+    "EpochOrder",
+    "Order",
+    "OrderSampler",
+    "RankBatches",
+    "ResizedOrder",
+    "WeightedOrder",
+    "World",
+    "detect_world",
+    "seed_everything",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """What does a worker have to know about the batch it builds?
 
-A `Ticket` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher hands them to
+A `BatchRequest` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher hands them to
 ``dataset.__getitems__``), and carries along what makes the batch reproducible: seed, epoch, step, and the number of the ring slot
 that the parent chose for it. It is pickled to the worker with the indices, so workers need no other channel.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-class Ticket(list[int]):
+class BatchRequest(list[int]):
     """The indices of one batch, and where the batch stands in the epoch.
 
     Attributes:
@@ -47,4 +47,8 @@ class Ticket(list[int]):
 
     def __reduce__(self) -> tuple[object, ...]:
         said = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
-        return Ticket, said if self.given is None and not self.is_idle else (*said, self.given, self.is_idle)
+        return BatchRequest, said if self.given is None and not self.is_idle else (*said, self.given, self.is_idle)
+
+
+Ticket = BatchRequest
+"""The former name, for branches that are not rebased yet."""

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from headrace import BaseDataset, ConfigError, HDF5Dataset, HeadraceWarning, ImageDataset, LoadingMode, MemoryBudget, SampleError, Source
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 
 MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
@@ -444,7 +444,7 @@ class TestSeeds:
             found += [dataset[5], dataset[-25], dataset.__getitems__([1, 5, 2])[1], dataset.__getitems__([5, 5])[1]]
             found += [dataset.subset([7, 5])[1], dataset[3:8][2], dataset[5]]
             found += [pickle.loads(pickle.dumps(dataset))[5], copy.deepcopy(dataset)[5]]
-            found.append(dataset.__getitems__(Ticket([0, 5], seed, epoch, step=3))[1])
+            found.append(dataset.__getitems__(BatchRequest([0, 5], seed, epoch, step=3))[1])
         return found
 
     def test_one_sample_has_one_draw_by_all_ways(self, make: Any) -> None:
@@ -454,8 +454,8 @@ class TestSeeds:
 
     def test_draws_differ_by_seed_epoch_index_and_k(self, make: Any) -> None:
         dataset = make(transform=Draws(), targets=None)
-        tickets = [Ticket([5, 6], s, e, draws=[k, k]) for s in (0, 1) for e in (0, 1) for k in (0, 1)]
-        samples = [s for t in tickets for s in dataset.__getitems__(t)]
+        requests = [BatchRequest([5, 6], s, e, draws=[k, k]) for s in (0, 1) for e in (0, 1) for k in (0, 1)]
+        samples = [s for t in requests for s in dataset.__getitems__(t)]
         assert all(len({s[i] for s in samples}) == 16 for i in range(1, 7))
 
     def test_global_generators_are_put_back(self, make: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, MemoryEfficientDataset
 from headrace.collate import stack_collate
 from headrace.datasets.core.filling import Filled
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 from headrace.storage.source import Source
 
 DTYPES = ["u1", "i1", "<i2", "<u2", "<u4", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "?", ">i4"]
@@ -54,7 +54,7 @@ def targets_of(kind: str) -> Any:
 
 
 def assert_filled(dataset: BaseDataset, indices: list[int], by_filling: bool = True) -> None:
-    filled = dataset.fill(Ticket(indices, 42, 0))
+    filled = dataset.fill(BatchRequest(indices, 42, 0))
     assert isinstance(filled, Filled) is by_filling
     if not isinstance(filled, Filled):
         return
@@ -86,7 +86,7 @@ class TestFromMemory:
 
     def test_accesses_are_counted(self) -> None:
         dataset = BaseDataset(Arrays(np.zeros((20, 4))), loading_mode="eager", progress=False)
-        dataset.fill(Ticket([1, 2, 3], 42, 0))
+        dataset.fill(BatchRequest([1, 2, 3], 42, 0))
         assert dataset.take_report()["cache_hits"] == 3 and dataset.mode.stats()["hits"] == 3
 
     def test_what_is_given_back_meanwhile_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ class TestFromMemory:
             copy_to(rows, out)
 
         monkeypatch.setattr(Rows, "copy_to", torn)
-        assert dataset.fill(Ticket([1, 2], 42, 0)) is None  # so the samples are made one by one
+        assert dataset.fill(BatchRequest([1, 2], 42, 0)) is None  # so the samples are made one by one
         assert [dataset[i].tolist() for i in (1, 2)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
@@ -121,9 +121,9 @@ class TestFormatsOfOnesOwn:
 
         rows = np.zeros((20, 4), np.float32)
         for kind in (Presents, Pairs, Assembles):
-            assert kind(Arrays(rows), loading_mode="eager", progress=False).fill(Ticket([1, 2], 42, 0)) is None
+            assert kind(Arrays(rows), loading_mode="eager", progress=False).fill(BatchRequest([1, 2], 42, 0)) is None
         for options in ({"transform": np.negative}, {"target_transform": abs}, {"return_index": True}):
-            assert BaseDataset(Arrays(rows), loading_mode="eager", progress=False, **options).fill(Ticket([1], 42, 0)) is None
+            assert BaseDataset(Arrays(rows), loading_mode="eager", progress=False, **options).fill(BatchRequest([1], 42, 0)) is None
 
     def test_one_that_says_what_its_values_are(self, make_loader: Callable[..., Any]) -> None:
         class Squares(BaseDataset):
@@ -146,7 +146,7 @@ class TestFormatsOfOnesOwn:
                 return wrong
 
         with pytest.raises(ConfigError, match=r"decode gives float32 \[4\] for sample 3, and value_like\(\) says float"):
-            Says(Arrays(np.zeros((20, 4), np.float32))).fill(Ticket([3], 42, 0))
+            Says(Arrays(np.zeros((20, 4), np.float32))).fill(BatchRequest([3], 42, 0))
 
     def test_numbers_as_samples(self, make_loader: Callable[..., Any]) -> None:
         class Halves(BaseDataset):

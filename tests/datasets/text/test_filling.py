@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import CharTokenizer, SampleError, TextCollator, TextDataset, create_dataloader
 from headrace.datasets.core.filling import Filled
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 
 LINES = ["one", "", "a longer line of text", "dúo, três", "\U0001f600 wide", "nul \0 inside", "x" * 300, "end"]
 TEXT = "\n".join(LINES) + "\n\nlast, without an end"
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def check(dataset: TextDataset, collate: TextCollator, indices: list[int], joins: bool = True) -> None:
     """Filled as plainly made, and by a loader."""
-    filled = dataset.fill_joined(Ticket(indices), collate.join)
+    filled = dataset.fill_joined(BatchRequest(indices), collate.join)
     plain = collate(dataset.__getitems__(indices))
     assert isinstance(filled, Filled) == joins
     assert equal(filled.inputs if isinstance(filled, Filled) else collate(filled), plain)
@@ -136,8 +136,8 @@ def test_what_is_not_ids_alone_is_made_one_by_one(folder: Path) -> None:
         TextDataset(folder, unit="line", transform=dict), TextDataset(folder, unit="line", return_index=True), Marked(folder, unit="line"),
         TextDataset(folder, max_length=8, packing=True, cache_dir=folder / "kept", progress=False),
     ):  # fmt: skip
-        assert dataset.fill_joined(Ticket([0, 1]), join) is None
-    assert TextDataset(folder, unit="line").fill_joined(Ticket([]), join) is None
+        assert dataset.fill_joined(BatchRequest([0, 1]), join) is None
+    assert TextDataset(folder, unit="line").fill_joined(BatchRequest([]), join) is None
     shouted = Shouted(folder, unit="line", errors="strict")
     assert shouted._lines_joined(np.array([0])) is None
 
@@ -153,7 +153,7 @@ class TestErrors:
             with pytest.raises(SampleError) as plain:
                 dataset.__getitems__([0, 1, 2])
             with pytest.raises(SampleError) as filled:
-                dataset.fill_joined(Ticket([0, 1, 2]), TextCollator().join)
+                dataset.fill_joined(BatchRequest([0, 1, 2]), TextCollator().join)
             assert str(plain.value) == str(filled.value) and "offset 9" in str(filled.value)
 
     def test_skipped_and_counted_once(self, broken: Path) -> None:
@@ -164,7 +164,7 @@ class TestErrors:
             stats = loader.get_stats()
             assert (stats["skipped"], stats["errors"], stats["samples"]) == (1, 1, 2)
             with pytest.raises(SampleError, match="none of the 1 samples"):
-                dataset.fill_joined(Ticket([1]), TextCollator().join)
+                dataset.fill_joined(BatchRequest([1]), TextCollator().join)
 
     def test_a_stand_in(self, broken: Path) -> None:
         with TextDataset(broken, unit="line", on_error=lambda *_: {"input_ids": torch.tensor([3])}) as dataset:
@@ -174,14 +174,14 @@ class TestErrors:
         with TextDataset(broken, unit="line") as dataset:
             (broken / "a.txt").write_bytes(b"good\nand other\nfine\n")
             with pytest.raises(SampleError, match="has been changed since it was opened"):
-                dataset.fill_joined(Ticket([0]), TextCollator().join)
+                dataset.fill_joined(BatchRequest([0]), TextCollator().join)
 
     def test_a_file_that_became_shorter_while_it_is_read(self, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with TextDataset(broken, unit="line") as dataset:
             monkeypatch.setattr("headrace.io.version.Stamp.check", lambda *_: None)
             (broken / "a.txt").write_bytes(b"good\nb")
             with pytest.raises(SampleError, match="is shorter than it was"):
-                dataset.fill_joined(Ticket([0, 2]), TextCollator().join)
+                dataset.fill_joined(BatchRequest([0, 2]), TextCollator().join)
 
 
 def test_in_workers(folder: Path) -> None:

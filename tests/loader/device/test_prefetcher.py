@@ -446,7 +446,7 @@ def test_the_batch_that_was_taken_early_counts_when_it_is_received(late: LateAcc
         assert iterator._way._started is not None
         assert loader.state_dict()["batches"] == loader.get_stats()["batches"] == step
         assert loader.get_stats()["samples"] == 4 * step and len(iterator) == len(plain) - step
-        assert loader.get_stats()["queued_batches"] == iterator.job.dispatch.handed_out - step >= 1
+        assert loader.get_stats()["queued_batches"] == iterator.pool.dispatch.handed_out - step >= 1
         late.main.run()
         assert same(batch, plain[step - 1])
     state = loader.state_dict()

@@ -229,10 +229,10 @@ def test_a_worker_that_dies_between_epochs_unseen(photos: Path, make_loader: Any
     twin = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=0, seed=3)
     for epoch in range(2):
         if epoch:
-            workers = loader._job._loader._iterator._workers
+            workers = loader._pool._loader._iterator._workers
             os.kill(workers[1].pid, signal.SIGKILL)
             workers[1].join(10)
-            monkeypatch.setattr(type(loader._job), "is_sound", True)  # as where it dies right after the look
+            monkeypatch.setattr(type(loader._pool), "is_sound", True)  # as where it dies right after the look
         batches = list(loader)
         assert len(batches) == len(twin)
         assert all(same(ours, plain) for ours, plain in zip(batches, twin, strict=True))

@@ -171,7 +171,7 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
     """Nobody waits for it before the second one, which begins only when all workers have answered."""
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
     iterator = iter(loader)
-    first = loader._job._loader._iterator._workers[0]
+    first = loader._pool._loader._iterator._workers[0]
     assert next(iterator).tolist() == [0, 1] and first.is_alive()
     loader.close()
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)

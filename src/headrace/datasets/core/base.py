@@ -38,7 +38,7 @@ from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.order.shares import check_shared_once
 from headrace.order.splits import fold_parts, split_parts
 from headrace.storage.source import Source
@@ -232,32 +232,32 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             IndexError: one is outside of the dataset; negative ones count from its end.
             SampleError: one can't be read; or, where such are skipped, none can.
         """
-        if not isinstance(indices, Ticket) and any(index < 0 for index in indices):
+        if not isinstance(indices, BatchRequest) and any(index < 0 for index in indices):
             indices = [index + len(self) if -len(self) <= index < 0 else index for index in indices]
-        is_plain = not isinstance(indices, Ticket) and _context is None
-        ticket = indices if isinstance(indices, Ticket) else _context_ticket(indices, self.seed, self.epoch)
-        samples, failure = self._samples(ticket, is_plain)
+        is_plain = not isinstance(indices, BatchRequest) and _context is None
+        request = indices if isinstance(indices, BatchRequest) else _context_request(indices, self.seed, self.epoch)
+        samples, failure = self._samples(request, is_plain)
         if failure is not None and not samples:
-            raise self._nothing_readable(failure, len(ticket))
+            raise self._nothing_readable(failure, len(request))
         return samples
 
-    def _samples(self, ticket: Ticket, is_plain: bool) -> tuple[list[Any], SampleError | None]:
+    def _samples(self, request: BatchRequest, is_plain: bool) -> tuple[list[Any], SampleError | None]:
         """The samples of a batch, and the first error among them."""
-        values = self._values(self._whole_indices(ticket))
+        values = self._values(self._whole_indices(request))
         failure = next((v for v in values if isinstance(v, SampleError)), None)
         if is_plain and self._is_random:
-            self._served.value += len(ticket)
+            self._served.value += len(request)
 
         def may_repeat() -> bool:
             return is_plain and self._epoch.value < 0 and self._served.value > len(self._source)
 
-        return self._finished(ticket, values, may_repeat), failure
+        return self._finished(request, values, may_repeat), failure
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
         if not isinstance(self, IterableDataset):
             for index in range(len(self)):
-                yield from self._samples(_context_ticket([index], self.seed, self.epoch), _context is None)[0]
+                yield from self._samples(_context_request([index], self.seed, self.epoch), _context is None)[0]
             return
         world, info = self._world or detect_world(), get_worker_info()
         check_shared_once(self, world.world_size)
@@ -267,7 +267,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
         for step in range(worker, len(batches), workers):
             self.expect((seed, epoch, worker), range(step, len(batches), workers), batches)
-            yield from self._samples(Ticket(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
+            yield from self._samples(BatchRequest(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
 
     @property
     def epoch(self) -> int:
@@ -561,19 +561,19 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         return Place(cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
 
 
-_context: Ticket | None = None
+_context: BatchRequest | None = None
 
 
-def set_context(ticket: Ticket | None) -> None:
+def set_context(request: BatchRequest | None) -> None:
     """The batch that this process works on: it names seed and epoch for datasets inside others, such as `torch.utils.data.Subset`."""
     global _context
-    _context = ticket
+    _context = request
 
 
-def _context_ticket(indices: Sequence[int], seed: int, epoch: int) -> Ticket:
+def _context_request(indices: Sequence[int], seed: int, epoch: int) -> BatchRequest:
     if _context is not None:
         seed, epoch = _context.seed, _context.epoch
-    return Ticket(indices, seed, epoch)
+    return BatchRequest(indices, seed, epoch)
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:

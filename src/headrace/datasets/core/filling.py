@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, RemoteError, SampleError
 from headrace.memory.ring import empty
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.order.seeding import preserved_rng, warn_off_main_thread
 
 Like = tuple[tuple[int, ...], np.dtype[Any]]
@@ -94,62 +94,62 @@ class BatchFilling(SampleReading, SampleTransforming):
         like = self.value_like() if self._is_fillable else None
         return like is not None and self.input_like(*like) is not None
 
-    def fill(self, ticket: Ticket) -> Filled | list[Any] | None:
+    def fill(self, request: BatchRequest) -> Filled | list[Any] | None:
         """The samples of a batch in its buffer; or in a list, where some are stand-ins for what can't be read; or None: make them one by
         one.
 
         Raises:
             SampleError: one can't be read; or, where such are skipped, none can.
         """
-        if not self._is_fillable or not ticket:
+        if not self._is_fillable or not request:
             return None
-        whole = self._whole_indices(ticket)
-        inputs = self._from_memory(ticket, whole)
+        whole = self._whole_indices(request)
+        inputs = self._from_memory(request, whole)
         if inputs is None:
-            inputs = self._from_storage(ticket, whole)
+            inputs = self._from_storage(request, whole)
         if inputs is not None:
-            return Filled(inputs, self._stacked_targets(ticket), len(ticket))
+            return Filled(inputs, self._stacked_targets(request), len(request))
         value = self.value_like()
         like = None if value is None else self.input_like(*value)
-        return None if value is None or like is None else self._one_by_one(ticket, whole.tolist(), value, like)
+        return None if value is None or like is None else self._one_by_one(request, whole.tolist(), value, like)
 
-    def fill_joined(self, ticket: Ticket, join: Join) -> Filled | list[Any] | None:
+    def fill_joined(self, request: BatchRequest, join: Join) -> Filled | list[Any] | None:
         """As `fill`, where samples are sequences of ids that `join` makes a batch of. Default: not so.
 
         Args:
-            ticket: says what belongs to the batch.
+            request: says what belongs to the batch.
             join: makes a batch of ids that lie one behind the other, and of their lengths; None: it must see the samples.
         """
         return None
 
-    def _from_memory(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
+    def _from_memory(self, request: BatchRequest, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """All inputs from where they are held; None where one is not."""
         rows = None if self.holds_encoded else self.mode.rows(whole)
         like = None if rows is None else self.input_like(rows.shape, rows.dtype)
-        out = None if like is None else _empty(len(ticket), like)
+        out = None if like is None else _empty(len(request), like)
         if rows is None or out is None:
             return None
         if self._copies and not self._is_random:
             rows.copy_to(out)
         else:
-            drawn, made = self._draws(ticket, lambda number: rows[number]), out.numpy()
+            drawn, made = self._draws(request, lambda number: rows[number]), out.numpy()
 
             def present(number: int) -> None:
                 self.present_into(rows[number], drawn[number], made[number, ...])
 
-            self._threads.copy(present, len(ticket), made.nbytes)
+            self._threads.copy(present, len(request), made.nbytes)
         if not rows.are_held():
             return None
-        self._counts["cache_hits"] += len(ticket)
+        self._counts["cache_hits"] += len(request)
         return out
 
-    def _from_storage(self, ticket: Ticket, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
+    def _from_storage(self, request: BatchRequest, whole: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """All inputs, those that are not held straight from the source; None where it can't, or a sample can't be read."""
         reads_records_ahead = self.mode.window and self._source.far is None
         record = self._source.rows_like() if self.stores_values and not reads_records_ahead else None
         if record is None or not self._copies or self._is_random or self.input_like(*record) != record:
             return None
-        out = _empty(len(ticket), record)
+        out = _empty(len(request), record)
         if out is None:
             return None
         rows, counts, wanted = out.numpy(), self._counts, whole.tolist()
@@ -178,12 +178,12 @@ class BatchFilling(SampleReading, SampleTransforming):
         counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)
         return out
 
-    def _one_by_one(self, ticket: Ticket, whole: list[int], wanted: Like, like: Like) -> Filled | list[Any] | None:
+    def _one_by_one(self, request: BatchRequest, whole: list[int], wanted: Like, like: Like) -> Filled | list[Any] | None:
         out = _empty(len(whole), like)
         if out is None:
             return None
         found, rows = self._fetched(whole), out.numpy()
-        drawn = self._draws(ticket, lambda number: found[number][1])
+        drawn = self._draws(request, lambda number: found[number][1])
 
         def make(number: int) -> SampleError | None:
             draws = drawn[number]
@@ -192,14 +192,14 @@ class BatchFilling(SampleReading, SampleTransforming):
                 return value
             if isinstance(value, np.ndarray) and (value.shape, value.dtype) != wanted:  # else NumPy would make it fit
                 raise ConfigError(
-                    f"{type(self).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {ticket[number]}, and value_like() "
+                    f"{type(self).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {request[number]}, and value_like() "
                     f"says {wanted[1]} {list(wanted[0])}: mend the one or the other"
                 )
             try:
                 self.present_into(value, draws, rows[number, ...])
             except Exception as error:
                 if not self.is_late(error):
-                    error.add_note(f"headrace: while making sample {ticket[number]} ({self.source_of(ticket[number])})")
+                    error.add_note(f"headrace: while making sample {request[number]} ({self.source_of(request[number])})")
                     raise
                 return self._failed(whole[number], "can't be decoded", error)
             return None
@@ -208,24 +208,24 @@ class BatchFilling(SampleReading, SampleTransforming):
         failures = self._threads.map(make, len(whole))
         self._counts["decode_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
         if any(failures):
-            return self._without(failures, ticket, out)
-        return Filled(out, self._stacked_targets(ticket), len(whole))
+            return self._without(failures, request, out)
+        return Filled(out, self._stacked_targets(request), len(whole))
 
-    def _draws(self, ticket: Ticket, value: Callable[[int], Any]) -> Sequence[Any]:
+    def _draws(self, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
         """What is drawn for each sample, or the SampleError that it met."""
         if not self._is_random:
-            return [None] * len(ticket)
+            return [None] * len(request)
         seeder, drawn = self._get_seeder(), []
         in_training = get_worker_info() is None
         if in_training:
             warn_off_main_thread()
         with preserved_rng(seeder) if in_training else nullcontext():
-            for number, index in enumerate(ticket):
+            for number, index in enumerate(request):
                 given = value(number)
                 if isinstance(given, SampleError):
                     drawn.append(given)
                     continue
-                seeder(ticket.seed, ticket.epoch, self._whole(index), 0 if ticket.draws is None else ticket.draws[number])
+                seeder(request.seed, request.epoch, self._whole(index), 0 if request.draws is None else request.draws[number])
                 try:
                     drawn.append(self.draw(given))
                 except Exception as error:
@@ -234,26 +234,26 @@ class BatchFilling(SampleReading, SampleTransforming):
                     drawn.append(self._failed(self._whole(index), "can't be decoded", error))
         return drawn
 
-    def _without(self, failures: list[SampleError | None], ticket: Ticket, out: torch.Tensor) -> Filled | list[Any]:
+    def _without(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor) -> Filled | list[Any]:
         """The batch without the samples that can't be read, or with stand-ins for them."""
         rows, good = out.numpy(), [number for number, failure in enumerate(failures) if failure is None]
         if callable(self.on_error):
             samples = []
-            for number, (index, failure) in enumerate(zip(ticket, failures, strict=True)):
+            for number, (index, failure) in enumerate(zip(request, failures, strict=True)):
                 if failure is not None:
                     samples.extend(self._replacement(index, self.source_of(index), failure))
                 else:
                     samples.append(self.assemble(out[number], self.pair(index, None)[1]))
             return samples
-        for index, failure in zip(ticket, failures, strict=True):
+        for index, failure in zip(request, failures, strict=True):
             if failure is not None:
                 self._replacement(index, self.source_of(index), failure)
         if not good:
-            raise self._nothing_readable(next(failure for failure in failures if failure is not None), len(ticket))
+            raise self._nothing_readable(next(failure for failure in failures if failure is not None), len(request))
         for place, number in enumerate(good):
             if place != number:
                 rows[place] = rows[number]
-        return Filled(out[: len(good)], self._stacked_targets([ticket[number] for number in good]), len(good))
+        return Filled(out[: len(good)], self._stacked_targets([request[number] for number in good]), len(good))
 
     def _nothing_readable(self, failure: SampleError, samples: int) -> SampleError:
         remedy = "; take a larger batch_size, or an on_error=callable that returns a stand-in" if self.on_error == "skip" else ""

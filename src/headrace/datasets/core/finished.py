@@ -26,7 +26,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import up
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source
 
@@ -232,7 +232,7 @@ def _type_of(sample: Any) -> str:
 def _as_in_epoch_0(seed: int) -> Iterator[None]:
     """Headrace's datasets inside of a foreign one see (seed, 0) instead of the batch that is being made."""
     before = base._context
-    base.set_context(Ticket((), seed, 0))
+    base.set_context(BatchRequest((), seed, 0))
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.datasets.image.augment import Augment
 from headrace.errors import SampleError, warn
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 
 
@@ -84,11 +84,11 @@ class SampleTransforming(ABC):
     def _is_random(self) -> bool:
         return self._augment is not None or self._is_transformed
 
-    def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
+    def _finished(self, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
         """The samples of a batch, without those that are left out.
 
         Args:
-            ticket: says what belongs to the batch.
+            request: says what belongs to the batch.
             values: for each index the decoded value, or a SampleError.
             may_repeat: says whether the same draws may have come before; asked only if a warning is due.
         """
@@ -99,11 +99,11 @@ class SampleTransforming(ABC):
         samples = []
         with preserved_rng(self._get_seeder()) if is_ours_to_restore else nullcontext():
             last = None
-            for number, (index, value) in enumerate(zip(ticket, values, strict=True)):
+            for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 if isinstance(value, SampleError):
                     samples.extend(self._replacement(index, self.source_of(index), value))
                 else:
-                    last = ticket.seed, ticket.epoch, self._whole(index), 0 if ticket.draws is None else ticket.draws[number]
+                    last = request.seed, request.epoch, self._whole(index), 0 if request.draws is None else request.draws[number]
                     made = self._finish(index, value, is_random, *last)
                     samples.extend(self._replacement(index, self.source_of(index), made) if isinstance(made, SampleError) else [made])
                     values[number] = None  # decoded and finished samples of a whole batch need not be there at once

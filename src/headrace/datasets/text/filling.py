@@ -18,7 +18,7 @@ from headrace.datasets.core.filling import Filled, Join
 from headrace.errors import RemoteError, SampleError
 from headrace.memory.ring import empty
 from headrace.modes.mode import Mode
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
@@ -52,13 +52,13 @@ class TextFilling(BaseDataset):
     def sample_nbytes(self) -> int | None:
         return self._source.length * (8 + 4) if isinstance(self._source, BlocksSource) and not self._is_transformed else None
 
-    def fill(self, ticket: Ticket) -> Filled | list[Any] | None:
+    def fill(self, request: BatchRequest) -> Filled | list[Any] | None:
         source = self._source
-        if not (ticket and self.writes_batches and isinstance(source, BlocksSource)) or type(self.mode).keep is not Mode.keep:
+        if not (request and self.writes_batches and isinstance(source, BlocksSource)) or type(self.mode).keep is not Mode.keep:
             return None
-        start, indices = time.perf_counter(), self._whole_indices(ticket).tolist()
-        ids = empty((len(ticket), source.length), torch.int64)
-        documents = empty((len(ticket), source.length), torch.int32)
+        start, indices = time.perf_counter(), self._whole_indices(request).tolist()
+        ids = empty((len(request), source.length), torch.int64)
+        documents = empty((len(request), source.length), torch.int32)
         try:
             source.read_into(indices, ids.numpy())
         except RemoteError as error:  # asked for with more patience than what follows it
@@ -70,27 +70,27 @@ class TextFilling(BaseDataset):
             return None  # they are read in the usual way, where errors are told apart
         source.documents_into(indices, documents.numpy())
         self._counts["read_seconds"] += time.perf_counter() - start  # type: ignore[assignment]
-        self._counts["cache_misses"] += len(ticket)
+        self._counts["cache_misses"] += len(request)
         self._counts["bytes_read"] += ids.numel() * source.dtype.itemsize
-        return Filled({"input_ids": ids, "document_ids": documents}, None, len(ticket))
+        return Filled({"input_ids": ids, "document_ids": documents}, None, len(request))
 
-    def fill_joined(self, ticket: Ticket, join: Join) -> Filled | list[Any] | None:
-        if not (ticket and self._is_ids_alone and self._presents_ids) or isinstance(self._source, BlocksSource):
+    def fill_joined(self, request: BatchRequest, join: Join) -> Filled | list[Any] | None:
+        if not (request and self._is_ids_alone and self._presents_ids) or isinstance(self._source, BlocksSource):
             return None
-        whole = self._whole_indices(ticket)
+        whole = self._whole_indices(request)
         straight = self._lines_joined(whole)
         batch = None if straight is None else join(*straight)
         if batch is not None:
-            return Filled(batch, None, len(ticket))
+            return Filled(batch, None, len(request))
         values = self._values(whole)
         if all(type(value) is np.ndarray for value in values):
             batch = join(np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values)))
             if batch is not None:
-                return Filled(batch, None, len(ticket))
+                return Filled(batch, None, len(request))
         failure = next((value for value in values if isinstance(value, SampleError)), None)
-        samples = self._finished(ticket, values, lambda: False)
+        samples = self._finished(request, values, lambda: False)
         if failure is not None and not samples:
-            raise self._nothing_readable(failure, len(ticket))
+            raise self._nothing_readable(failure, len(request))
         return samples
 
     def _lines_joined(self, whole: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:

@@ -26,7 +26,7 @@ from headrace.io.resolve.scan import DataPath, FileList, entries_of
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
 from headrace.order import detect_world
-from headrace.order.request import Ticket
+from headrace.order.request import BatchRequest
 from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.lines import Newline
@@ -374,10 +374,10 @@ class TextDataset(TextFilling):
         is_ours = type(self).decode_together is TextDataset.decode_together and type(self)._text is TextDataset._text
         return is_ours and type(self)._values is TextDataset._values
 
-    def _finished(self, ticket: Ticket, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
+    def _finished(self, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
         if self._is_ids_alone and all(type(value) is np.ndarray for value in values):
             return [self.present(value) for value in values]  # what is done below comes to this, and costs more than the rest
-        return super()._finished(ticket, values, may_repeat)
+        return super()._finished(request, values, may_repeat)
 
 
 def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:

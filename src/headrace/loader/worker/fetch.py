@@ -1,7 +1,7 @@
-"""What does a worker do with a ticket?
+"""What does a worker do with a request?
 
-`Fetch` is the dataset that torch's workers see: it turns a ticket into samples, or at once into a batch where the dataset can write
-one. `Collate` makes a batch of what is none yet. Both work inside the ticket's ring slot, and both carry what was counted along, and
+`Fetch` is the dataset that torch's workers see: it turns a request into samples, or at once into a batch where the dataset can write
+one. `Collate` makes a batch of what is none yet. Both work inside the request's ring slot, and both carry what was counted along, and
 an error, if there was one, so that the parent can raise the error itself.
 """
 
@@ -36,20 +36,20 @@ from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.loader.worker.samples import Samples
 from headrace.memory.flags import Flags
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
 
 
 class Fetch(Dataset[Any]):
-    """Tickets to samples, for a map-style dataset of headrace's or of anybody's.
+    """Requests to samples, for a map-style dataset of headrace's or of anybody's.
 
     Other attributes are those of the dataset, so that a `worker_init_fn` finds what it looks for.
 
     Args:
         dataset: the user's dataset.
-        ring: the ring that the tickets' slots belong to.
+        ring: the ring that the requests' slots belong to.
         plan: where a streaming dataset is to read ahead.
-        stride: batches between two tickets of one worker.
+        stride: batches between two requests of one worker.
         stacks: are the samples to be stacked, so that a dataset may write the batch itself?
         origin: what an error calls the origin of the indices.
         join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
@@ -76,13 +76,13 @@ class Fetch(Dataset[Any]):
         self._seeder: SampleSeeder | None = None
         self._is_stateful = is_stateful(dataset)
 
-    def __getitems__(self, ticket: Ticket) -> Samples:
+    def __getitems__(self, request: BatchRequest) -> Samples:
         start = time.perf_counter()
-        base.set_context(ticket)
-        arena = open_arena(self.ring, ticket)
-        report: dict[str, Any] = {"epoch": ticket.epoch, "step": ticket.step, "pid": os.getpid()}
+        base.set_context(request)
+        arena = open_arena(self.ring, request)
+        report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
         try:
-            found, error = _attempt(lambda: self._tried(ticket, report, arena))
+            found, error = _attempt(lambda: self._tried(request, report, arena))
         finally:
             base.set_context(None)
         if error is None:
@@ -91,20 +91,20 @@ class Fetch(Dataset[Any]):
         for dataset in self._inner:
             for name, value in dataset.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
-        report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(ticket)
+        report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(request)
         report["counts"] = counts
         try:
-            return Samples(found, ticket, report, error, arena, self.dataset if self._has_indices else None)
+            return Samples(found, request, report, error, arena, self.dataset if self._has_indices else None)
         finally:
             del error  # see `_attempt`
 
-    def _tried(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
+    def _tried(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> Any:
         """The samples; an index that the dataset does not have is an error that says where it came from."""
         try:
-            return self._samples(ticket, report, arena)
+            return self._samples(request, report, arena)
         except IndexError as error:
             n = length_of(self.dataset)
-            outside = [i for i in ticket if isinstance(i, int) and n is not None and not -n <= i < n]
+            outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]
             if not outside:
                 raise
             raise IndexError(
@@ -116,46 +116,46 @@ class Fetch(Dataset[Any]):
         if self._is_stateful:
             report["worker"], report["state"] = worker_number(), asked(self.dataset)
 
-    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> Any:
+    def _samples(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> Any:
         if self.init_error is not None:
             raise self.init_error
-        if ticket.given is not None:
-            give_back(ticket.given, self.dataset)
-        if ticket.is_idle:
+        if request.given is not None:
+            give_back(request.given, self.dataset)
+        if request.is_idle:
             report["idle"] = True
             return []
         if not self._ours:
-            return self._foreign(ticket)
+            return self._foreign(request)
         if self._plan is not None:
-            self._expect(self._plan, ticket)
+            self._expect(self._plan, request)
         filled = None
         if self._stacks or self._join is not None:
             with arena or contextlib.nullcontext():
-                filled = self.dataset.fill(ticket) if self._join is None else self.dataset.fill_joined(ticket, self._join)
-        return self.dataset.__getitems__(ticket) if filled is None else filled
+                filled = self.dataset.fill(request) if self._join is None else self.dataset.fill_joined(request, self._join)
+        return self.dataset.__getitems__(request) if filled is None else filled
 
-    def _expect(self, plan: OrderPlan, ticket: Ticket) -> None:
-        steps = range(ticket.step, plan.steps(), self._stride)
-        self.dataset.expect(ticket.epoch, steps, plan.batches_of(ticket.epoch))
+    def _expect(self, plan: OrderPlan, request: BatchRequest) -> None:
+        steps = range(request.step, plan.steps(), self._stride)
+        self.dataset.expect(request.epoch, steps, plan.batches_of(request.epoch))
 
-    def _foreign(self, ticket: Ticket) -> Any:
+    def _foreign(self, request: BatchRequest) -> Any:
         if self._seeder is None:
             self._seeder = SampleSeeder(self.dataset)
         seeder = self._seeder
 
         def seed(number: int) -> None:
-            index = ticket[number]  # a sampler of the user's may give the dataset something else than integers
-            seeder(ticket.seed, ticket.epoch, index if isinstance(index, int) else 0, ticket.draws[number] if ticket.draws else 0)
+            index = request[number]  # a sampler of the user's may give the dataset something else than integers
+            seeder(request.seed, request.epoch, index if isinstance(index, int) else 0, request.draws[number] if request.draws else 0)
 
         if get_worker_info() is None:
             warn_off_main_thread()
         with preserved_rng(seeder):
             if self._answers_batches:  # one seed for the whole batch
-                if ticket:
+                if request:
                     seed(0)
-                return self.dataset.__getitems__(list(ticket))
+                return self.dataset.__getitems__(list(request))
             items, failure = [], None
-            for number, index in enumerate(ticket):
+            for number, index in enumerate(request):
                 seed(number)
                 try:
                     items.append(self.dataset[index])
@@ -182,12 +182,12 @@ def worker_number() -> int:
     return 0 if info is None else info.id
 
 
-def open_arena(ring: Ring, ticket: Ticket) -> Arena | None:
-    """The slot of a ticket, to write its batch into; None where the user keeps too many batches, and the slot is given back.
+def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
+    """The slot of a request, to write its batch into; None where the user keeps too many batches, and the slot is given back.
 
     Without workers the batch's tensors hold the slot themselves, and nothing is pickled.
     """
-    slot = ticket.slot
+    slot = request.slot
     assert slot is not None
     if get_worker_info() is not None:
         return ring.arena(slot)
@@ -198,7 +198,7 @@ def open_arena(ring: Ring, ticket: Ticket) -> Arena | None:
 
 
 class Collate:
-    """Samples to a batch in the ring slot of their ticket.
+    """Samples to a batch in the ring slot of their request.
 
     Args:
         function: the collate function; None: the one sample is the batch.
@@ -254,9 +254,9 @@ class Collate:
             return self.function(items)
         if self._seeder is None:
             self._seeder = SampleSeeder(self.function)
-        ticket = samples.ticket
+        request = samples.request
         with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
-            self._seeder(ticket.seed, ticket.epoch, OF_COLLATE, ticket.step)
+            self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
             batch = self.function(items)
         if callable(batch):
             name = getattr(self.function, "__name__", type(self.function).__name__)

@@ -1,4 +1,4 @@
-"""What does a worker do with a ticket of a foreign iterable dataset?"""
+"""What does a worker do with a request of a foreign iterable dataset?"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.loader.draws import Draws
 from headrace.loader.stateful import asked, is_stateful, iterator_of
 from headrace.loader.worker.fetch import Fetch, worker_number
 from headrace.memory.ring import Arena, Ring
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng
 
 
 class FetchIterable(Fetch):
-    """Tickets to samples, for a foreign `IterableDataset`: each ticket takes the next samples of this worker's iterator."""
+    """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples of this worker's iterator."""
 
     _has_indices = False
 
@@ -30,16 +30,16 @@ class FetchIterable(Fetch):
         self._given: dict[str, Any] | None = None  # this epoch is through; what belongs to the next one's iterator
         self._may_be_at_end = False
 
-    def _samples(self, ticket: Ticket, report: dict[str, Any], arena: Arena | None) -> list[Any]:
+    def _samples(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> list[Any]:
         if self.init_error is not None:
             raise self.init_error
-        if self._draws is None or self._run != ticket[0]:
-            self._begin(ticket)
+        if self._draws is None or self._run != request[0]:
+            self._begin(request)
         assert self._draws is not None
-        if ticket.is_idle:
+        if request.is_idle:
             report["idle"] = True
             return []
-        with self._draws() if not self._is_stateful else self._drawing_of(ticket):
+        with self._draws() if not self._is_stateful else self._drawing_of(request):
             items = self._next_items()
             if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
                 self._items = iter(self.dataset)
@@ -61,11 +61,11 @@ class FetchIterable(Fetch):
                 break
         return items
 
-    def _begin(self, ticket: Ticket) -> None:
-        """A new iterator, or one that goes on where the ticket says. Where that fails, there is none: nothing begins anew instead."""
-        self._run, self._items, self._seeder = ticket[0], iter(()), SampleSeeder(self.dataset)
-        self._draws = Draws(self._seeder, ticket.seed, ticket.epoch, OF_STREAM, worker_number())
-        parts = pickle.loads(ticket.given) if ticket.given is not None else self._given or {}
+    def _begin(self, request: BatchRequest) -> None:
+        """A new iterator, or one that goes on where the request says. Where that fails, there is none: nothing begins anew instead."""
+        self._run, self._items, self._seeder = request[0], iter(()), SampleSeeder(self.dataset)
+        self._draws = Draws(self._seeder, request.seed, request.epoch, OF_STREAM, worker_number())
+        parts = pickle.loads(request.given) if request.given is not None else self._given or {}
         self._given, self._may_be_at_end = None, False
         if parts.pop("ended", False):
             self._given = parts
@@ -76,11 +76,11 @@ class FetchIterable(Fetch):
         self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
 
     @contextlib.contextmanager
-    def _drawing_of(self, ticket: Ticket) -> Iterator[None]:
+    def _drawing_of(self, request: BatchRequest) -> Iterator[None]:
         """Random numbers that follow from the step: what was drawn before it is not in the iterator's state."""
         assert self._seeder is not None
         with preserved_rng(self._seeder):
-            self._seeder(ticket.seed, ticket.epoch, OF_STEP, ticket.step)
+            self._seeder(request.seed, request.epoch, OF_STEP, request.step)
             yield
 
     def _report_state(self, report: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Who carries the batches of an epoch from the workers to the parent?
 
-A `Job`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak tickets, and its ring; without workers a
+A `WorkerPool`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak requests, and its ring; without workers a
 loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are alive.
 """
 
@@ -23,14 +23,14 @@ from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.loader.worker.processes import WORKER, Workers, flagged
 from headrace.memory.ring import Delivered, Ring
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 
 _PATIENCE = 0.5  # seconds until it is taken for granted that the system won't tell how a worker has ended
 _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 
 
 class _Dispatch:
-    """The batch sampler that torch sees: the plan's tickets, each with a slot of the ring."""
+    """The batch sampler that torch sees: the plan's requests, each with a slot of the ring."""
 
     def __init__(self, plan: Plan, ring: Ring) -> None:
         self.plan, self._ring = plan, ring
@@ -40,23 +40,23 @@ class _Dispatch:
     def begin(self, epoch: int, step: int, states: States | None = None) -> None:
         self._epoch, self._step, self._states, self.handed_out = epoch, step, states, 0
 
-    def __iter__(self) -> Iterator[Ticket]:
-        tickets = self.plan.tickets(self._epoch, self._step)
-        for ticket in tickets if self._states is None else self._states.onto(tickets):
-            ticket.slot = self._ring.take()
-            self.handed_out += not ticket.is_idle
-            yield ticket
+    def __iter__(self) -> Iterator[BatchRequest]:
+        requests = self.plan.requests(self._epoch, self._step)
+        for request in requests if self._states is None else self._states.onto(requests):
+            request.slot = self._ring.take()
+            self.handed_out += not request.is_idle
+            yield request
 
     def __len__(self) -> int:
         return self.plan.steps() or 0
 
 
-class Job:
+class WorkerPool:
     """Workers, their ring, and the torch DataLoader that drives them.
 
     Args:
-        fetch: makes samples of tickets.
-        plan: makes the tickets.
+        fetch: makes samples of requests.
+        plan: makes the requests.
         config: resolved.
         collate: the collate function; None: a sample is a batch.
     """
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def is_free(self) -> bool:
-        """Is no iterator under way that takes its batches from this job?"""
+        """Is no iterator under way that takes its batches from this pool?"""
         user = None if self._user is None else self._user()
         return user is None or user.is_done
 
@@ -104,11 +104,11 @@ class Job:
         self._loader = None
 
     def used_by(self, iterator: Any) -> None:
-        """From now on an iterator takes this job's batches."""
+        """From now on an iterator takes this pool's batches."""
         self._user = weakref.ref(iterator)
 
     def start(self, epoch: int, step: int, states: States | None = None) -> Deliveries:
-        """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting job had still on its way is dropped."""
+        """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting pool had still on its way is dropped."""
         self.dispatch.begin(epoch, step, states)
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
@@ -132,13 +132,13 @@ class _Here:
     """The deliveries of an epoch, each made when it is asked for."""
 
     def __init__(self, dispatch: _Dispatch, fetch: Fetch, collate: Collate, pins: bool) -> None:
-        self._tickets, self._fetch, self._collate, self._pins = iter(dispatch), fetch, collate, pins
+        self._requests, self._fetch, self._collate, self._pins = iter(dispatch), fetch, collate, pins
 
     def __iter__(self) -> _Here:
         return self
 
     def __next__(self) -> Delivered:
-        delivered: Any = self._collate(self._fetch.__getitems__(next(self._tickets)))
+        delivered: Any = self._collate(self._fetch.__getitems__(next(self._requests)))
         made: Delivered = delivered.pin_memory() if self._pins else delivered
         return made
 

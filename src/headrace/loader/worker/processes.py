@@ -204,17 +204,17 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _new_worker(self, worker: int) -> tuple[Any, str | None]:
         """A process in the place of a dead one that has read nothing; and why it is forked too, or None: it is not."""
-        old, tickets, results = self._index_queues[worker], _queue(), _queue()
+        old, requests, results = self._index_queues[worker], _queue(), _queue()
         old.put(_END)
         while (sent := old.get(timeout=_PATIENCE)) != _END:
-            tickets.put(sent)
+            requests.put(sent)
         old.close()
-        self._index_queues[worker] = tickets
+        self._index_queues[worker] = requests
         self._results.add(results)
         self._workers_done_event.mark(worker, False)
         self._worker_init_fn.flags = self._workers_done_event
         arguments = (
-            *(self._dataset_kind, self._dataset, tickets, results, self._workers_done_event, self._auto_collation, self._collate_fn),
+            *(self._dataset_kind, self._dataset, requests, results, self._workers_done_event, self._auto_collation, self._collate_fn),
             *(self._drop_last, self._base_seed, self._worker_init_fn, worker, self._num_workers, self._persistent_workers),
             self._shared_seed,
         )

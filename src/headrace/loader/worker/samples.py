@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.memory.ring import Arena
-from headrace.order import Ticket
+from headrace.order import BatchRequest
 
 
 class Samples:
@@ -14,7 +14,7 @@ class Samples:
     lies in the batch's buffer already.
 
     Args:
-        dataset: that the ticket's indices are of; None: the samples have no indices.
+        dataset: that the request's indices are of; None: the samples have no indices.
 
     Attributes:
         arena: the batch's slot while it is written to; None: it gets memory of its own.
@@ -23,13 +23,13 @@ class Samples:
     def __init__(
         self,
         items: Any,
-        ticket: Ticket,
+        request: BatchRequest,
         report: dict[str, Any],
         error: BaseException | None = None,
         arena: Arena | None = None,
         dataset: Any = None,
     ) -> None:
-        self.items, self.ticket, self.report, self.error, self.arena = items, ticket, report, error, arena
+        self.items, self.request, self.report, self.error, self.arena = items, request, report, error, arena
         self.dataset = dataset
 
     def name_of(self, position: int) -> str:
@@ -45,7 +45,7 @@ class Samples:
 
     def _indices(self) -> list[Any] | None:
         """The index of each item; None where it is not known."""
-        indices, count = list(self.ticket), self.report["samples"]
+        indices, count = list(self.request), self.report["samples"]
         if len(indices) > count and isinstance(self.dataset, BaseDataset):
             skipped = {index for index, *_ in self.report["counts"].get("skipped_samples", ())}
             indices = [index for index, whole in zip(indices, self.dataset._whole_indices(indices), strict=True) if whole not in skipped]
