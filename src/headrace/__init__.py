@@ -1,6 +1,7 @@
 """headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
 
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from headrace.arguments import OLD_NAMES, explain_missing
@@ -34,12 +35,12 @@ from headrace.errors import (
     CollateError,
     ConfigError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     HeadraceError,
     HeadraceWarning,
     MissingNameError,
     RemoteError,
-    ReplacedError,
     SampleError,
     StateError,
     TargetExistsError,
@@ -85,6 +86,7 @@ __all__ = [
     "DataModuleProtocol",
     "DataNotFoundError",
     "EpochOrder",
+    "FileChangedError",
     "FormatError",
     "HDF5Dataset",
     "HeadraceError",
@@ -104,7 +106,6 @@ __all__ = [
     "RandomResizedCrop",
     "RankBatches",
     "RemoteError",
-    "ReplacedError",
     "SampleError",
     "Source",
     "StateError",
@@ -142,6 +143,9 @@ if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
 
     def __getattr__(name):
         """Says which name to use; of older ones in ``from headrace import ...`` too, which drops the message of an AttributeError."""
+        if name == "ReplacedError":
+            warnings.warn("headrace.ReplacedError is deprecated: use headrace.FileChangedError", DeprecationWarning, stacklevel=2)
+            return FileChangedError
         is_import = sys._getframe(1).f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib")
         error = ImportError if is_import and name in OLD_NAMES else AttributeError
         raise error(explain_missing(name, __all__))

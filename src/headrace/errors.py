@@ -71,8 +71,8 @@ class RemoteError(HeadraceError, ConnectionError):
     """Is it the server's answer, which asking again would not change?"""
 
 
-class ReplacedError(HeadraceError, OSError):
-    """A file is another one than when it was opened: what was read of both must not be mixed."""
+class FileChangedError(HeadraceError, OSError):
+    """A file, local or remote, has changed since it was opened: what was read of both versions must not be mixed."""
 
 
 class WriteError(HeadraceError, OSError):

@@ -19,10 +19,10 @@ from headrace import (
     BudgetError,
     ConfigError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     HDF5Dataset,
     MissingNameError,
-    ReplacedError,
     SampleError,
     create_dataloader,
 )
@@ -224,7 +224,7 @@ def test_a_file_that_is_changed_under_the_reader(tmp_path: Path) -> None:
     assert np.array_equal(dataset[3], rows()[3])
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(ReplacedError, match="has been changed since it was opened: open the dataset again"):
+    with pytest.raises(FileChangedError, match="has been changed since it was opened: open the dataset again"):
         dataset[30]
 
 
@@ -235,7 +235,7 @@ def test_a_file_that_is_replaced_goes_on_where_it_is_open(tmp_path: Path) -> Non
     os.replace(write(tmp_path / "b.h5", data=(rows(seed=2), PACKED)), path)
     assert np.array_equal(dataset[30], rows()[30])
     dataset.close()
-    with pytest.raises(ReplacedError, match="has been changed"):
+    with pytest.raises(FileChangedError, match="has been changed"):
         dataset[30]
 
 

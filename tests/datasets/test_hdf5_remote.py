@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
+from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
 from headrace.io.cache.blocks import _blocks_of as blocks_of
 from headrace.io.ranges import Range
 from headrace.testing import DatasetContract
@@ -324,7 +324,7 @@ def test_a_file_that_is_replaced_in_the_middle_of_an_epoch(
     next(batches)
     write(folder / "other.h5", 5)
     os.replace(folder / "other.h5", path)
-    with pytest.raises(ReplacedError, match=r"replaced\.h5, bytes .* has been replaced since it was opened"):
+    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .* has been replaced since it was opened"):
         for _ in batches:
             pass
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from headrace import (
     ConfigError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     MissingNameError,
-    ReplacedError,
     SampleError,
     ZarrDataset,
     create_dataloader,
@@ -360,7 +360,7 @@ def test_strings_that_are_changed_are_an_error(tmp_path: Path) -> None:
     dataset = ZarrDataset(tmp_path / "a.zarr")
     time.sleep(0.02)
     array[...] = "new"
-    with pytest.raises(ReplacedError):
+    with pytest.raises(FileChangedError):
         dataset[3]
 
 
@@ -441,7 +441,7 @@ def test_a_store_that_is_changed_is_an_error(tmp_path: Path, layout: str, change
         write_rows(path, 2, written, mode="w" if change == "replaced" else "r+")
     for dataset in (before, between):
         for index in (0, 13, 39):
-            with pytest.raises(ReplacedError, match=r"changed after the dataset was opened.*open the dataset again"):
+            with pytest.raises(FileChangedError, match=r"changed after the dataset was opened.*open the dataset again"):
                 dataset[index]
         dataset.close()
     assert int(ZarrDataset(path, **read)[5][0]) == {"rewritten": 2, "replaced": 2, "moved": 1, "emptied": 9}[change]
@@ -456,7 +456,7 @@ def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
     assert [int(dataset[i][0]) for i in range(40)] == [1] * 40
     chunk = tmp_path / "a.zarr" / "c" / "3" / "0"
     os.utime(chunk, (later + 1, later + 1))
-    with pytest.raises(ReplacedError, match="c/3/0 was changed"):
+    with pytest.raises(FileChangedError, match="c/3/0 was changed"):
         dataset[13]
 
 
@@ -469,7 +469,7 @@ def test_a_zip_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
             if value == 1:
                 dataset = ZarrDataset(path)
                 assert dataset[0].tolist() == [1, 1, 1]
-        with pytest.raises(ReplacedError):
+        with pytest.raises(FileChangedError):
             dataset[5]
         dataset.close()
 
@@ -480,7 +480,7 @@ def test_workers_never_mix_two_versions(tmp_path: Path) -> None:
     loader = create_dataloader(ZarrDataset(path), batch_size=4, num_workers=2, seed=1)
     assert {int(batch.sum()) for batch in loader} == {24}
     write_rows(path, 2, layout, mode="r+")
-    with pytest.raises(ReplacedError):
+    with pytest.raises(FileChangedError):
         list(loader)
     loader.close()
 

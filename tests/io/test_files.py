@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import FormatError, HeadraceWarning, RemoteError
-from headrace.io.cache import index as index_module
-from headrace.io.cache.index import IndexKind, index_bytes, index_of
-from headrace.io.files import RemoteFiles, RemoteOptions, with_index
+from headrace.io import index as index_module
+from headrace.io.index import IndexKind, index_bytes, index_of
+from headrace.io.remote_files import RemoteFiles, RemoteOptions, with_index
 from headrace.io.stretches import Stretch, places_of, read_part, read_places, read_stretches
 from tests.servers.ranges import RangeServer
 

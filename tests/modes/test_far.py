@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headrace import BaseDataset, Source
-from headrace.errors import HeadraceWarning, RemoteError, ReplacedError
-from headrace.io.files import RemoteFiles, RemoteOptions, Span
+from headrace.errors import FileChangedError, HeadraceWarning, RemoteError
+from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
 from tests.servers.ranges import RangeServer
 
 ROW, ROWS = 512, 600
@@ -228,7 +228,7 @@ def test_a_file_that_is_replaced_ends_the_epoch(
     place.write_bytes((255 - rows).tobytes())
     try:
         with pytest.raises(
-            ReplacedError, match=r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the epoch anew"
+            FileChangedError, match=r"rows.bin, bytes .*: the file has been replaced since it was opened: begin the epoch anew"
         ):
             for _ in given:
                 pass

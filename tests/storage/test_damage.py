@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 from headrace import HDF5Dataset, ZarrDataset
-from headrace.errors import FormatError, HeadraceError, ReplacedError, SampleError
+from headrace.errors import FileChangedError, FormatError, HeadraceError, SampleError
 from headrace.storage.arrays import codecs
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.zarr.rows import ZarrSource
@@ -189,7 +189,7 @@ def test_a_zip_file_that_is_replaced_says_so(tmp_path: Path) -> None:
     dataset = ZarrDataset(path, NAME)
     assert np.array_equal(dataset[0], values()[0])
     path.write_bytes(specimen.files["a"] + b"\0")
-    with pytest.raises(ReplacedError, match=r"a\.zip was changed after the dataset was opened, .*: open the dataset again"):
+    with pytest.raises(FileChangedError, match=r"a\.zip was changed after the dataset was opened, .*: open the dataset again"):
         dataset[6]
 
 

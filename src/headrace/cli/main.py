@@ -13,12 +13,12 @@ from typing import Any
 
 from headrace import __version__
 from headrace.cli import index, pack, verify
-from headrace.errors import FormatError, HeadraceError, ReplacedError, SampleError
+from headrace.errors import FileChangedError, FormatError, HeadraceError, SampleError
 
 Run = Callable[[argparse.Namespace], int]
 
 _VERBS = {"pack": pack, "verify": verify, "index": index}
-_WRONG_DATA = (FormatError, SampleError, ReplacedError)
+_WRONG_DATA = (FormatError, SampleError, FileChangedError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,8 +13,8 @@ from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined
 from headrace.datasets.core.base import CommonOptions
 from headrace.datasets.core.checks import check_arguments
 from headrace.errors import ConfigError, FormatError
-from headrace.io.files import RemoteOptions
 from headrace.io.paths import is_url, redact
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.remote_list import far_files
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.hdf5.files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
@@ -51,7 +51,7 @@ class HDF5Dataset(ArrayDataset):
         DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
         AccessError, RemoteError: a file may not be read; a server does not give it.
         MissingNameError: no such dataset, or several and no name; the message lists those there are.
-        ReplacedError: a file has been changed since it was opened.
+        FileChangedError: a file has been changed since it was opened.
         BudgetError: a chunk of the file does not fit the memory budget when it is decoded.
     """
 

@@ -18,8 +18,8 @@ from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.text.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.files import RemoteOptions
 from headrace.io.paths import without_query
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.contents import names_below
 from headrace.io.resolve.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.hdf5.files import is_far_hdf5, is_hdf5

@@ -13,8 +13,8 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.filling import Like
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
-from headrace.io.files import RemoteOptions
 from headrace.io.paths import is_url
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.remote_list import far_stores
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.volumes import PADS, PatchSource

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, NamedTuple, cast
 
-from headrace.io.files import RemoteFiles, Span
+from headrace.io.remote_files import RemoteFiles, Span
 
 PIECE = 4 << 20
 """Bytes of a piece; of several small files together too."""
@@ -38,7 +38,7 @@ def in_order(files: RemoteFiles, spans: Iterable[Span], *, afresh: bool = False)
         afresh: past everything that is kept of them on this machine.
 
     Raises:
-        FormatError, RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+        FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
     """
 
     def fetch(group: list[Span]) -> list[Part]:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.files import RemoteFiles, Span
 from headrace.io.handles import WorkerFiles
 from headrace.io.hints import HINTS
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles, Span
 
 _GAP = 16 << 10  # bytes between two stretches that are rather read than left out
 _RUN = 8 << 20  # bytes that one call reads at most

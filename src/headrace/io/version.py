@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from headrace.errors import AccessError, ReplacedError
-from headrace.io.files import RemoteFiles
+from headrace.errors import FileChangedError
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.stretches import Files
 
 
@@ -32,10 +32,10 @@ class Stamp:
         """Is the open file still that one?
 
         Raises:
-            AccessError: it has been changed.
+            FileChangedError: it has been changed.
         """
         if not self.is_of(os.fstat(fd)):
-            raise AccessError(f"{redact(self.path)} has been changed since it was opened: open the dataset again")
+            raise changed(self.path)
 
 
 class KnownFile:
@@ -70,7 +70,7 @@ class KnownFile:
             status: of the file as another library has it open; None: of the file that `files` has open.
 
         Raises:
-            ReplacedError: it has been changed.
+            FileChangedError: it has been changed.
         """
         if self._stamp is None or isinstance(self._files, RemoteFiles):
             return
@@ -81,6 +81,6 @@ class KnownFile:
             raise changed(self.path)
 
 
-def changed(path: str) -> ReplacedError:
+def changed(path: str) -> FileChangedError:
     """What to say of a file that is another one than when it was opened."""
-    return ReplacedError(f"{redact(path)} has been changed since it was opened: open the dataset again")
+    return FileChangedError(f"{redact(path)} has been changed since it was opened: open the dataset again")

@@ -4,7 +4,7 @@ The order of an epoch is known, so each worker knows which batches it will be as
 
 * Records that are near are read by threads while the batches before them are decoded, a few batches ahead.
 * Bytes that are far away are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole
-  stretches of it, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.io.files`.
+  stretches of it, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.io.remote_files`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.io.files import RemoteFiles
+from headrace.io.remote_files import RemoteFiles
 from headrace.modes.mode import Coming, IntArray, Mode, Read
 from headrace.storage.source import Source
 

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.io.files import RemoteFiles, Span
 from headrace.io.hints import HINTS
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.stretches import bytes_of, read_parts
 from headrace.storage.source import Rows, Source
 

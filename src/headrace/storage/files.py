@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError
 from headrace.io.cache.whole_files import WholeFiles
-from headrace.io.files import RemoteOptions
 from headrace.io.hints import HINTS, TO_THE_END
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
 from headrace.storage.source import Source
 

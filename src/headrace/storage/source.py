@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.files import RemoteFiles, Span
+from headrace.io.remote_files import RemoteFiles, Span
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype; or one array that has them as its rows."""

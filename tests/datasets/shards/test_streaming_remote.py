@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, StreamingDataset, TarSource
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError, SampleError
-from headrace.io.cache.index import index_bytes
-from headrace.io.files import RemoteFiles, RemoteOptions
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
+from headrace.io.index import index_bytes
+from headrace.io.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.tar import build as tar_made
 from headrace.storage.tar import source as tar
 from headrace.storage.text import source as texts
@@ -208,7 +208,7 @@ def test_a_shard_that_is_replaced_is_an_error(tmp_path: Path) -> None:
     with RangeServer(path.parent) as server:
         dataset = StreamingDataset(f"{server.url}/{path.name}", cache_dir=tmp_path / "cache", retries=1, deadline=2)
         make_tar(path, [(f"{n:06d}.cls", b"9") for n in range(5)])
-        with pytest.raises((ReplacedError, SampleError), match="replaced since it was opened"):
+        with pytest.raises((FileChangedError, SampleError), match="replaced since it was opened"):
             list(dataset)
         dataset.close()
         again = StreamingDataset(f"{server.url}/{path.name}", cache_dir=tmp_path / "cache")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import CharTokenizer, SampleError, TextCollator, TextDataset, create_dataloader
+from headrace import CharTokenizer, FileChangedError, SampleError, TextCollator, TextDataset, create_dataloader
 from headrace.datasets.core.filling import Filled
 from headrace.order import BatchRequest
 
@@ -173,7 +173,7 @@ class TestErrors:
     def test_a_file_that_changed(self, broken: Path) -> None:
         with TextDataset(broken, unit="line") as dataset:
             (broken / "a.txt").write_bytes(b"good\nand other\nfine\n")
-            with pytest.raises(SampleError, match="has been changed since it was opened"):
+            with pytest.raises(FileChangedError, match="has been changed since it was opened"):
                 dataset.fill_joined(BatchRequest([0]), TextCollator().join)
 
     def test_a_file_that_became_shorter_while_it_is_read(self, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:

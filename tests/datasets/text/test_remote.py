@@ -14,7 +14,7 @@ import pytest
 
 from headrace import CharTokenizer, HeadraceWarning, SampleError, TextDataset, open_dataset
 from headrace.datasets.core.indexing import write_index
-from headrace.errors import RemoteError, ReplacedError
+from headrace.errors import FileChangedError, RemoteError
 from headrace.io import sequential as in_order
 from headrace.storage.text import source as texts
 from tests.servers.ranges import RangeServer
@@ -194,7 +194,7 @@ def test_a_file_that_is_replaced_ends_the_epoch(
         loader = iter(make_loader(dataset, batch_size=4, num_workers=0, interleave=1, turns=1))
         next(loader)
         path.write_bytes(b"fine\n" * 1000)
-        with pytest.raises(ReplacedError, match=r"replaced.txt, bytes .*: the file has been replaced since it was opened"):
+        with pytest.raises(FileChangedError, match=r"replaced.txt, bytes .*: the file has been replaced since it was opened"):
             for _ in loader:
                 pass
     assert len(TextDataset(f"{server.url}/replaced.txt", unit="line", cache_dir=tmp_path)) == 1000

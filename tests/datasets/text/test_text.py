@@ -20,6 +20,7 @@ from headrace import (
     CharTokenizer,
     ConfigError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     HeadraceWarning,
     ImageDataset,
@@ -274,9 +275,7 @@ class TestBadInput:
             dataset[1 if unit == "file" else 2]
         (folder / "prose/a.txt").write_text("o")
         if unit == "line":
-            with pytest.raises(
-                SampleError, match=r"sample 1 can't be read: .*a.txt.*has been changed since it was opened: open the dataset again"
-            ):
+            with pytest.raises(FileChangedError, match=r"a.txt has been changed since it was opened: open the dataset again"):
                 dataset[1]
 
     @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 
 from headrace import CharTokenizer, HDF5Dataset, StreamingDataset, TextDataset, open_dataset, pack
 from headrace.datasets.core.indexing import write_index
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, RemoteError, ReplacedError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FileChangedError, FormatError, RemoteError
 from headrace.storage.tokens.source import BlocksSource
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -289,7 +289,7 @@ def test_a_file_that_is_replaced(
     shutil.copy(folder / "tokens.h5", folder / "replaced.h5")
     far = far_of("replaced.h5", loading_mode=mode, on_error=on_error, **WAYS[way])
     os.utime(folder / "replaced.h5", (1, 1))
-    with pytest.raises(ReplacedError, match=r"replaced\.h5, bytes .*: the file has been replaced since it was opened"):
+    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .*: the file has been replaced since it was opened"):
         batches(make_loader, far)
     assert len(far_of("replaced.h5", **WAYS[way])) == len(far)
 

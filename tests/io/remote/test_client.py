@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import ConfigError
-from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io import ranges as ranges_module
 from headrace.io.cache.blocks import BLOCK, CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
@@ -195,7 +195,7 @@ def test_a_file_that_was_replaced(server: RangeServer, remote_of: Any, folder: P
     version = remote.versions([url])[0]
     assert remote.read([Range(url, 0, 3, version)]) == [b"old"]
     (folder / "c.bin").write_bytes(b"new" * 1_000)
-    with pytest.raises(ReplacedError, match=r"c\.bin.*has been replaced"):
+    with pytest.raises(FileChangedError, match=r"c\.bin.*has been replaced"):
         remote.read([Range(url, 0, 3, version)])
     assert remote.read([Range(url, 0, 3)]) == [b"new"]
 

@@ -14,7 +14,7 @@ pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
 pytest.importorskip("moto", reason="the extra `test` is not installed")
 
 from headrace import ImageDataset, StreamingDataset, TextDataset, pack
-from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io.cache.blocks import BLOCK, CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.remote.client import Range, Remote, Version
@@ -94,7 +94,7 @@ def test_an_object_that_was_replaced(server: S3Server, remote_of: Any) -> None:
     remote = remote_of()
     version = remote.versions(["s3://one/a.bin"])[0]
     server.client().put_object(Bucket="one", Key="a.bin", Body=CONTENT["other/a.bin"])
-    with pytest.raises(ReplacedError, match=r"s3://one/a\.bin, bytes .*has been replaced"):
+    with pytest.raises(FileChangedError, match=r"s3://one/a\.bin, bytes .*has been replaced"):
         remote.read(some(version))
     assert remote.versions(["s3://one/a.bin"])[0] != version  # nobody has kept the old one
 

@@ -18,7 +18,8 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatE
 from headrace.io.handles import WorkerHandle
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
-from headrace.io.resolve.scan import FileList, open_filesystem, path_in, scan
+from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.resolve.scan import FileList, scan
 
 ENDINGS = (".jpg", ".png")
 

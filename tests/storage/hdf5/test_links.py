@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import DataNotFoundError, FormatError, HDF5Dataset, HeadraceError, MissingNameError, ReplacedError
+from headrace import DataNotFoundError, FileChangedError, FormatError, HDF5Dataset, HeadraceError, MissingNameError
 from headrace.storage.hdf5 import chunks as hdf5_chunks
 from headrace.storage.hdf5.rows import HDF5Source
 
@@ -93,7 +93,7 @@ def test_a_target_that_has_changed_is_an_error(outer: Path, name: str) -> None:
     source.read([3])
     source.close()
     write_target(outer.parent / "parts" / "target.h5", DATA + 1, userblock_size=512)
-    with pytest.raises(ReplacedError, match=r"target\.h5 has been changed since it was opened"):
+    with pytest.raises(FileChangedError, match=r"target\.h5 has been changed since it was opened"):
         source.read([4])
     source.close()
 
@@ -206,7 +206,7 @@ def test_a_virtual_source_that_has_changed_is_an_error(tmp_path: Path, how: str)
         os.replace(write_target(tmp_path / "b.h5", DATA + 1), target)
     else:
         os.remove(target)
-    with pytest.raises((ReplacedError, DataNotFoundError), match=r"t\.h5 (has been changed since it was opened|is gone)"):
+    with pytest.raises((FileChangedError, DataNotFoundError), match=r"t\.h5 (has been changed since it was opened|is gone)"):
         source.read([5])
     source.close()
 
@@ -221,7 +221,7 @@ def test_only_the_sources_of_a_row_are_checked(tmp_path: Path) -> None:
     source = HDF5Source(tmp_path / "virtual.h5", "x")
     write_target(tmp_path / "1.h5", DATA)
     assert all(np.array_equal(*pair) for pair in zip(source.read([0, 59]), (DATA[0], DATA[19] + 2), strict=True))
-    with pytest.raises(ReplacedError, match=r"1\.h5 has been changed"):
+    with pytest.raises(FileChangedError, match=r"1\.h5 has been changed"):
         source.read([0, 39])
     source.close()
 
@@ -240,7 +240,7 @@ def test_sources_that_a_pattern_names_are_checked(tmp_path: Path) -> None:
     assert len(source) == 30 and source.read([29])[0].tolist() == [2, 2, 2]
     with h5py.File(tmp_path / "part 2.h5", "r+") as file:
         file["x"][:] = 7
-    with pytest.raises(ReplacedError, match=r"part 2\.h5 has been changed"):
+    with pytest.raises(FileChangedError, match=r"part 2\.h5 has been changed"):
         source.read([29])
     source.close()
 
@@ -252,7 +252,7 @@ def test_external_storage_that_has_changed_is_an_error(tmp_path: Path) -> None:
     source = HDF5Source(tmp_path / "a.h5", "x")
     assert np.array_equal(source.read([2])[0], DATA[2])
     raw.write_bytes(bytes(DATA.nbytes))
-    with pytest.raises(ReplacedError, match=r"raw\.bin has been changed"):
+    with pytest.raises(FileChangedError, match=r"raw\.bin has been changed"):
         source.read([3])
     source.close()
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import AccessError, FormatError, HDF5Dataset, ReplacedError, create_dataloader, open_dataset
+from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, create_dataloader, open_dataset
 from headrace.storage.hdf5.files import is_hdf5
 
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
@@ -86,7 +86,7 @@ def test_a_changed_file_is_an_error_on_every_path(tmp_path: Path, name: str, how
     else:
         dataset.close()  # as a worker has it, which opens it later
         os.replace(other, path)
-    with pytest.raises(ReplacedError, match=r"a\.h5 has been changed since it was opened"):
+    with pytest.raises(FileChangedError, match=r"a\.h5 has been changed since it was opened"):
         dataset[19]
     dataset.close()
 
@@ -96,7 +96,7 @@ def test_a_file_replaced_before_workers_read_is_an_error(tmp_path: Path) -> None
     os.utime(path, ns=(1, 1))
     loader = create_dataloader(HDF5Dataset(path, "text", on_error="skip"), batch_size=4, num_workers=1)
     os.replace(write(tmp_path / "b.h5", DATA + 1), path)
-    with pytest.raises(ReplacedError, match=r"a\.h5 has been changed"):
+    with pytest.raises(FileChangedError, match=r"a\.h5 has been changed"):
         list(loader)
 
 

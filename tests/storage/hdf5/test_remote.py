@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from h5py._objects import phil
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, RemoteError, ReplacedError
-from headrace.io.cache.index import index_bytes
-from headrace.io.files import RemoteFiles, RemoteOptions
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, RemoteError
+from headrace.io.index import index_bytes
 from headrace.io.library_errors import asking, remember
+from headrace.io.remote_files import RemoteFiles, RemoteOptions
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5 import remote as hdf5_far
 from headrace.storage.hdf5.index import INDEX
@@ -283,7 +283,7 @@ def test_a_file_that_is_replaced(server: RangeServer, opened_of: Any, folder: Pa
     far = source_of(opened_of(), server.url + "/replaced.h5", name)
     write(folder / "other.h5")
     (folder / "other.h5").replace(path)
-    with pytest.raises(ReplacedError, match=r"replaced\.h5, bytes .* has been replaced"):
+    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .* has been replaced"):
         far.read([17])
     assert len(source_of(opened_of(), server.url + "/replaced.h5", name).read([17])) == 1
 

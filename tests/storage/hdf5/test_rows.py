@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
-from headrace.errors import DataNotFoundError, FormatError, HeadraceError, MissingNameError, ReplacedError
+from headrace.errors import DataNotFoundError, FileChangedError, FormatError, HeadraceError, MissingNameError
 from headrace.storage.hdf5.files import is_hdf5
 from headrace.storage.hdf5.packed import crc_of, packed_info
 from headrace.storage.hdf5.rows import HDF5Source
@@ -171,7 +171,7 @@ def test_a_file_truncated_while_it_is_open_names_the_row(tmp_path: Path) -> None
     path = write(tmp_path / "a.h5", values("u1", (5000,)))
     source = HDF5Source(path, "x")
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ReplacedError, match=r"a\.h5 has been changed since it was opened"):
+    with pytest.raises(FileChangedError, match=r"a\.h5 has been changed since it was opened"):
         source.read([N - 1])
     source.close()
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace import HeadraceWarning, TarSource
-from headrace.errors import AccessError, DataNotFoundError, FormatError
+from headrace.errors import DataNotFoundError, FileChangedError, FormatError
 from headrace.storage.tar import build as tar_made
 from headrace.storage.tar import source as tar
 from tests.data.make import make_tar
@@ -330,7 +330,7 @@ def test_a_shard_that_changes_under_its_reader(tmp_path: Path) -> None:
     source = TarSource(path)
     source.read([0])
     make_tar(path, plain(4))
-    with pytest.raises(AccessError, match="has been changed since it was opened"):
+    with pytest.raises(FileChangedError, match="has been changed since it was opened"):
         source.read([1])
     source.close()
 

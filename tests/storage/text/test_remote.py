@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError
 from headrace.io import sequential as in_order
-from headrace.io.cache.index import index_bytes
-from headrace.io.files import RemoteFiles, RemoteOptions
+from headrace.io.index import index_bytes
+from headrace.io.remote_files import RemoteFiles, RemoteOptions
 from headrace.io.resolve.scan import scan
 from headrace.storage.text import source as texts
 from headrace.storage.text.remote import INDEX, FarLinesSource, far_texts
@@ -209,7 +209,7 @@ def test_a_file_that_is_replaced(both: Any, served: Path) -> None:
     _, far = both({"a.txt": b"1\n2\n"})
     assert far.read([0]) == [b"1"]
     (served / "a.txt").write_bytes(b"3\n4\n")
-    with pytest.raises(ReplacedError, match=r"a.txt, bytes 2 to 4: the file has been replaced"):
+    with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4: the file has been replaced"):
         far.read([1])
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import AccessError, FormatError, HeadraceWarning
+from headrace.errors import AccessError, FileChangedError, FormatError, HeadraceWarning
 from headrace.io.mapped_file import HEAD
 from headrace.io.resolve.scan import scan
 from headrace.memory.budget import MemoryBudget
@@ -180,7 +180,7 @@ class TestWhileOpen:
         for content in (b"on", b"ONE\ntwo\r\n\r\nthree\rfour"):  # shorter; as long, and later
             (folder / "a/1.txt").write_bytes(content)
             os.utime(folder / "a/1.txt", (1, 1))
-            with pytest.raises(AccessError, match=r"1.txt has been changed since it was opened: open the dataset again"):
+            with pytest.raises(FileChangedError, match=r"1.txt has been changed since it was opened: open the dataset again"):
                 source.read([1])
         assert source.read([5]) == [b"marked"]
 
@@ -191,7 +191,7 @@ class TestWhileOpen:
         (folder / "new").write_bytes(b"NEW\nNEW\r\n\r\nthree\rfour")
         os.replace(folder / "new", folder / "a/1.txt")
         assert source.read([1]) == [b"two"]
-        with pytest.raises(AccessError, match="has been changed"):
+        with pytest.raises(FileChangedError, match="has been changed"):
             other.read([1])
         os.unlink(folder / "a/1.txt")
         assert source.read([1]) == [b"two"]

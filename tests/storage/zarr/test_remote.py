@@ -19,10 +19,10 @@ import zarr.codecs.numcodecs
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from headrace import ConfigError, DataNotFoundError, MissingNameError, SampleError, StreamingDataset, ZarrDataset, open_dataset
-from headrace.errors import AccessError, FormatError, RemoteError, ReplacedError
-from headrace.io.cache.index import index_bytes
-from headrace.io.files import RemoteFiles, RemoteOptions, below, with_index
+from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError
+from headrace.io.index import index_bytes
 from headrace.io.remote.client import Remote
+from headrace.io.remote_files import RemoteFiles, RemoteOptions, below, with_index
 from headrace.storage.zarr import shards as zarr_shards
 from headrace.storage.zarr.shards import INDEX, indexed
 from headrace.storage.zarr.stores import ZarrUrl
@@ -391,7 +391,7 @@ def test_an_index_that_was_written_elsewhere(folder: Path, server: RangeServer, 
         assert trips() == 2 and server.counts()["requests"] == 2  # of the one shard: its version, a chunk
         arrays[0][:] += 1
         beside.write_bytes(index_bytes(arrays, INDEX, (folder / "a.zarr" / "checked" / "zarr.json").stat().st_size))
-        with pytest.raises((SampleError, ReplacedError), match="by the index that was written of it: it has been replaced"):
+        with pytest.raises((SampleError, FileChangedError), match="by the index that was written of it: it has been replaced"):
             far("a.zarr", "checked", cache_dir=tmp_path / "none")[0]
     finally:
         beside.unlink()
@@ -463,7 +463,7 @@ def test_a_shard_that_is_replaced_is_an_error_until_the_store_is_opened_again(ch
     assert np.array_equal(dataset[0], ROWS[0])
     zarr.open_array(changing)[8:16] = 1
     assert np.array_equal(dataset[20], ROWS[20])
-    with pytest.raises((SampleError, ReplacedError), match="the file has been replaced since it was opened"):
+    with pytest.raises((SampleError, FileChangedError), match="the file has been replaced since it was opened"):
         dataset[8]
     assert np.array_equal(far("changing.zarr")[8], np.ones((6, 5)))
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.io.array_file import written_to
-from headrace.io.cache.index import IndexKind, index_bytes
-from headrace.io.files import RemoteFiles, RemoteOptions, with_index
+from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import is_url, redact
-from headrace.io.resolve.scan import DataPath, entries_of, path_in, scan
+from headrace.io.remote.fsspec_calls import path_in
+from headrace.io.remote_files import RemoteFiles, RemoteOptions, with_index
+from headrace.io.resolve.scan import DataPath, entries_of, scan
 from headrace.storage.hdf5.index import INDEX as HDF5
 from headrace.storage.tar.build import INDEX as TAR
 from headrace.storage.text.plain import is_compressed

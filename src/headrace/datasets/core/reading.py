@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.errors import AccessError, FormatError, RemoteError, ReplacedError, SampleError
+from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError, SampleError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
@@ -288,7 +288,7 @@ def _forget_frames(error: BaseException) -> None:
 def raise_if_of_the_machine(error: Exception, index: int) -> None:
     """Memory or file descriptors that ran out, or data that were replaced or are denied as a whole, are no fault of a sample, and no reason
     to leave it out."""
-    if isinstance(error, ReplacedError) or (isinstance(error, AccessError) and error.is_of_server):
+    if isinstance(error, FileChangedError) or (isinstance(error, AccessError) and error.is_of_server):
         raise error
     if is_of_machine(error):
         error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")

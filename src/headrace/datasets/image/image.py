@@ -27,7 +27,7 @@ from headrace.datasets.image.pixels import (
 )
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
-from headrace.io.files import RemoteOptions
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.remote_list import far_files
 from headrace.io.resolve.scan import DataPath, entries_of, redact
 from headrace.modes import LoadingMode, ModeName

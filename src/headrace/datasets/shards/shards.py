@@ -16,7 +16,7 @@ from headrace.datasets.shards.members import Decoders, TarSamples
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.files import RemoteFiles, RemoteOptions
+from headrace.io.remote_files import RemoteFiles, RemoteOptions
 from headrace.io.resolve.remote_list import list_far, name_of
 from headrace.io.resolve.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.memory.budget import MemoryBudget

@@ -19,9 +19,9 @@ from headrace.datasets.text.options import check_text_options
 from headrace.datasets.text.packed import packed_source, packed_tokens, source_over, tokenizer_of
 from headrace.datasets.text.passes import folder_of, record_columns, target_as, targets_in, tokens_of
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.io.files import RemoteOptions
 from headrace.io.mapped_file import MappedArrays
 from headrace.io.paths import is_url, without_query
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, entries_of
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
@@ -97,7 +97,7 @@ class TextDataset(TextFilling):
         FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
             `text_field`.
         SampleError: with `stride`, `packing` or `target_field`: a text can't be read, or tokenised, or has no target.
-        RemoteError, ReplacedError: a server does not give what it was asked for; a file there is another one than when it was opened.
+        RemoteError, FileChangedError: a server does not give what it was asked for; a file there is another one than when it was opened.
     """
 
     collate: Callable[[list[Any]], Any] | str | None = "text"

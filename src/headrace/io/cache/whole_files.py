@@ -43,7 +43,7 @@ class WholeFiles:
         """The contents of some files.
 
         Raises:
-            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `Remote.read`.
+            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
         """
         each = list(dict.fromkeys(numbers))
         paths = dict(zip(each, map(self._path, each), strict=True))

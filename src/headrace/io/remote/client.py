@@ -38,10 +38,9 @@ from headrace.io.ranges import Version as Version
 from headrace.io.ranges import assembled, plan
 from headrace.io.remote.concurrency import MOST, Flow, together
 from headrace.io.remote.errors import judged, status_of
-from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of
+from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of, open_filesystem, path_in
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
 from headrace.io.remote.timeouts import Attempt, in_time
-from headrace.io.resolve.scan import open_filesystem, path_in
 
 RETRIES, DEADLINE = 8, 60.0
 WINDOW = 64 << 20
@@ -158,7 +157,7 @@ class Remote:
 
         Raises:
             RemoteError: they can't be had within retries and deadline.
-            ReplacedError: the file is another one than that of the range's version.
+            FileChangedError: the file is another one than that of the range's version.
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
         wanted = list(ranges)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from headrace.errors import AccessError, DataNotFoundError, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io.paths import redact
 from headrace.io.remote.http import NoRangesError, WrongLengthError
 
@@ -41,7 +41,7 @@ def judged(error: BaseException, where: str) -> Passing:
         where: what was asked for, as messages name it.
 
     Raises:
-        DataNotFoundError, AccessError, ReplacedError, RemoteError: it won't pass.
+        DataNotFoundError, AccessError, FileChangedError, RemoteError: it won't pass.
     """
     status, headers = status_of(error)
     is_of_way = status is None and is_of_network(error)
@@ -50,7 +50,7 @@ def judged(error: BaseException, where: str) -> Passing:
     kind, said = type(error).__name__, redact(str(error))
     text, named = said or kind, f"{kind}: {said}" if said else kind
     if status == 412:
-        raise ReplacedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
+        raise FileChangedError(f"{where}: the file has been replaced since it was opened: begin the epoch anew with the new one") from None
     if status == 404 or (status is None and not is_of_way and isinstance(error, FileNotFoundError | NotADirectoryError)):
         raise DataNotFoundError(f"{where}: there is no such file") from None
     if status in (401, 403) or (status is None and (isinstance(error, PermissionError) or kind in _NO_CREDENTIALS)):

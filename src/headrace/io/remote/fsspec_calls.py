@@ -1,4 +1,4 @@
-"""What is a file system of fsspec asked, and how?"""
+"""Calls of fsspec file systems: opening, paths, metadata, ranges."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import tarfile
+import zipfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError
+from headrace.io.paths import redact
 from headrace.io.ranges import Range
 from headrace.io.remote.timeouts import PART, Attempt
 
@@ -98,3 +102,49 @@ def close_filesystem(filesystem: Any) -> None:
 
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
+
+
+def path_in(url: str, filesystem: Any) -> str:
+    """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``."""
+    first, chained, rest = url.partition("::")
+    inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
+    if chained and inner is not None and not first.partition("://")[2]:
+        return path_in(rest, inner)
+    path: str = filesystem._strip_protocol(first if "://" in first or not chained else f"{first}://")
+    return path
+
+
+def without_secrets(error: Exception) -> Exception:
+    """The error, or a SampleError with its text if that shows a URL with credentials or a query."""
+    text = str(error)
+    return error if redact(text) == text else SampleError(f"{type(error).__name__}: {redact(text)}")
+
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+"""What is to be installed, by protocol."""
+
+
+def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> Any:
+    """A fresh fsspec file system for a URL (never one that was inherited by fork).
+
+    Raises:
+        ConfigError: the protocol is unknown, or its package is missing.
+        DataNotFoundError, FormatError: the archive that it lies in is missing, or damaged.
+    """
+    import fsspec
+
+    options = dict(storage_options or {})
+    if url.startswith(("s3://", "s3a://")):  # botocore's own retries would multiply with `Remote`'s, unseen
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **options.get("config_kwargs", {})}
+    try:
+        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)[0]
+    except (ValueError, ImportError) as error:
+        extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0]) if isinstance(error, ImportError) else None
+        remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
+        raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
+    except FileNotFoundError:
+        raise DataNotFoundError(f"{redact(url)} does not exist") from None
+    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        raise FormatError(f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})") from None
+    except Exception as error:
+        raise without_secrets(error) from None

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError
-from headrace.io.files import RemoteFiles, RemoteOptions
 from headrace.io.packed_strings import PackedNames, order_of_parts
 from headrace.io.paths import is_url, redact
+from headrace.io.remote_files import RemoteFiles, RemoteOptions
 from headrace.io.resolve.scan import check_one_filesystem, scan
 
 

@@ -10,8 +10,6 @@ import glob
 import itertools
 import os
 import re
-import tarfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,11 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.arguments import described
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError, SampleError
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError
 from headrace.io.packed_strings import NamesBuilder, order_of_parts
 from headrace.io.packed_strings import PackedNames as PackedNames
 from headrace.io.paths import is_url as is_url
 from headrace.io.paths import redact as redact
+from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden, names_below, summary_of, tables_among
 from headrace.io.resolve.folders import Listing, list_folder
 from headrace.io.resolve.listings import kept_listing
@@ -319,16 +318,6 @@ def names_file(url: str, endings: tuple[bytes, ...]) -> bool:
     return not glob.has_magic(plain) and os.fsencode(plain).lower().endswith(endings)
 
 
-def path_in(url: str, filesystem: Any) -> str:
-    """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``."""
-    first, chained, rest = url.partition("::")
-    inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
-    if chained and inner is not None and not first.partition("://")[2]:
-        return path_in(rest, inner)
-    path: str = filesystem._strip_protocol(first if "://" in first or not chained else f"{first}://")
-    return path
-
-
 def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
     """All URLs of a list must lie on one file system: one host, one archive.
 
@@ -343,39 +332,3 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
     if len(places) > 1:
         shown = ", ".join(map(redact, urls[:3]))
         raise ConfigError(f"data_path names more than one file system, server or archive ({shown}): make one dataset of each")
-
-
-def without_secrets(error: Exception) -> Exception:
-    """The error, or a SampleError with its text if that shows a URL with credentials or a query."""
-    text = str(error)
-    return error if redact(text) == text else SampleError(f"{type(error).__name__}: {redact(text)}")
-
-
-_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
-"""What is to be installed, by protocol."""
-
-
-def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> Any:
-    """A fresh fsspec file system for a URL (never one that was inherited by fork).
-
-    Raises:
-        ConfigError: the protocol is unknown, or its package is missing.
-        DataNotFoundError, FormatError: the archive that it lies in is missing, or damaged.
-    """
-    import fsspec
-
-    options = dict(storage_options or {})
-    if url.startswith(("s3://", "s3a://")):  # botocore's own retries would multiply with `Remote`'s, unseen
-        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **options.get("config_kwargs", {})}
-    try:
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)[0]
-    except (ValueError, ImportError) as error:
-        extra = _EXTRAS.get(url.rpartition("::")[2].partition("://")[0]) if isinstance(error, ImportError) else None
-        remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
-        raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
-    except FileNotFoundError:
-        raise DataNotFoundError(f"{redact(url)} does not exist") from None
-    except (zipfile.BadZipFile, tarfile.TarError) as error:
-        raise FormatError(f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})") from None
-    except Exception as error:
-        raise without_secrets(error) from None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import BudgetError, FormatError
-from headrace.io.files import RemoteFiles, Span
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.stretches import Files, Places, Stretch, places_of, read_stretches
 from headrace.storage.arrays.codecs import Pipeline
 
@@ -82,7 +82,7 @@ class Chunks(ABC):
         """Looks whether a chunk that is held decoded lies in a local file as it was.
 
         Raises:
-            ReplacedError: the file is another one.
+            FileChangedError: the file is another one.
         """
 
 
@@ -226,7 +226,7 @@ class LibraryChunks(Chunks):
         load: slices, one an axis and inside of the array, -> that part of it.
         how: which library, and why.
         fill: the value of what was never written.
-        check: slices -> nothing; raises a ReplacedError where that part lies in a file that was changed.
+        check: slices -> nothing; raises a FileChangedError where that part lies in a file that was changed.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.io.files import Span
+from headrace.io.remote_files import Span
 from headrace.io.stretches import Places, bytes_of, read_parts, read_places
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, IntArray

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.io.files import Span
 from headrace.io.handles import WorkerFiles
+from headrace.io.remote_files import Span
 from headrace.io.stretches import announce
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest

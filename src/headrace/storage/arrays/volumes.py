@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError
-from headrace.io.files import RemoteFiles, Span
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.patches import PatchGrid, padded_places
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache

@@ -65,7 +65,7 @@ def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
 
     Raises:
         DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
-        RemoteError, ReplacedError: of files that are far away, see `RemoteFiles.read`.
+        RemoteError, FileChangedError: of files that are far away, see `RemoteFiles.read`.
     """
     if far is not None:
         return far.open(path)

@@ -7,11 +7,11 @@ import functools
 import h5py
 import numpy as np
 
-from headrace.errors import HeadraceError, RemoteError, ReplacedError, warn
-from headrace.io.cache.index import Arrays, IndexKind
-from headrace.io.files import RemoteFiles
+from headrace.errors import FileChangedError, HeadraceError, RemoteError, warn
 from headrace.io.handles import WorkerFiles
+from headrace.io.index import Arrays, IndexKind
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5.chunks import chunks_of
 from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.links import other_files
@@ -44,7 +44,7 @@ def _read_all(far: FarHDF5, url: str) -> None:
         for name in names:
             try:
                 _read(file[name], url, name, far, is_column=name in columns)
-            except (RemoteError, ReplacedError):
+            except (RemoteError, FileChangedError):
                 raise
             except HeadraceError as error:
                 warn(f"{redact(url)}: {name!r} is left out of the index: {error}")

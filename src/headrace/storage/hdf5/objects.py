@@ -51,7 +51,7 @@ class ObjectRows(LibraryRows):
 
         Raises:
             FormatError, BudgetError: they are damaged.
-            ReplacedError: the file has been changed.
+            FileChangedError: the file has been changed.
         """
         return patiently(functools.partial(self._read, rows))
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceError, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceError, RemoteError
 from headrace.io.library_errors import asking
 from headrace.io.stretches import read_stretches
 from headrace.storage.arrays.chunks import DirectChunks
@@ -19,7 +19,7 @@ from headrace.storage.arrays.codecs import Fletcher32, TooLongError
 _log = logging.getLogger(__name__)
 
 _PROBE = 16 << 20  # decoded bytes of a chunk up to which it is read in both ways when the file is opened
-_OF_THE_WAY = (RemoteError, ReplacedError, DataNotFoundError, AccessError)
+_OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
 def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:

@@ -31,10 +31,10 @@ import h5py
 import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError, RemoteError
-from headrace.io.cache.index import Arrays, IndexKind, found_index, is_unknown, keep_index
-from headrace.io.files import RemoteFiles, Span
+from headrace.io.index import Arrays, IndexKind, found_index, is_unknown, keep_index
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles, Span
 
 PIECE, WIDEST = 64 << 10, 4 << 20
 """Bytes that are fetched at least; and at most of what nobody has asked for, where one read follows the other."""
@@ -193,7 +193,7 @@ class FarFile:
         """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk.
 
         Raises:
-            LaterError, RemoteError, ReplacedError, DataNotFoundError, AccessError: they are remembered too, see `asking`.
+            LaterError, RemoteError, FileChangedError, DataNotFoundError, AccessError: they are remembered too, see `asking`.
         """
         out = memoryview(buffer)
         try:
@@ -341,7 +341,7 @@ class FarHDF5:
 
         Raises:
             FormatError: no HDF5 file, or not a whole one.
-            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
             LaterError: see `patiently`.
         """
         if url not in self._known:

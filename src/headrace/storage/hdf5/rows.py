@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.files import RemoteFiles, Span
 from headrace.io.handles import WorkerFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.stretches import Files
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import LibraryChunks

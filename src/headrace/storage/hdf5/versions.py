@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 
 from headrace.errors import DataNotFoundError
-from headrace.io.files import RemoteFiles
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.stretches import Files
 from headrace.io.version import KnownFile, Stamp, changed
 
@@ -68,7 +68,7 @@ class Versions:
             rows: that are to be read.
 
         Raises:
-            ReplacedError, DataNotFoundError: one has been changed; or is gone, for which HDF5 would give the fill value.
+            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5 would give the fill value.
         """
         if self.known is not None:
             dataset = file.get(self._name) if self.is_linked else None

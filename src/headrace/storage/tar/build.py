@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headrace.errors import AccessError, FormatError
 from headrace.io.array_file import KeptArrays, UntrustedError
-from headrace.io.cache.index import Arrays, IndexKind, index_of
-from headrace.io.files import RemoteFiles
+from headrace.io.index import Arrays, IndexKind, index_of
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.version import Stamp
 from headrace.memory.machine import cache_folder
 from headrace.storage.tar.index import TarIndex, Wanted, scanned
@@ -128,7 +128,7 @@ def far_indices(urls: Sequence[str], files: RemoteFiles, tell: Callable[[int], o
 
     Raises:
         FormatError: see `scanned`.
-        RemoteError, ReplacedError, DataNotFoundError, AccessError: see `Remote.read`.
+        RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
     """
 
     def one(url: str) -> TarIndex:

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace.io.files import RemoteOptions
 from headrace.io.paths import without_query
 from headrace.io.remote.client import Range, Version
+from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.scan import DataPath
 from headrace.storage.files import FilesSource
 from headrace.storage.text.plain import Room, decompressed

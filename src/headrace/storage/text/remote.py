@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.io.cache.index import Arrays, IndexKind
-from headrace.io.files import RemoteFiles, RemoteOptions, Span
+from headrace.io.index import Arrays, IndexKind
 from headrace.io.mapped_file import MappedArrays
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import is_url, redact, without_query
-from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, path_in, scan
+from headrace.io.remote.fsspec_calls import path_in
+from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
 from headrace.io.single_flight import alone
 from headrace.memory.machine import cache_folder
 from headrace.storage.files import fingerprint_names
@@ -98,7 +99,7 @@ class FarLinesSource(LinesSource):
 
     Raises:
         FormatError, AccessError: as `LinesSource`.
-        RemoteError, ReplacedError, DataNotFoundError: see `Remote.read`.
+        RemoteError, FileChangedError, DataNotFoundError: see `Remote.read`.
     """
 
     far: RemoteFiles

@@ -1,6 +1,6 @@
 """How is it known where the lines of a text that is far away begin, if nobody here has gone through it before?
 
-From what lies beside it (NOTE [ life of an index ] in `headrace.io.cache.index`): the distances from each line to the next, in as few bytes
+From what lies beside it (NOTE [ life of an index ] in `headrace.io.index`): the distances from each line to the next, in as few bytes
 as the longest takes. Lines of .txt and .md, records of .csv, .tsv, .json and .jsonl, of UTF-8, as they are read where nothing else is said.
 """
 
@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from headrace.errors import warn
 from headrace.io.array_file import UntrustedError
-from headrace.io.cache.index import Arrays, IndexKind, from_bytes
-from headrace.io.files import RemoteFiles
+from headrace.io.index import Arrays, IndexKind, from_bytes
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text.lines import IntArray
 
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 
 from headrace.errors import AccessError, FormatError
-from headrace.io.files import RemoteFiles
 from headrace.io.mapped_file import MappedArrays
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import opened_in_order
 from headrace.io.single_flight import alone
 from headrace.storage.text.plain import copied, copy_file
@@ -23,7 +23,7 @@ def far_plain_copy(files: RemoteFiles, url: str, encoding: str, errors: str, cac
     Raises:
         FormatError: the file is damaged, fetched a second time too; or a byte of it is none of the encoding.
         AccessError: the server has no version of it to keep a copy by, or `cache_dir` can't be written to.
-        RemoteError, ReplacedError, DataNotFoundError: see `Remote.read`.
+        RemoteError, FileChangedError, DataNotFoundError: see `Remote.read`.
     """
     version = files.version(url)
     if version.tag is None:

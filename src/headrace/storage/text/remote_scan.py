@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.io.files import RemoteFiles
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
 from headrace.storage.text.lines import QUOTE, IntArray, Newline, Piece, line_starts, looked_at

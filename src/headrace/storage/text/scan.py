@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.display import progress_bar
-from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError, ReplacedError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, RemoteError
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
 from headrace.storage.text import records
@@ -54,7 +54,7 @@ class TextFile:
         equal one, by another process that made it at the same time.
 
         Raises:
-            AccessError: it has been changed.
+            FileChangedError: it has been changed.
         """
         if self.stamp is not None and not self.is_copy:
             self.stamp.check(fd)
@@ -107,7 +107,7 @@ class Scan:
                 try:
                     with self._opened(number, text) as file:
                         yield from self._file(file, number, text)
-                except (RemoteError, ReplacedError, DataNotFoundError, AccessError):
+                except (RemoteError, FileChangedError, DataNotFoundError, AccessError):
                     raise
                 except (OSError, EOFError) as error:
                     said = getattr(error, "strerror", None) or error

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError, FormatError
+from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
@@ -165,7 +165,7 @@ class PackedTokens(TokensFile):
         """The tokens, read-only.
 
         Raises:
-            AccessError: the file is gone, or has been changed.
+            AccessError, FileChangedError: the file is gone, or has been changed.
         """
         return self._mapped()[0]
 
@@ -174,7 +174,7 @@ class PackedTokens(TokensFile):
         """Where documents begin, read-only.
 
         Raises:
-            AccessError: the file is gone, or has been changed.
+            AccessError, FileChangedError: the file is gone, or has been changed.
         """
         return [self._mapped()[1]]
 
@@ -184,7 +184,7 @@ class PackedTokens(TokensFile):
         except OSError as error:
             raise AccessError(f"{self._shown} can't be read any more: {error.strerror}") from error
         if (status.st_size, status.st_mtime_ns) != (self._stamp.size, self._stamp.mtime):
-            raise AccessError(f"{self._shown} has been changed since it was opened: open the dataset again")
+            raise FileChangedError(f"{self._shown} has been changed since it was opened: open the dataset again")
         if self._views is None:
             with open(self.path, "rb") as file:
                 self._stamp.check(file.fileno())
@@ -211,7 +211,7 @@ class PackedTokens(TokensFile):
         """Reads all tokens from the file; for each piece how many documents it has, and which documents are not what was packed.
 
         Raises:
-            AccessError: the file has been changed.
+            FileChangedError: the file has been changed.
             OSError: it can't be read.
         """
         edges, crc = self.short[0], self._crc

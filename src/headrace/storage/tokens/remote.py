@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.io.files import Span
+from headrace.io.remote_files import Span
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.links import check_way
@@ -35,7 +35,7 @@ class FarTokens(TokensFile, RangedTokens):
 
     Raises:
         FormatError: no such file, a damaged one, or one that is shorter than it says.
-        RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+        RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
     """
 
     def __init__(self, url: str, opened: FarHDF5) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.io.files import RemoteFiles, Span
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.source import Rows, Source
@@ -61,7 +61,7 @@ class RangedTokens(ABC):
         """Tokens ``begins[i]`` to ``ends[i] - 1``, fetched together, as arrays of their own.
 
         Raises:
-            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
         """
 
     @abstractmethod
@@ -77,7 +77,7 @@ def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.ND
 
     Raises:
         AccessError: a file of this machine is gone, or has been changed.
-        RemoteError, ReplacedError, DataNotFoundError: see `RangedTokens.parts`.
+        RemoteError, FileChangedError, DataNotFoundError: see `RangedTokens.parts`.
     """
     if isinstance(tokens, RangedTokens):
         return tokens.parts(begins, ends)

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.files import RemoteFiles
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.stretches import Files, Stretch
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
@@ -77,7 +77,7 @@ class LibraryArray:
         """The array, inside of the context; what it raises there names it.
 
         Raises:
-            ReplacedError: it was changed after the store was opened.
+            FileChangedError: it was changed after the store was opened.
         """
         self._store.check_version(self._name)
         key = library_key(self._store, self._name)
@@ -93,7 +93,7 @@ class LibraryArray:
         """Compares the files that a part lies in with the time when the store was opened.
 
         Raises:
-            ReplacedError: one was changed since.
+            FileChangedError: one was changed since.
         """
         if not isinstance(self._store, ZarrFolder) or not all(array.shape):
             return

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from isal import isal_zlib
 
-from headrace.errors import AccessError, FormatError, ReplacedError
+from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 from headrace.io.stretches import Stretch
@@ -34,8 +34,8 @@ def _version_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _replaced(path: str) -> ReplacedError:
-    return ReplacedError(
+def _replaced(path: str) -> FileChangedError:
+    return FileChangedError(
         f"{redact(path)} was changed after the dataset was opened, and rows of both versions must not be mixed: open the dataset again"
     )
 
@@ -86,7 +86,7 @@ class ZarrFolder:
 
         Raises:
             FormatError: a folder lies there.
-            ReplacedError: a file was changed after the store was opened.
+            FileChangedError: a file was changed after the store was opened.
         """
         found: list[Stretch | None] = []
         for key in keys:
@@ -106,13 +106,13 @@ class ZarrFolder:
         """Compares a file with chunks, which may be open, with the time when the store was opened.
 
         Raises:
-            ReplacedError: it was changed, or replaced, since.
+            FileChangedError: it was changed, or replaced, since.
         """
         if status.st_mtime_ns > self._opened or not status.st_nlink:
             raise _replaced(place)
 
     def _check_missing(self, place: str) -> None:
-        """Raises a ReplacedError where the nearest folder above a file that is missing was written to since the store was opened."""
+        """Raises a FileChangedError where the nearest folder above a file that is missing was written to since the store was opened."""
         while len(place) > len(self.path):
             place = os.path.dirname(place)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -124,7 +124,7 @@ class ZarrFolder:
         """Compares the metadata file of an array with the one that was read.
 
         Raises:
-            ReplacedError: it is another one, or gone.
+            FileChangedError: it is another one, or gone.
         """
         for file in (V3_NODE, V2_ARRAY):
             key = f"{name}/{file}" if name else file
@@ -193,7 +193,7 @@ class ZarrZip:
 
         Raises:
             FormatError: the file is damaged.
-            ReplacedError: it has been changed.
+            FileChangedError: it has been changed.
         """
         found = []
         self.check_version("")
@@ -222,7 +222,7 @@ class ZarrZip:
         """Compares the zip file with the one that was opened.
 
         Raises:
-            ReplacedError: it is another one, or gone.
+            FileChangedError: it is another one, or gone.
         """
         try:
             is_same = _version_of(os.stat(self.path)) == self._version

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
-from headrace.io.files import RemoteFiles
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.stretches import Files
 from headrace.storage.arrays.chunks import Chunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache

@@ -3,7 +3,7 @@
 NOTE [ shards that are far away ]
 
 * A shard's version must be asked for, and its index read, before its chunks can be: two round trips, for all shards that are needed
-  together. An array of not too many shards has that done when it is first opened, and it is kept (see `headrace.io.cache.index`): an index
+  together. An array of not too many shards has that done when it is first opened, and it is kept (see `headrace.io.index`): an index
   of shards holds, for each, its size, its version and its index.
 * When the store is opened again, some shards are compared with what was kept, and whatever is read of any is of the version that was
   kept: a shard that was replaced is an error, and what was kept is removed, so that the next start makes it anew.
@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.cache.index import Arrays, IndexKind, found_index, is_unknown, kept_index, made_index
-from headrace.io.files import WHOLE, RemoteFiles, Span
 from headrace.io.handles import WorkerFiles
+from headrace.io.index import Arrays, IndexKind, found_index, is_unknown, kept_index, made_index
 from headrace.io.paths import redact
 from headrace.io.ranges import Version
+from headrace.io.remote_files import WHOLE, RemoteFiles, Span
 from headrace.io.stretches import Places, Stretch, fill
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import Grid

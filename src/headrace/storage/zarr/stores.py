@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
-from headrace.io.files import WHOLE, RemoteFiles, below
 from headrace.io.library_errors import asking
 from headrace.io.paths import is_url, redact
+from headrace.io.remote_files import WHOLE, RemoteFiles, below
 from headrace.io.stretches import Stretch
 from headrace.storage.zarr.keys import (
     LARGEST,

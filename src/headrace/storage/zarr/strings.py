@@ -38,7 +38,7 @@ class StringRows(LibraryRows):
 
         Raises:
             FormatError: they are damaged.
-            ReplacedError: they were changed after the store was opened.
+            FileChangedError: they were changed after the store was opened.
         """
         wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         if not len(wanted):

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from headrace.errors import FormatError
-from headrace.io.cache.index import Arrays, IndexKind, index_of, is_unknown
-from headrace.io.files import RemoteFiles
+from headrace.io.index import Arrays, IndexKind, index_of, is_unknown
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 
 _END = 64 << 10  # bytes at the end of the file that are read first
 _HEAD = 30

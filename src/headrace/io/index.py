@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from headrace.errors import warn
 from headrace.io.array_file import KeptArrays, UntrustedError, read_arrays, write_arrays
-from headrace.io.files import RemoteFiles
 from headrace.io.paths import redact
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.machine import cache_folder
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import AccessError, FormatError, ReplacedError
+from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.cache.blocks import CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.paths import redact
@@ -29,7 +29,7 @@ from headrace.memory.budget import parse_size
 from headrace.memory.machine import cache_folder
 
 INDEX = ".index"
-"""What is appended to a URL, for what is needed to open it (see `headrace.io.cache.index`)."""
+"""What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class RemoteFiles:
     def _note(self, url: str, version: Version | None) -> None:
         expected = self._expected.get(url)
         if expected is not None and version is not None and version.size != expected:
-            raise ReplacedError(
+            raise FileChangedError(
                 f"{redact(url)} has {version.size:,} bytes, and {expected:,} by the index that was written of it: it has been replaced: "
                 "write the index again (headrace.write_index)"
             )
@@ -191,7 +191,7 @@ class RemoteFiles:
 
         Raises:
             FormatError: a file ends before one of them does.
-            RemoteError, ReplacedError, DataNotFoundError, AccessError: see `Remote.read`.
+            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
         """
         return [data for data in self.find(spans) if data is not None]
 
@@ -237,7 +237,7 @@ class RemoteFiles:
         try:
             parts = iter(self._bytes.read(ranges, afresh, all_fits) if ranges else [])
             files = iter(self._bytes.find_files(wholes, afresh) if wholes else [])
-        except ReplacedError:
+        except FileChangedError:
             for kept in self._relying:
                 with contextlib.suppress(OSError):
                     os.unlink(kept)
