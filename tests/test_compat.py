@@ -1,0 +1,153 @@
+"""Files that version 0.1.0 made: states, packed files, indices and caches (tests/data/make_compat.py), as later versions read them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+import torch
+
+from headrace import verify
+from tests.data import make_compat as made
+from tests.servers.ranges import RangeServer
+
+COMPAT = Path(__file__).parent / "data" / "compat"
+EXPECTED = json.loads((COMPAT / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.make_data(tmp_path_factory.mktemp("compat"))
+
+
+@pytest.fixture(scope="module")
+def indexed_url() -> Iterator[str]:
+    with RangeServer(COMPAT / "indexed") as server:
+        yield server.url
+
+
+# -- states
+
+
+@pytest.mark.parametrize("name", made.STATES)
+def test_old_state_gives_rest_of_epoch(data: Path, name: str) -> None:
+    states = [json.loads((COMPAT / "states" / f"{name}.json").read_text()), torch.load(COMPAT / "states" / f"{name}.pt", weights_only=True)]
+    for state in states:
+        loader = made.STATES[name][0](data)
+        loader.load_state_dict(state)
+        assert made.rest_of(loader) == EXPECTED["states"][name]
+        loader.close()
+
+
+def test_old_state_of_two_ranks_on_one(data: Path) -> None:
+    state = json.loads((COMPAT / "states" / "first_of_two_ranks.json").read_text())
+    loader = made.small_loader(made.rows(data), batch_size=6)
+    loader.load_state_dict(state)
+    of_both = [set(batch) for batch in made.rest_of(loader)]
+    assert all(set(batch) <= both for batch, both in zip(EXPECTED["states"]["first_of_two_ranks"], of_both, strict=True))
+    loader.close()
+
+
+# -- packed files
+
+
+@pytest.mark.parametrize("name", EXPECTED["packed"])
+def test_old_packed_file_reads_the_same(name: str) -> None:
+    with made.open_packed(COMPAT / "packed", name) as dataset:
+        assert made.described(dataset) == EXPECTED["packed"][name]
+    assert verify(COMPAT / "packed" / f"{name}.h5").bad == []
+
+
+# -- indices: the files have lost all that says where samples lie
+
+
+@pytest.mark.parametrize("name", made.INDEXED)
+def test_old_index_is_used(indexed_url: str, tmp_path: Path, name: str) -> None:
+    with made.open_indexed(indexed_url, name, cache_dir=tmp_path) as dataset:
+        assert made.described_indexed(dataset) == EXPECTED["indexed"][name]
+
+
+# -- caches: what they are of has been changed since, but for sizes and times
+
+
+@pytest.mark.parametrize("name", made.CACHED)
+def test_old_cache_is_used(tmp_path: Path, name: str) -> None:
+    data = made.make_cached(tmp_path / "data")
+    made.gut_cached(data)
+    _relocate(COMPAT / "cached", name, tmp_path / "cache", data)
+    with made.open_cached(data, name, tmp_path / "cache") as dataset:
+        assert made.described_indexed(dataset) == EXPECTED["cached"][name]
+
+
+def test_changed_data_without_caches_differ(tmp_path: Path) -> None:
+    """Else the tests of caches would show nothing."""
+    data = made.make_cached(tmp_path / "data")
+    made.gut_cached(data)
+    for name in made.CACHED:
+        try:
+            with made.open_cached(data, name, tmp_path / "cache") as dataset:
+                assert made.described_indexed(dataset) != EXPECTED["cached"][name]
+        except OSError:
+            pass  # a tar without headers
+
+
+def _relocate(stored: Path, name: str, cache_dir: Path, root: Path) -> None:
+    """A cache file as that version would have written it for files below `root`, for the user who runs this test."""
+    said = json.loads((stored / f"{name}.json").read_text().replace("{root}", str(root)))
+    whole = (stored / f"{name}.bin").read_bytes()
+    about = {**said["about"], "user": os.geteuid()}
+    if said["form"] == "MappedFile":
+        meta = json.dumps(about, sort_keys=True).encode()
+        head = json.loads(whole[:4096].split(b"\n")[0])
+        del head["checksum"]
+        head["about"] = hashlib.blake2b(meta, digest_size=16).hexdigest()
+        crc = google_crc32c.extend(google_crc32c.value(whole[4096:]), json.dumps(head, sort_keys=True).encode())
+        whole = json.dumps({**head, "checksum": crc}, sort_keys=True).encode().ljust(4095, b"\n") + b"\n" + whole[4096:]
+    else:
+        meta = json.dumps(about).encode()
+        magic, version, _ = whole.split(b"\n", 1)[0].split()
+        rest = whole.split(b"\n", 2)[2]
+        if name == "listing":
+            rest = _with_times(rest, root / name / "images")
+        count = {"tar": 9, "listing": 8}[name]
+        digest = hashlib.blake2b(meta + rest[8 * count :], digest_size=16).hexdigest()
+        whole = b"%s %s %s\n%s\n" % (magic, version, digest.encode(), meta) + rest
+    cache_dir.mkdir(mode=0o700)
+    path = cache_dir / f"headrace-{said['kind']}-{hashlib.blake2b(meta, digest_size=16).hexdigest()}.bin"
+    path.write_bytes(whole)
+    path.chmod(0o600)
+
+
+def _with_times(arrays: bytes, root: Path) -> bytes:
+    """The arrays of a listing (names, folders, times, links, kinds) with the times that the folders have here."""
+    sizes = np.frombuffer(arrays, "<i8", 8).tolist()
+    starts = (64 + np.cumsum([0, *sizes])).tolist()
+    names, offsets, times = (slice(starts[number], starts[number + 1]) for number in (2, 3, 4))
+    edges = np.frombuffer(arrays[offsets], "<i8").tolist()
+    folders = [root / os.fsdecode(arrays[names][begin:end]) for begin, end in itertools.pairwise(edges)]
+    found = np.array([(path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in folders], "<i8")
+    assert len(found.tobytes()) == sizes[4]
+    return arrays[: times.start] + found.tobytes() + arrays[times.stop :]
+
+
+# -- what they are
+
+
+def test_compat_files_are_small() -> None:
+    assert sum(path.stat().st_size for path in COMPAT.rglob("*") if path.is_file()) < 300_000
+
+
+def test_compat_data_are_made_the_same(tmp_path: Path) -> None:
+    first, second = made.make_data(tmp_path / "1"), made.make_data(tmp_path / "2")
+    for path in first.rglob("*"):
+        if path.is_file() and path.suffix != ".h5":  # HDF5 notes times
+            assert path.read_bytes() == (second / path.relative_to(first)).read_bytes()
+    shutil.rmtree(first)
