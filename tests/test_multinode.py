@@ -125,7 +125,7 @@ def test_a_global_batch_that_does_not_fit_is_refused(
     assert example.main(options) == 0
     assert example.main([*options, "--global-batch", "8"]) == 2
     said = capsys.readouterr().err
-    assert "the state was saved with a global batch of 6, this loader has 8 (batch_size x world_size): take batch_size=6" in said
+    assert "the state was saved with a global batch of 6, this loader has 8 (batch_size x world_size): use batch_size=6" in said
 
 
 # -- the ledger

@@ -1,4 +1,4 @@
-"""Checks of arguments that all doors of the library share, so that a misuse has one message wherever it is met."""
+"""Checks of arguments that all entry points share."""
 
 from __future__ import annotations
 

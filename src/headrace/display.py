@@ -1,4 +1,4 @@
-"""What users look at: texts of several lines, short calls as reprs, progress bars."""
+"""Multi-line texts, short reprs and progress bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors does headrace raise, and how does it warn?
+"""The exceptions and warnings of headrace.
 
 Every error says what is wrong, where, and what to do. Each is a `HeadraceError` and a subclass of the builtin that a caller would
 expect. All are built from one message, so that they cross process boundaries (pickle, torch's worker wrapper) unchanged.
@@ -41,7 +41,7 @@ class AccessError(HeadraceError, PermissionError):
     """A file or folder is there, and this user may not read or write it."""
 
     is_of_server = False
-    """Does a server deny more than one sample, so that it is no fault of a sample?"""
+    """True if the server denies more than one sample, so that it is no fault of a sample."""
 
 
 class MissingNameError(HeadraceError, KeyError):
@@ -59,16 +59,16 @@ class SampleError(HeadraceError, OSError):
     """A sample can't be read or decoded; the message names path, index and cause."""
 
     may_be_skipped = False
-    """Did the user choose that such samples are left out (``on_error="skip"``)?"""
+    """True if the user chose to leave such samples out (``on_error="skip"``)."""
 
 
 class RemoteError(HeadraceError, ConnectionError):
     """A server did not give what it was asked for, however often; the message names URL, range, attempts and the last cause."""
 
     is_of_server = False
-    """Did the server give nothing of what it was asked for lately, so that it is no fault of a sample?"""
+    """True if the server gave nothing of what it was asked for lately, so that it is no fault of a sample."""
     is_final = False
-    """Is it the server's answer, which asking again would not change?"""
+    """True if it is the server's answer, which asking again would not change."""
 
 
 class FileChangedError(HeadraceError, OSError):

@@ -1,4 +1,4 @@
-"""What do a dataset of texts and a collator ask of a tokenizer, whoever made it?
+"""Adapts tokenizers of other libraries, and a character tokenizer.
 
 None is imported: a tokenizer is known by what it has. HuggingFace's (slow and fast) are called with all texts at once; what has
 ``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) likewise; any other callable, or what has ``encode``, is given text by text.

@@ -169,7 +169,7 @@ def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     data = np.zeros((4000, 1000), np.float64)
     path = write(tmp_path / "a.h5", data=(data, {"chunks": (100, 1000), "compression": "gzip"}))
     dataset = HDF5Dataset(path, max_memory_usage="40MB")
-    with pytest.raises(BudgetError, match=r"shuffle='block': each of 1 processes is in the midst of \d+ blocks.*interleave"):
+    with pytest.raises(BudgetError, match=r"shuffle='block': each of 1 processes has \d+ blocks open.*interleave"):
         create_dataloader(dataset, batch_size=8, shuffle="block", num_workers=0, interleave=20, turns=2)
     assert len(list(create_dataloader(dataset, batch_size=8, shuffle="block", num_workers=0, interleave=4, turns=2))) == 500
     with pytest.raises(BudgetError, match=r"a chunk of HDF5Source takes 800\.0 kB when it is decoded, and the memory budget is 500\.0 kB"):

@@ -211,7 +211,7 @@ def test_an_endless_stream_has_no_length_and_may_be_left(loader_of: Any, workers
         len(loader)
     with pytest.raises(TypeError):
         len(iter(loader))
-    with pytest.raises(ConfigError, match="length of these loaders is not known: endless; say with steps="):
+    with pytest.raises(ConfigError, match="length of these loaders is not known: endless; pass steps="):
         MultiDataLoader({"endless": loader})
 
 
@@ -460,8 +460,8 @@ class Ended(SimpleNamespace):
     [
         ("spawn", 1, "Its own error stands above this one. Workers started by spawn import the program again: .*__main__"),
         ("forkserver", 1, "Workers started by forkserver import the program again"),
-        ("fork", 3, r"has ended the process \(sys.exit"),
-        ("fork", 0, r"has ended the process \(sys.exit"),
+        ("fork", 3, r"ended the process \(sys.exit"),
+        ("fork", 0, r"ended the process \(sys.exit"),
         ("fork", -9, "If it was killed for want of memory"),
         ("spawn", -11, "A library that it calls has crashed: `python -X faulthandler`"),
         ("fork", None, "If it was killed for want of memory"),

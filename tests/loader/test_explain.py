@@ -111,7 +111,7 @@ def test_what_was_chosen_is_named_with_its_reason(workers: int) -> None:
         "pin_memory": ("False", "batches don't go to a CUDA device"),
         "device": ("None", "the default: batches stay in the host's memory"),
         "collate_fn": ("stack_collate", "the default: samples of one shape are stacked"),
-        "drop_last": ("False", "the default: the last, incomplete global batch is kept"),
+        "drop_last": ("False", "the default: the last global batch may be incomplete"),
         "rank": ("0", "no launcher found: a single process"),
         "world_size": ("1", "no launcher found: a single process"),
         "max_memory_usage": ("None", "the dataset's"),
@@ -269,8 +269,8 @@ def test_drawn_samples_take_blocks_from_everywhere() -> None:
 def test_modes_that_hold_samples_say_so() -> None:
     with BlockDataset(loading_mode="eager", progress=False) as eager, BlockDataset(loading_mode="cached") as cached:
         assert "blocks:" not in explained(eager, shuffle="block")
-        assert "a block, less what is held\n" in explained(cached, shuffle="block")
-    assert "less what is held" not in explained(BlockDataset(), shuffle="block")
+        assert "a block, less what is cached\n" in explained(cached, shuffle="block")
+    assert "less what is cached" not in explained(BlockDataset(), shuffle="block")
 
 
 def test_views_know_their_blocks_and_torch_s_do_not() -> None:

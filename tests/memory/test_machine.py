@@ -201,7 +201,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_in_the_door_is_an_error_and_no_hang(tmp_path: Path) -> None:
-    with machine._door(tmp_path), pytest.raises(OSError, match="is it stopped"), machine._door(tmp_path, patience=0.05):
+    with machine._door(tmp_path), pytest.raises(OSError, match="resume or end it"), machine._door(tmp_path, patience=0.05):
         pass
 
 

@@ -117,7 +117,7 @@ def test_a_limit_ends_it() -> None:
 
 
 def test_a_step_that_heeds_no_size_is_said_to() -> None:
-    with pytest.warns(HeadraceWarning, match="does the step heed its size") as warned:
+    with pytest.warns(HeadraceWarning, match="check that the step uses its size") as warned:
         assert find_max_batch_size(lambda size: None) == 1 << 20
     assert warned[0].filename == __file__
 

@@ -1,4 +1,4 @@
-"""Which places of a sample does the user mean?
+"""Names the fields of nested samples.
 
 A place is the way to a field: the steps from the sample through dicts, tuples and dataclasses.
 """

@@ -130,7 +130,7 @@ _OF_LISTS: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": n
 
 
 def is_sequence(value: Any) -> bool:
-    """Is it a 1-D tensor or array of numbers, or a list of numbers (which may be empty)?"""
+    """True for a 1-D tensor or array of numbers, and for a list of numbers (which may be empty)."""
     if isinstance(value, list):
         return all(isinstance(item, (bool, int, float, np.bool_, np.number)) for item in value)
     return (isinstance(value, torch.Tensor) or is_numeric(value)) and value.ndim == 1

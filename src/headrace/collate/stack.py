@@ -133,7 +133,7 @@ def _refuse_unfinished(values: list[Any], place: Place) -> None:
 
 
 def is_numeric(value: Any) -> bool:
-    """Is it a NumPy array or scalar of numbers?"""
+    """True for a NumPy array or scalar of numbers."""
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
 
 

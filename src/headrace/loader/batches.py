@@ -1,4 +1,4 @@
-"""Which batches has an epoch, for this rank?
+"""Plans the batches of one rank's epoch and hands out their requests.
 
 A plan answers it, and hands out requests: headrace's own order, computed at any step; a sampler of the user's, replayed; or the
 ends of an iterable dataset, which nobody knows beforehand.
@@ -41,7 +41,7 @@ class Plan(ABC):
         """The number of batches of an epoch; None where it is not known."""
 
     def ends_at(self, position: int) -> bool:
-        """Is it known that an epoch is through at a position?"""
+        """True if an epoch is known to end at a position."""
         steps = self.steps()
         return steps is not None and position >= steps
 

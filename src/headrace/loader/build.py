@@ -1,4 +1,4 @@
-"""Which values does a loader take where nobody gave one, and does the whole fit together?
+"""Resolves the options that are left to the loader, and checks that they fit together before workers start.
 
 Everything that can be known before the first worker starts is said here.
 """
@@ -44,7 +44,7 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     foreign_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)
     ordered = {"shuffle": bool(config.shuffle), "num_samples": config.num_samples is not None, "bucket_by_length": config.is_bucketed}
     if foreign_stream and (given := [name for name, is_given in ordered.items() if is_given] + config.order_of_its_own):
-        raise ConfigError(f"{' and '.join(given)} can't be given for an IterableDataset, which has an order of its own")
+        raise ConfigError(f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order")
     if config.shuffle is None:
         changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, foreign_stream)
     if config.generator is not None:
@@ -155,7 +155,7 @@ def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget
         workers, prefetch: how many batches are on their way.
         budget: that they are to fit.
         beside: bytes of each process beside the slots.
-        pins: are the batches copied to pinned memory?
+        pins: True if batches are copied to pinned memory.
     """
     slots = workers * prefetch + 2 if workers else 2
     pinned = 1 << (batch - 1).bit_length() if pins and batch else 0
@@ -195,14 +195,14 @@ def fit_budget(config: DataLoaderConfig, budget: MemoryBudget, batch: int, besid
         least = format_size(nbytes(0, 1))
         raise BudgetError(
             f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held while the next one is made ({least} in "
-            f"all), and {format_size(left)} are left of the budget: take a smaller batch_size, or raise max_memory_usage.\n"
+            f"all), and {format_size(left)} are left of the budget: use a smaller batch_size, or raise max_memory_usage.\n"
             f"{budget.explain()}"
         )
     if workers and fitting != (workers, prefetch):
         said = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
         warn(
             f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({said}): lowered to "
-            f"{fitting[0]} x {fitting[1]}; take a smaller batch_size, or raise max_memory_usage"
+            f"{fitting[0]} x {fitting[1]}; use a smaller batch_size, or raise max_memory_usage"
         )
         reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {said}"
         parallel: dict[str, Any] = {} if fitting[0] else {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
@@ -236,15 +236,15 @@ def hold_chunks(config: DataLoaderConfig, datasets: Iterable[BaseDataset], order
         left = budget.available // processes
         if is_block and wanted > left:
             raise BudgetError(
-                f"shuffle='block': each of {processes} processes is in the midst of {drawn * own} blocks at a time, which take "
-                f"{format_size(wanted)} when they are decoded, and {format_size(left)} a process are left of the budget: take a smaller "
+                f"shuffle='block': each of {processes} processes has {drawn * own} blocks open at a time, which take "
+                f"{format_size(wanted)} when they are decoded, and {format_size(left)} a process are left of the budget: use a smaller "
                 f"interleave (now {interleave}) or turns (now {turns}), fewer workers, smaller chunks, or raise max_memory_usage.\n"
                 f"{budget.explain()}"
             )
         if block > left:
             raise BudgetError(
                 f"samples lie in chunks that take {format_size(block)} when they are decoded, in each of {processes} processes, and "
-                f"{format_size(left)} a process are left of the budget: take fewer workers, write smaller chunks, or raise "
+                f"{format_size(left)} a process are left of the budget: use fewer workers, write smaller chunks, or raise "
                 f"max_memory_usage.\n{budget.explain()}"
             )
         dataset.hold_chunks(min(wanted, left if is_block else left // 2), processes)
@@ -268,7 +268,7 @@ def _hold_ahead(config: DataLoaderConfig, dataset: BaseDataset, order: dict[str,
         warn(
             f"shuffle='block': each of {processes} processes would hold {drawn * own} blocks that it has fetched, which take "
             f"{format_size(wanted)}, and {format_size(left)} a process are left of the budget: samples are fetched one by one instead, in "
-            f"many more requests. Take a smaller interleave (now {order.get('interleave')}) or turns (now {order.get('turns')}), fewer "
+            f"many more requests. Use a smaller interleave (now {order.get('interleave')}) or turns (now {order.get('turns')}), fewer "
             "workers, or raise max_memory_usage"
         )
         wanted = 0
@@ -373,7 +373,7 @@ def check_device(device: Any) -> None:
 
 
 def is_path(dataset: Any) -> bool:
-    """Is it a path rather than a dataset?"""
+    """True if it is a path, or several, rather than a dataset."""
     return isinstance(dataset, (str, os.PathLike)) or (
         isinstance(dataset, (list, tuple)) and bool(dataset) and all(isinstance(d, (str, os.PathLike)) for d in dataset)
     )

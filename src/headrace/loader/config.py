@@ -1,4 +1,4 @@
-"""What can be said of a loader, and is it sense?"""
+"""The options of a loader, checked."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class DataLoaderConfig:
                 raise ConfigError(f"{name} must be an iterable, not {given!r}")
         own = self.order_of_its_own
         if len(own) > 1:
-            raise ConfigError(f"{' and '.join(own)} can't be given together, for each is an order: give one")
+            raise ConfigError(f"{' and '.join(own)} can't be combined, since each is an order: pass one of them")
         if self.shuffle and own:
             raise ConfigError(f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the order")
         if self.num_samples is not None and (self.sampler is not None or self.batch_sampler is not None):
@@ -177,7 +177,7 @@ class DataLoaderConfig:
 
     @property
     def is_bucketed(self) -> bool:
-        """Are batches to hold samples of like length?"""
+        """True if batches hold samples of similar length."""
         return self.bucket_by_length is not False and self.bucket_by_length is not None
 
     @property

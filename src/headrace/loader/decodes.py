@@ -1,4 +1,4 @@
-"""How often does an epoch decode, or fetch, the blocks of the storage, and what would make it less?
+"""Counts how often an epoch decodes or fetches the blocks of the storage, and finds options that save some of it.
 
 Where chunks are decoded as a whole, each process that has samples of one decodes it; where blocks that are far away are fetched as a
 whole, each fetches it. The numbers follow from the order (see
@@ -31,7 +31,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 def is_laned(plan: Plan) -> bool:
-    """Is it the order of a block shuffle, by blocks that there are?"""
+    """True if the order is a block shuffle of known blocks."""
     return isinstance(plan, OrderPlan) and plan.parameters().get("interleave") is not None
 
 
@@ -125,7 +125,7 @@ class _Job:
 
     @property
     def _unheld(self) -> str:
-        return ", less what is held" if self._dataset.loading_mode is LoadingMode.CACHED else ""
+        return ", less what is cached" if self._dataset.loading_mode is LoadingMode.CACHED else ""
 
     def _advice(self, visits: Visits) -> Iterator[str]:
         order, world, workers = self._laned, self._batches.world_size, self._workers

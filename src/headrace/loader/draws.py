@@ -1,4 +1,4 @@
-"""Which random numbers does an iterator of the user's draw, which is asked for a batch now and then?"""
+"""Keeps the random numbers of the user's iterators repeatable, and apart from those of the training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the user's loop over an epoch go through?"""
+"""Iterates over the batches of one epoch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EpochIterator:
 
     @property
     def is_done(self) -> bool:
-        """Is the epoch through, or broken off by a worker's death?"""
+        """True if the epoch has ended, or a worker's death ended it."""
         return self._deliveries is None
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class EpochIterator:
                 return delivered
             self._replayed -= 1
         if self._is_closed:
-            raise WorkerError("the loader was closed while this epoch was under way: begin another one with iter(loader)")
+            raise WorkerError("the loader was closed during this epoch: start another one with iter(loader)")
         raise StopIteration
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""What did a loader choose, why, and what follows from it? In words.
+"""Explains in words what a loader chose, why, and what follows from it.
 
 First a line for each option, then what an epoch is, where its order comes from, how often blocks of the storage are decoded for it (see
 `loader/decodes.py`), and what is set aside in memory.
@@ -33,7 +33,7 @@ _WIDEST = 16  # letters of a value before its reason moves to the right
 
 _MEANINGS: dict[tuple[str, Any], str] = {
     ("drop_last", True): "the last, incomplete global batch is left out",
-    ("drop_last", False): "the last, incomplete global batch is kept",
+    ("drop_last", False): "the last global batch may be incomplete",
     ("pad", True): "ranks get equally many samples, some twice where they don't divide",
     ("pad", False): "no sample comes twice",
     ("device", None): "batches stay in the host's memory",
@@ -114,7 +114,7 @@ def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: R
 
 
 def _is(value: Any, default: Any) -> bool:
-    """Is it the default? What is no plain value is never asked whether it equals one: arrays have no answer."""
+    """True if it is the default. Only plain values are compared: arrays have no single answer."""
     return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
 
 

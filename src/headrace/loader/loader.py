@@ -1,4 +1,4 @@
-"""Where do epochs begin and end, and what has the user received?
+"""The resumable DataLoader: epochs, positions, state and statistics.
 
 NOTE [ epochs and positions ]
 
@@ -224,7 +224,7 @@ class Loader(DataLoader[Any]):
             self._too_large = batch_nbytes
             warn(
                 f"batches of {format_size(batch_nbytes)} take {format_size(needed)} on their way, and {format_size(available)} are left "
-                "of the memory budget: in the next epoch there will be fewer; take a smaller batch_size or prefetch_factor, or raise "
+                "of the memory budget: in the next epoch there will be fewer; use a smaller batch_size or prefetch_factor, or raise "
                 "max_memory_usage"
             )
 

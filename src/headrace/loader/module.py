@@ -1,4 +1,4 @@
-"""Where do a trainer's two loaders come from?"""
+"""Training and validation loaders for a trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plan has a loader: by which order does it go?"""
+"""Chooses the order that a loader's plan follows."""
 
 from __future__ import annotations
 

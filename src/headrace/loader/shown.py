@@ -1,4 +1,4 @@
-"""What does a loader show to trainers that look for a sampler, and what if they take it away?"""
+"""The sampler that trainers see on a loader, and checks of what they do with it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EpochSampler(OrderSampler):
 
 
 def check_world(loader: Loader) -> None:
-    """Is a process still alone that was when it made a loader?
+    """Checks that a loader made by a single process is still used by one.
 
     Raises:
         ConfigError: torch.distributed has been initialised since, with several.
@@ -69,17 +69,17 @@ def check_world(loader: Loader) -> None:
     world = detect_world()
     if world.source == "torch.distributed" and world.world_size > 1:
         raise ConfigError(
-            f"this loader was made as rank 0 of 1 ({loader._reasons['world_size']}), and by now torch.distributed says rank {world.rank} "
-            f"of {world.world_size}: samples would come on each of them. Make it after the process group is initialised (with Lightning in "
+            f"this loader was made as rank 0 of 1 ({loader._reasons['world_size']}), and torch.distributed now says rank {world.rank} "
+            f"of {world.world_size}: every rank would load all samples. Make it after the process group is initialised (with Lightning in "
             "the hook train_dataloader), or pass rank= and world_size="
         )
 
 
 def counts_as_prepared(loader: Loader) -> bool:
-    """Accelerate's question, before it shards a loader: has it done so already?
+    """True if Accelerate must not shard the loader.
 
-    Yes for a loader that shares its samples out to the ranks: sharded again, it would lose them. No for one whose order is the user's or
-    a foreign stream's, or that was made for one process alone.
+    So for a loader that shares its samples out to the ranks: sharded again, it would lose them. False where the order is the user's or
+    a foreign stream's, or the loader was made for one process alone.
     """
     is_alone = detect_world().world_size == 1
     is_shared_out = (loader.config.world_size or 1) > 1 and not isinstance(loader._plan, (SamplerPlan, IterablePlan))

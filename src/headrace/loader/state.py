@@ -1,4 +1,4 @@
-"""Where does a loader stand, and may another one go on from there?
+"""Makes and checks the saved state of a loader.
 
 The state is the order's parameters and the number of global batches that the user has received: a few integers (law 3).
 """
@@ -74,7 +74,7 @@ def make_state(
 
 
 def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -> None:
-    """Is it a state, and of this dataset?
+    """Checks that this is a state, and of this dataset.
 
     Raises:
         StateError: no state; of a later version, or of other data. The message holds both fingerprints.
@@ -87,7 +87,7 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
         )
         if strict or state["length"] != length:
             raise StateError(f"{said}. Were files added, removed or renamed?")
-        warn(f"{said}; strict=False: going on all the same")
+        warn(f"{said}; strict=False: continuing anyway")
 
 
 def _check_form(state: Any) -> None:
@@ -119,21 +119,21 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
     if state.get("global_batch") != parameters["global_batch"]:
         saved = state.get("global_batch")
         if isinstance(saved, int) and saved % world_size == 0:
-            remedy = f"take batch_size={saved // world_size}"
+            remedy = f"use batch_size={saved // world_size}"
         else:
-            remedy = f"take a world size that divides {saved}"
+            remedy = f"use a world size that divides {saved}"
         raise StateError(
             f"load_state_dict: the state was saved with a global batch of {saved}, this loader has {parameters['global_batch']} "
             f"(batch_size x world_size): {remedy}"
         )
     if state.get("shuffle") == parameters["shuffle"] and state.get("blocks") != parameters.get("blocks"):
         raise StateError(
-            "load_state_dict: the samples lie in other blocks than when the state was saved (another layout of the same data?), "
-            "and shuffle='block' depends on them: take the layout that it was, or begin the epoch anew"
+            "load_state_dict: the samples are stored in other blocks than when the state was saved (the same data in another layout?), "
+            "and shuffle='block' depends on them: use the former layout, or start the epoch again"
         )
     if differing and strict:
         raise StateError(
-            f"load_state_dict: the state is of another order: {said}. Build the loader as it was, or pass strict=False to take over "
+            f"load_state_dict: the state is of another order: {said}. Build the loader as it was, or pass strict=False to adopt "
             "the saved order"
         )
     return differing

@@ -1,4 +1,4 @@
-"""Which state have datasets and iterators of the user's, and how does it come back to them?
+"""Saves and restores the state of the user's datasets and iterators.
 
 NOTE [ states of datasets ]
 
@@ -30,7 +30,7 @@ _LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
 
 
 def is_stateful(part: Any) -> bool:
-    """Has it a state of its own, as torchdata's StatefulDataLoader understands it?"""
+    """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
 
 
@@ -103,7 +103,7 @@ class States:
     Args:
         workers: their number; 0: this process.
         world_size, rank: of this process in the job.
-        is_stream: is the dataset a foreign iterable one?
+        is_stream: True if the dataset is a foreign iterable one.
 
     Attributes:
         step: requests of a stream that have come back, with a batch or without.
@@ -119,7 +119,7 @@ class States:
         self._is_warned = False
 
     def __bool__(self) -> bool:
-        """Has any worker said anything?"""
+        """True if any worker has reported a state."""
         return any(said is not None for said in self._said)
 
     def note(self, report: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ class States:
             )
 
     def of_next_epoch(self, workers: int, lives_on: bool) -> States:
-        """What of it counts in another epoch, which has so many workers; `lives_on`: do workers outlive an epoch?"""
+        """What of it counts in another epoch, which has so many workers; `lives_on`: True if workers outlive an epoch."""
         other = States(workers, *self._world, self._is_stream)
         other._is_warned = self._is_warned
         if lives_on and other._workers == self._workers:
@@ -226,7 +226,9 @@ class States:
             differing = ", ".join(f"{name} was {saved[name]}, is {own[name]}" for name in own if saved[name] != own[name])
             text = f"load_state_dict: the state holds states of the dataset, one a worker and rank, and {differing}"
             if strict:
-                raise StateError(f"{text}: take the same, and the state of the same rank; or pass strict=False to go on without them")
+                raise StateError(
+                    f"{text}: use the same numbers and the state of this rank; or pass strict=False to go on without them"
+                )
             warn(f"{text}; strict=False: the dataset begins without its state")
             return found
         found._said = [None if parts is None else pickle.dumps(parts) for parts in said["states"]]

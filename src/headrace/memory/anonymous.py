@@ -1,4 +1,4 @@
-"""Where does memory that several processes share come from?
+"""Shared memory without a name, for workers to map.
 
 From a file without a name: `memfd_create` where the system has it, else a temporary file that is unlinked at once. Nothing of it
 stands in /dev/shm, no limit of that folder counts, and the kernel frees it when the last process that maps it is gone, however
@@ -30,7 +30,7 @@ def up(nbytes: int, to: int = 64) -> int:
 
 
 def is_spawning() -> bool:
-    """Is a worker process being started right now, so that pickling may pass file descriptors on?"""
+    """True while a worker process is started, so that pickling may pass file descriptors on."""
     return get_spawning_popen() is not None
 
 
@@ -69,7 +69,7 @@ class AnonymousMemory:
             os.ftruncate(self.fd, nbytes)
         except OSError as error:
             raise BudgetError(
-                f"no shared memory of {nbytes:,} bytes can be had ({error.strerror}): is the size of files limited (`ulimit -f`)?"
+                f"can't allocate {nbytes:,} bytes of shared memory ({error.strerror}): check the limit on file sizes (`ulimit -f`)"
             ) from error
         self.nbytes = nbytes
 

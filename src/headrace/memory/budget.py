@@ -1,4 +1,4 @@
-"""How much may headrace hold in memory?
+"""The memory budget of a process, and the reservations made from it.
 
 A process has one ledger. It measures the headroom under the tightest limit once, at its first use, and all budgets of
 the process draw on it: whatever holds memory (store, cache, ring, read-ahead) reserves its bytes first, or is refused.

@@ -1,4 +1,4 @@
-"""How does a sample lie in a store's log?
+"""The format of a sample in the log of a sample store.
 
 As an entry: a header of eight integers (index, bytes of the entry, of the pickle, number of buffers, bytes of each buffer), the pickle,
 and the buffers that it left out (pickle protocol 5), each at a multiple of 64 bytes.

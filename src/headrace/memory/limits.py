@@ -1,4 +1,4 @@
-"""Which memory limit of this machine counts?
+"""Lists the limits on this process's memory: the machine's, its cgroups' and its own.
 
 psutil sees the host, even from inside a container. What really stops a process is the tightest of: the machine's
 available memory, every cgroup limit between the process and the root (a parent's limit is shared with its other

@@ -1,4 +1,4 @@
-"""How do several processes write one at a time, so that none waits for a dead one?
+"""A lock between threads and processes that a dead holder releases.
 
 By a POSIX record lock, which the kernel releases when its holder dies, however; between the threads of a process, whom such a lock
 does not tell apart, by a `threading.Lock`.

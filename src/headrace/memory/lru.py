@@ -1,4 +1,4 @@
-"""Which of the things that were used lately are still at hand?
+"""A cache bounded in bytes and items that evicts the least recently used item first.
 
 cachetools keeps the order of use; this file adds what it leaves out: a bound in bytes *and* in items, shrinking, locks,
 counters, and an honest size of numpy views, which keep the whole array under them alive.

@@ -1,4 +1,4 @@
-"""How do all ranks of a machine hold each sample once?
+"""A sample store that all ranks of a machine share.
 
 In a file that they find by its name, in a folder of the user's. Its pages are shared by all processes that map it.
 
@@ -73,7 +73,7 @@ def open_machine_store(
         AccessError, WriteError: the folder can't be used, or its disk is full.
     """
     if fcntl is None or not hasattr(os, "posix_fallocate"):
-        raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system has not: take shared='rank'")
+        raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system lacks: use shared='rank'")
     digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(), digest_size=16).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
     try:
@@ -100,7 +100,7 @@ def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterat
         deadline = time.monotonic() + patience
         while not _lock(fd, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: is it stopped?")
+                raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: resume or end it")
             time.sleep(0.002)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Is memory short, though everybody keeps to their budget?
+"""Detects memory pressure: how much is to be released although the budget is kept.
 
 A budget is measured once. Others allocate later: a neighbour in the same container, the training itself. So what can be read again
 is given back while the headroom is small, and things get slower instead of killed (law 5).

@@ -1,4 +1,4 @@
-"""Where does a batch lie on its way from a worker to the user?
+"""A ring of recycled shared-memory buffers that batches are written into.
 
 In a slot of a ring: anonymous shared memory that is used again for later batches, so that no batch pays for page faults, names in
 shared memory, or a second copy.
@@ -147,7 +147,7 @@ class Ring:
 
     @property
     def is_crowded(self) -> bool:
-        """Does the user keep so many batches that further ones had better lie in memory of their own?
+        """True if the user keeps so many batches that further ones had better lie in memory of their own.
 
         Each mapped slot takes a file descriptor and a mapping of the process, and the system limits both.
         """
@@ -190,7 +190,7 @@ class Ring:
         mapped = self._maps.get(slot)
         if mapped is None or len(mapped) < nbytes:
             if nbytes > STRIDE:
-                raise BudgetError(f"a batch of {nbytes:,} bytes is above the limit of {STRIDE:,}: take a smaller batch_size")
+                raise BudgetError(f"a batch of {nbytes:,} bytes is above the limit of {STRIDE:,}: use a smaller batch_size")
             length = up(max(nbytes, 1), _GRAIN)
             mapped = self._maps[slot] = mmap.mmap(self._memory.fd, length, offset=slot * STRIDE)
             if hasattr(mapped, "madvise"):
@@ -254,7 +254,7 @@ class Arena:
         return dict(zip(batch, values, strict=True)) if type(batch) is dict else type(batch)(values)
 
     def _lifts(self, tensor: torch.Tensor) -> bool:
-        """Is it light, and in the slot as it was made there, no view of another one?"""
+        """True if it is light, and in the slot as it was made there, no view of another one."""
         is_light = tensor.layout is torch.strided and _is_light(tensor.nbytes, self._end)  # others may have no nbytes
         return is_light and any(tensor is made for *_, made in self._areas)
 

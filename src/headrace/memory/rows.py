@@ -1,4 +1,4 @@
-"""How are many held samples of one shape copied at once?
+"""Copies many cached samples of one shape by one call.
 
 From where they lie, with one call for a whole batch: no pickle and no copy of a single sample is made.
 """

@@ -1,4 +1,4 @@
-"""Which samples are held, and where?
+"""A store of cached samples in shared memory, for all workers of a rank.
 
 One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position for every index, and a circular
 log of samples behind it, in anonymous shared memory.
@@ -137,7 +137,7 @@ class SampleStore:
 
     @property
     def is_full(self) -> bool:
-        """Was a sample refused for want of room?"""
+        """True if a sample was refused for lack of room."""
         return bool(self._header[FULL])
 
     def stats(self) -> dict[str, int]:
@@ -259,7 +259,7 @@ class SampleStore:
             self._give_pages_back()
 
     def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
-        """Before a sample is there to be read: are all of them arrays of one shape and dtype still?"""
+        """Before a sample can be read: notes whether all of them are still arrays of one shape and dtype."""
         known = int(self._header[LAYOUT])
         if known != MIXED:
             signature = signature_of(value, entry, pieces)
@@ -354,7 +354,7 @@ class SampleStore:
     # -- memory pressure
 
     def is_time_to_look(self, period: float) -> bool:
-        """Did no process look for `period` seconds whether memory is short? The one that asks is to look then."""
+        """True if no process has checked for memory pressure in the last `period` seconds: the caller is to check then."""
         now = time.monotonic_ns()
         if 0 <= now - int(self._header[_LOOKED]) < period * 1e9:
             return False

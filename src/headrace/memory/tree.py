@@ -1,4 +1,4 @@
-"""How is every tensor of a batch reached, whatever its structure?"""
+"""Applies a function to every tensor of a nested batch."""
 
 from __future__ import annotations
 

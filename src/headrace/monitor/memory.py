@@ -1,4 +1,4 @@
-"""How much memory is used, and how much is left?
+"""Measures how much memory is used, and how much is left.
 
 `MemoryMonitor` measures by time: it may be asked with every batch, and looks at most once in a while.
 """
@@ -99,7 +99,7 @@ class MemoryMonitor:
         }
 
     def check_memory_constraint(self, nbytes: int | str) -> bool:
-        """Would so many more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit now? It looks anew.
+        """True if so many more bytes (such as ``500_000_000`` or ``"500MB"``) fit under the tightest limit, measured now.
 
         Raises:
             ConfigError: `nbytes` is no size.

@@ -1,4 +1,4 @@
-"""Which sample is next?
+"""The order of an epoch's samples, as a pure function of integers.
 
 The order of an epoch is a pure function of integers; ranks and workers take their shares of it by arithmetic.
 """

@@ -1,4 +1,4 @@
-"""Which sample stands at a position where all classes are to come equally often?
+"""An order in which all classes come equally often.
 
 Of C classes, each C positions in a row hold every class once, in an order of their own. Each time that a class comes, its next sample is
 taken; when they are through, they begin again in another order. So balance is exact, and no sample of a class comes twice before
@@ -28,7 +28,7 @@ class BalancedOrder(Order):
         classes: [samples] the class of each sample, as integers or strings.
         n: positions of an epoch. None: as many as there are samples; without replacement, the samples of the smallest class times the
             number of classes.
-        replacement: may a sample come again when its class is through?
+        replacement: True if a sample may come again when its class is through.
         seed, epoch, global_batch: see `Order`.
 
     Attributes:
@@ -60,7 +60,7 @@ class BalancedOrder(Order):
         if not replacement and self.n > most:
             raise ConfigError(
                 f"num_samples={self.n} can't be drawn without replacement: the smallest of {counts.size} classes has {counts.min()} "
-                f"samples, which does for {most}; take fewer, or replacement=True"
+                f"samples, enough for {most}; use a smaller num_samples, or replacement=True"
             )
         self._by_class = np.argsort(numbers, kind="stable")
         self._counts, self._starts = counts, np.cumsum(counts) - counts

@@ -1,4 +1,4 @@
-"""What does every order of an epoch answer?
+"""The interface of an epoch's order: indices by position.
 
 Which sample stands at a position, from a few arguments alone: so a run can stop and go on anywhere, and workers and ranks need not
 talk to agree.
@@ -39,7 +39,7 @@ class Order(ABC):
     Attributes:
         n, seed, epoch, global_batch: the arguments.
         shuffle: what kind of order it is: False, True, "block", "weights" or "balanced".
-        repeats: may an index come more than once in an epoch? Then the position stands beside the index in the seed of a sample's
+        repeats: True if an index may come more than once in an epoch. Then the position stands beside the index in the seed of a sample's
             random transforms (`k` in `order.seeding`), so that they differ.
 
     Raises:

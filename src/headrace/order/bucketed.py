@@ -1,4 +1,4 @@
-"""Which sample stands at a position where those of one batch are to be about as long?
+"""A shuffle whose batches hold samples of similar length.
 
 The samples are shuffled, and cut into pools of some global batches. In each pool they are sorted by length and cut into batches, which
 are shuffled. So little is padded, and batches still differ from epoch to epoch, in what they hold and in their order.

@@ -1,4 +1,4 @@
-"""Which sample stands at position p of an epoch?
+"""The order of an epoch: sequential, a full permutation, or a block shuffle.
 
 `EpochOrder` answers for any position, from a few integers: no list of indices is ever written down, a run can stop and
 go on anywhere, and workers and ranks need not talk to agree.

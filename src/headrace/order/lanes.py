@@ -1,4 +1,4 @@
-"""How does a block shuffle mix many blocks, and still give each worker and rank blocks of their own?
+"""Interleaves the blocks of a block shuffle in lanes, so that workers and ranks read blocks of their own.
 
 The blocks (chunks, shards, files) stand in a permuted sequence, which is cut into ``turns`` x ``interleave`` lanes.
 Global batch s draws from the lanes of turn s mod ``turns`` only, and each of its positions from one lane:

@@ -1,4 +1,4 @@
-"""Which index stands at position p of a shuffled range, without writing the whole range down?
+"""Keyed pseudorandom permutations of a range, evaluated at any position.
 
 A keyed bijection on [0, n): a Feistel network over the bits of the position, with cycle walking for an n that is no
 power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The round function is the

@@ -1,4 +1,4 @@
-"""Which samples are rank r's share of global batch s?
+"""Shares the global batches of an epoch out to the ranks.
 
 Global batch s covers the positions from ``s * global_batch`` on, and rank r takes those that leave r when divided by
 the world size. With 10 samples, 2 ranks and a batch size of 2 (so that a global batch has 4 positions):

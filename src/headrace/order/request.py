@@ -1,4 +1,4 @@
-"""What does a worker have to know about the batch it builds?
+"""The request for a batch, as it travels to a worker.
 
 A `BatchRequest` is the list of a batch's indices (torch's samplers yield lists, torch's fetcher hands them to
 ``dataset.__getitems__``), and carries along what makes the batch reproducible: seed, epoch, step, and the number of the ring slot

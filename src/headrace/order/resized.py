@@ -1,4 +1,4 @@
-"""Which sample stands at a position of an epoch that is shorter or longer than the data?"""
+"""An order cut short, or repeated, to a given number of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a plain DataLoader get headrace's order?
+"""A torch sampler that yields one rank's share of an order.
 
 `OrderSampler` is a `torch.utils.data.DistributedSampler`, so that trainers and loops which look for one find it.
 """

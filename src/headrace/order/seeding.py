@@ -1,4 +1,4 @@
-"""Which random numbers does the transform of a sample draw?
+"""Seeds the random generators that a sample's transform draws from.
 
 Those that follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever it did before: the
 random generators that transforms draw from are seeded before each sample.

@@ -1,4 +1,4 @@
-"""Is one rank's share of the samples shared out to the ranks once more?
+"""Detects that another library shares out one rank's samples to the ranks once more.
 
 Trainers put shards of their own on top of what they are given, as Accelerate's `prepare` does. Each rank would then get a part of its
 part, and the rest would be lost without a word. What goes through an order can be seen on the stack: the samplers, datasets and loaders
@@ -71,7 +71,7 @@ def _may_be_asker(frame: FrameType, module: str) -> bool:
 
 
 def _ranks_of(asker: Any) -> int:
-    """How many processes does it share out to? 1 where it does not."""
+    """The number of processes that it shares out to; 1 where it does not."""
     for holder in (asker, getattr(asker, "state", None)):  # Accelerate's dispatcher knows it by its state
         for name in _COUNTS:
             found = getattr(holder, name, None)

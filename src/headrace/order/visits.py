@@ -1,4 +1,4 @@
-"""How many processes does an epoch send through each block?
+"""Counts the processes that read each block in an epoch.
 
 A block (a chunk, a shard, a file) is read and decoded once by each process that has samples of it. Which processes those are follows
 from the order by arithmetic: along a lane of the block shuffle (see `order.lanes`) the ranks take turns within each of its global
@@ -156,7 +156,7 @@ class _Epoch:
         return start < end
 
     def _is_counted(self, lane: int, slot: int, process: int) -> bool:
-        """Has a process of the last steps had samples of the same stretch before them?"""
+        """True if a process of the last steps had samples of the same segment before them."""
         (start, end), share = self._counted_part(lane, slot), int(self._lanes.share[lane % self._lanes.interleave])
         places = np.arange(start, min(end, start + share * int(self._worker_period)))  # from there on the processes repeat
         rounds, depths = np.divmod(places, share)

@@ -1,4 +1,4 @@
-"""Which sample stands at a position where some samples are likelier than others?
+"""An order in which samples are drawn by weight.
 
 With replacement each position draws for itself: a hash of (seed, epoch, position) picks a place in the running sum of the weights. Without,
 the samples stand in the order of exponential random times with the weights as rates, which is the order in which drawing one after
@@ -35,7 +35,7 @@ class WeightedOrder(Order):
     Args:
         weights: [samples] numbers of at least 0, in any scale; a sample of weight 0 is never drawn.
         n: positions of an epoch. None: as many as there are samples; without replacement, as have a weight above 0.
-        replacement: may a sample be drawn again?
+        replacement: True if a sample may be drawn again.
         seed, epoch, global_batch: see `Order`.
 
     Attributes:
@@ -70,7 +70,7 @@ class WeightedOrder(Order):
         if not replacement and self.n > positive:
             raise ConfigError(
                 f"num_samples={self.n} can't be drawn without replacement: {positive} of {self._weights.size} samples have a weight "
-                "above 0; take fewer, or replacement=True"
+                "above 0; use a smaller num_samples, or replacement=True"
             )
         if replacement:
             with np.errstate(over="ignore"):  # said below

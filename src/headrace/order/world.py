@@ -1,4 +1,4 @@
-"""Which of how many processes is this one?
+"""Detects the rank and world size of this process.
 
 Asked in turn: the caller's arguments, torch.distributed, and the environment that a launcher sets. Launchers nest, and
 the innermost is right: torchrun or mpirun may run inside a SLURM step, whose variables then number their daemons.

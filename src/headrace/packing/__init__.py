@@ -1,4 +1,4 @@
-"""How does a dataset become one file?"""
+"""Packs datasets into HDF5 files, and verifies them."""
 
 from headrace.packing.run import pack
 from headrace.packing.verify import VerifyResult, verify

@@ -1,4 +1,4 @@
-"""Where do the bytes of a packed file go?
+"""Writes the bytes of a packed HDF5 file.
 
 h5py lays out the file: an attribute, and contiguous datasets of their final sizes, with nothing in them yet. The rest is `pwrite` at
 the places that HDF5 names: errors come as the system's own, and the writer holds no more than the samples in its hands. The bytes
@@ -93,7 +93,7 @@ class PackedWriter:
         if needed > free:
             raise WriteError(
                 f"{redact(self._part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
-                f"{format_size(free)} are free: free some space, or take another disk"
+                f"{format_size(free)} are free: free some space, or use another disk"
             )
 
 

@@ -1,4 +1,4 @@
-"""How does a file come to stand under its name only when it is whole?
+"""Writes a file under a locked temporary name, and renames it when it is complete.
 
 It is written under a temporary name in the same folder, which is held under a kernel lock, and renamed when it is done. The lock is
 gone with its process, however that ends: what a dead writer left is told from what a live one writes, and is taken over.
@@ -37,7 +37,7 @@ class PartFile:
 
     Args:
         target: the final path.
-        overwrite: may the target be replaced?
+        overwrite: True if the target may be replaced.
 
     Attributes:
         target: the final path, absolute.
@@ -142,7 +142,7 @@ class PartFile:
         except BlockingIOError as error:
             raise WriteError(
                 f"another job is packing to {redact(self.target)} (it holds {redact(os.path.basename(self.path))}): "
-                "wait for it, or take another name"
+                "wait for it, or use another name"
             ) from error
         except OSError as error:
             if error.errno not in _LOCKLESS:
@@ -152,11 +152,11 @@ class PartFile:
     def _explain(self, error: OSError) -> HeadraceError:
         shown, said = redact(self.target), error.strerror or str(error)
         if error.errno in _FULL:
-            return WriteError(f"{shown} can't be written, the disk is full ({said}): free some space, or take another disk")
+            return WriteError(f"{shown} can't be written, the disk is full ({said}): free some space, or use another disk")
         if error.errno == errno.EFBIG:
             return WriteError(f"{shown} is too large for this file system, or for this user's limit (ulimit -f): {said}")
         if error.errno in _FORBIDDEN:
-            return AccessError(f"{redact(self._folder)}: this user may not write there ({said}): take another folder")
+            return AccessError(f"{redact(self._folder)}: this user may not write there ({said}): use another folder")
         if error.errno in _MISSING:
             return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {said}")
         return WriteError(f"{shown} can't be written: {said}")

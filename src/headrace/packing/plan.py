@@ -1,4 +1,4 @@
-"""What will be written?
+"""Plans the contents of a packed file before the first sample is read.
 
 Everything about a packed file that is known before its first sample is read: the sizes of all samples, and thus their places; names,
 targets, classes, fingerprint.
@@ -65,9 +65,9 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
         raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
     source = dataset._source
     if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
-        raise ConfigError(f"{type(dataset).__name__} can't be packed by now: pack an ImageDataset, a TextDataset, an HDF5Dataset or a path")
+        raise ConfigError(f"{type(dataset).__name__} can't be packed yet: pack an ImageDataset, a TextDataset, an HDF5Dataset or a path")
     if isinstance(source, HDF5Source) and (source.holds_objects or not isinstance(source.name, str)):
-        raise ConfigError(f"{source.path}: only rows of numbers of one dataset can be packed by now, not {source.rows_are}")
+        raise ConfigError(f"{source.path}: packing supports only rows of numbers of one dataset, not {source.rows_are}")
     whole = dataset._whole_indices(np.arange(len(dataset)))
     packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
     encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")

@@ -1,4 +1,4 @@
-"""How is a dataset packed?
+"""Packs a dataset: reads and checks samples in threads, writes them in order, and verifies the file.
 
 Threads read and check (or decode) the samples, a few groups ahead of the one that is written; the calling thread writes them in
 order into a part file, reads everything back, and only then gives the file its name.

@@ -1,4 +1,4 @@
-"""How do texts become what is packed? As tokens, all of them first, so that their sizes are known."""
+"""Tokenizes texts for packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a packed file whole?"""
+"""Verifies the checksums of a packed file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool:
-        """Is every sample what was packed?"""
+        """True if every sample is what was packed."""
         return not self.bad
 
 

@@ -1,4 +1,4 @@
-"""What does a job take: how many workers, how large a batch?"""
+"""Measures how many workers and how large a batch a training can use."""
 
 from headrace.profiling.tune import find_max_batch_size
 from headrace.profiling.workers import SuggestedWorkers, suggest_num_workers

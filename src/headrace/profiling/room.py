@@ -1,4 +1,4 @@
-"""Did a step run out of memory, and would a larger one?
+"""Detects out-of-memory errors, and predicts the host memory that a larger step would use.
 
 A device says so with an error, and a host sometimes does. Mostly it says nothing: the kernel kills the process that went too far. So the
 growth of the process is measured, and what a larger step would take is told from that of smaller ones.
@@ -36,7 +36,7 @@ _LOOK_EVERY = 0.002  # seconds between two looks at the process while a step run
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Does an error, or one that it was raised from, say that there was no memory left, on a device or on the host?"""
+    """True if an error, or one that it was raised from, reports that memory ran out, on a device or on the host."""
     return any(_says_so(one) for one in _chain(error))
 
 

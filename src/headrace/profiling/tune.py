@@ -1,4 +1,4 @@
-"""Which batch size does a job take?"""
+"""Finds the largest batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def find_max_batch_size(
         found = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
     if not found:
         raise BudgetError(
-            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.said}): take a smaller model, smaller samples, or "
+            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.said}): use a smaller model, smaller samples, or "
             "activation checkpointing"
         ) from search.error
     if found == most * multiple_of and limit is None:
-        warn(f"find_max_batch_size: a batch of {found:,} still runs, and larger ones were not tried: does the step heed its size?")
+        warn(f"find_max_batch_size: a batch of {found:,} still runs, and larger ones were not tried: check that the step uses its size")
     logger.info("find_max_batch_size: %d", found)
     return found
 
@@ -95,7 +95,7 @@ def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> N
             raise ConfigError(f"find_max_batch_size: {name} must be an integer of at least 1, not {value!r}")
     if limit is not None and limit < max(start, multiple_of):
         larger = f"start={start}" if limit < start else f"multiple_of={multiple_of}"
-        raise ConfigError(f"find_max_batch_size: limit={limit} is below {larger}: take a larger limit, or a smaller {larger.split('=')[0]}")
+        raise ConfigError(f"find_max_batch_size: limit={limit} is below {larger}: use a larger limit, or a smaller {larger.split('=')[0]}")
     if not callable(step):
         raise ConfigError(f"find_max_batch_size: step must be a callable that takes a batch size, not {step!r}")
     if reset is not None and not callable(reset):
@@ -145,7 +145,7 @@ class _Search:
         warn(f"find_max_batch_size: {fits * self._unit} runs; {size} was not tried, since it would take {self._room.needs(size)}")
 
     def _try(self, size: int) -> bool:
-        """Does a size fit?"""
+        """True if a size fits."""
         outside = sys.exception()
         try:
             taken = self._room.run(size, lambda: self._run(size))

@@ -1,4 +1,4 @@
-"""How many workers does a job need?"""
+"""Measures how many workers a loader needs."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
             _end(running)
             raise
         if not batches:
-            raise ConfigError("suggest_num_workers: an epoch has no batch: is the dataset empty, or does drop_last leave nothing?")
+            raise ConfigError("suggest_num_workers: an epoch has no batch: the dataset is empty, or drop_last leaves nothing")
 
 
 def _end(running: Any) -> None:

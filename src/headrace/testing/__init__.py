@@ -1,4 +1,4 @@
-"""What must hold for every dataset, as tests that others subclass."""
+"""The laws that every dataset keeps, as tests to subclass."""
 
 from headrace.testing.contract import DatasetContract
 

@@ -1,4 +1,4 @@
-"""Does a dataset keep the laws?
+"""Tests that a dataset keeps headrace's laws.
 
 `DatasetContract` is a pytest class: subclass it in a test module, return your dataset from `make`, and headrace's laws are run
 against it, in all modes, with workers of all kinds.
@@ -69,7 +69,7 @@ class RandomProbe:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Are two samples or batches the same, bit for bit, with types and dtypes?"""
+    """True if two samples or batches are the same, bit for bit, with types and dtypes."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.dtype != b.dtype or a.shape != b.shape:
             return False

@@ -279,7 +279,7 @@ def test_an_empty_loader_is_left_out_and_said(multi_of: Any) -> None:
 
 def test_streams_of_unknown_length(multi_of: Any) -> None:
     loaders = {"a": Stream(5), "b": Numbers(4, 100)}
-    with pytest.raises(ConfigError, match="a; say with steps="):
+    with pytest.raises(ConfigError, match="a; pass steps="):
         multi_of(loaders)
     with pytest.raises(ConfigError, match="weights="):
         multi_of(loaders, "weighted", steps=8)

@@ -1,4 +1,4 @@
-"""How does the next batch get onto the device while this one computes?
+"""Copies the next batch to a CUDA or XPU device while the current one computes.
 
 NOTE [ side stream ]
 
@@ -9,7 +9,7 @@ NOTE [ side stream ]
   user's kernels still read it.
 * The source is held until the copy's event has come, which is asked at each batch, without waiting; at the end of an epoch, and where an
   iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
-* When does a copy begin? As soon as its batch can be had without waiting: when batch n is handed over, batch n + 1 is taken if it lies
+* A copy begins as soon as its batch can be had without waiting: when batch n is handed over, batch n + 1 is taken if it lies
   ready, pinned. Where the device is the slower side, workers are ahead and it does; so a loop that waits for the device in each step
   (`loss.item()`) has its copies during the kernels too. A `next` that waited for batch n + 1 there would keep batch n from the user
   meanwhile. A thread that waits in its stead would be one more that competes for the interpreter's lock with the training, and torch's
@@ -57,7 +57,7 @@ class Accelerator(Protocol):
         """The stream to which the caller's kernels go at this moment, on this device."""
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Can a tensor of this process be copied asynchronously?"""
+        """True if a tensor of this process can be copied asynchronously."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this process on the device; asynchronously if it is pinned."""
@@ -72,7 +72,7 @@ class Accelerator(Protocol):
         """The memory of a tensor that is dropped is used again only when a stream is through with what it is asked for until then."""
 
     def has_come(self, event: Any) -> bool:
-        """Has an event come?"""
+        """True if an event has come."""
 
     def synchronize(self, event: Any) -> None:
         """Waits for an event."""
@@ -263,7 +263,7 @@ class SideStream(Way):
         return copy
 
     def _is_pinned(self, batch: Any) -> bool:
-        """Does a copy of the whole batch keep nobody waiting?"""
+        """True if copying the whole batch makes nobody wait."""
         found: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
@@ -294,7 +294,7 @@ class SideStream(Way):
 
 
 def _goes_aside(tensor: torch.Tensor) -> bool:
-    """Is it one of those whose memory `record_stream` knows? Others (sparse, nested, quantized, those that do their own dispatch) go
+    """True if `record_stream` knows its memory. Others (sparse, nested, quantized, those that do their own dispatch) go
     straight."""
     return (
         tensor.device.type == "cpu"

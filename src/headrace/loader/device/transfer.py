@@ -1,4 +1,4 @@
-"""How does a batch get onto a device?"""
+"""Moves batches to a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks build the same loader?
+"""Checks that all ranks build the same loader.
 
 Where seed, data or options differ, each rank takes its share of another order: samples are lost and doubled, or a rank has a batch more
 than the others and waits for them for ever. Nothing else would say so.
@@ -11,7 +11,7 @@ NOTE [ agreement of ranks ]
   the store of the process group, and looks whether another one has left something else. It never waits for a rank. So the first rank
   to come finds nothing yet, and looks again: when an epoch begins, and at its 2nd, 6th, 14th, ... batch, until all have been heard. A
   training that is synchronous can't get to its second batch before all ranks have built their loaders.
-* Which loader of another rank is "the same"? The one built at the same place of the program, by its whole call stack, and as often there.
+* "The same" loader of another rank is the one built at the same place of the program, by its whole call stack, and as often there.
   So a loader that one rank alone has is compared with nothing, and the others are not counted wrongly.
 * A look is a few round trips of 0.1 ms, of a size that does not depend on the number of ranks. It is done in a thread, which is left behind
   if the store does not answer: its own calls have no time limit.
@@ -150,7 +150,7 @@ def _store(rank: int, world_size: int) -> Any:
 
 
 def _within(seconds: float, ask: Callable[[], None]) -> tuple[bool, Exception | None]:
-    """Calls a function that may block for ever: has it returned in time, and what did it raise?"""
+    """Calls a function that may block for ever; gives whether it returned in time, and what it raised."""
     done: list[Exception | None] = []
 
     def run() -> None:
@@ -178,7 +178,7 @@ def _describe(said: dict[int, dict[str, str]], world_size: int) -> str:
     heard = "" if len(said) == world_size else f" (of {world_size} ranks {len(said)} have been heard so far)"
     return (
         f"the ranks build different loaders: {'; '.join(differing)}{heard}. Their shares don't belong together: samples would be lost and "
-        "doubled. Take the same data and options on every rank; where they differ on purpose (data that is shared out already: rank=0, "
+        "doubled. Use the same data and options on every rank; where they differ on purpose (data that is shared out already: rank=0, "
         "world_size=1), pass rank= and world_size="
     )
 

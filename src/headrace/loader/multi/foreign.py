@@ -1,4 +1,4 @@
-"""How does a plain torch DataLoader become repeatable?
+"""Makes a plain torch DataLoader repeatable by replaying it.
 
 It is replayed: whatever it draws from is seeded by (seed, epoch), and to resume it is gone through again from its start.
 """

@@ -1,4 +1,4 @@
-"""How do several loaders make one epoch?
+"""Combines the batches of several loaders in one epoch.
 
 NOTE [ passes ]
 
@@ -87,7 +87,7 @@ class MultiDataLoader:
         given = None if weights is None else whole_weights(self._names, weights)
         self._opened: list[BaseDataset] = []
         self.loaders: dict[str, Any] = self._made(loaders, given, config, overrides)
-        if strategy == "weighted" and given is None and any(lengths := self._known_lengths(range(len(loaders)), "give weights= as well")):
+        if strategy == "weighted" and given is None and any(lengths := self._known_lengths(range(len(loaders)), "pass weights=")):
             given = whole_weights(self._names, lengths)
         self._weights = given if given is not None else [1] * len(self._names)
         empty = [name for name, loader in self.loaders.items() if length_of(loader) == 0]
@@ -121,7 +121,7 @@ class MultiDataLoader:
         are_read = bool(datasets) or (set(options) == {"seed"} and not all(isinstance(v, Loader) for v in found.values()))
         if (was_given or options) and not are_read:
             said = ", ".join(options) or "config"
-            raise ConfigError(f"{said}: options are for datasets, and only loaders were given; give them to the loaders")
+            raise ConfigError(f"{said}: options are for datasets, and only loaders were passed: pass them where the loaders are made")
         workers = self._workers(datasets, weights, config)
         for name, value in found.items():
             if name in datasets:
@@ -175,7 +175,7 @@ class MultiDataLoader:
             if self._cycles or None in lengths:
                 return self._given_steps
             return min(self._given_steps, sum(length or 0 for length in lengths))
-        found = [length for length in self._known_lengths(drawn, "say with steps= how many batches an epoch has") if length]
+        found = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
         if self._epoch_length == "sum":
             return sum(found)
         return (max if self._epoch_length == "max" else min)(found, default=0)
@@ -384,4 +384,4 @@ def _check_loaders(loaders: dict[str, Any]) -> None:
             raise ConfigError(f"loaders: {name!r} must be a loader, a dataset or a path, not {type(value).__name__}")
     given = [id(value) for value in loaders.values() if isinstance(value, DataLoader)]
     if len(set(given)) < len(given):
-        raise ConfigError("loaders: the same loader stands under two names, and has one position only: make two loaders")
+        raise ConfigError("loaders: the same loader has two names, and only one position: make two loaders")

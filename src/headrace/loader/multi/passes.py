@@ -1,4 +1,4 @@
-"""What does the user's loop over several loaders go through?"""
+"""Iterates over one epoch of several loaders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place:
     passes: list[int]
     """Number of the pass that each loader is in."""
     has_ended: bool = False
-    """Are all loaders through, before the number of batches was reached?"""
+    """True if all loaders ended before the number of batches was reached."""
 
 
 class MultiIterator:

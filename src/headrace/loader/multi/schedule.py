@@ -1,4 +1,4 @@
-"""Which of several loaders gives the next batch?
+"""Schedules which of several loaders gives the next batch.
 
 A pure function of the strategy and of what was received so far: a few integers, no dice. So every rank draws from the same loaders in
 the same order, and a run can go on anywhere.
@@ -28,7 +28,7 @@ class Schedule:
         strategy: one of `STRATEGIES`.
         weights: one integer a loader, 0 or more; only "weighted" looks at them.
         pattern: numbers of loaders, taken in turn by "round_robin" and "alternating", and gone through by "sequential".
-        cycles: does a loader that is through begin again? Else it drops out.
+        cycles: True if a loader begins again at its end; else it drops out.
 
     Attributes:
         counts: batches that each loader has given.

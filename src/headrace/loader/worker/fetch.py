@@ -1,4 +1,4 @@
-"""What does a worker do with a request?
+"""Turns batch requests into samples and batches, inside a worker or this process.
 
 `Fetch` is the dataset that torch's workers see: it turns a request into samples, or at once into a batch where the dataset can write
 one. `Collate` makes a batch of what is none yet. Both work inside the request's ring slot, and both carry what was counted along, and
@@ -50,7 +50,7 @@ class Fetch(Dataset[Any]):
         ring: the ring that the requests' slots belong to.
         plan: where a streaming dataset is to read ahead.
         stride: batches between two requests of one worker.
-        stacks: are the samples to be stacked, so that a dataset may write the batch itself?
+        stacks: True if samples are stacked, so that a dataset may write the batch itself.
         origin: what an error calls the origin of the indices.
         join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
     """

@@ -1,4 +1,4 @@
-"""What does a worker do with a request of a foreign iterable dataset?"""
+"""Serves batch requests from a foreign IterableDataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who carries the batches of an epoch from the workers to the parent?
+"""The worker pool: carries the batches of an epoch from the workers to the parent.
 
 A `WorkerPool`: a plain torch DataLoader, whose dataset, batch sampler and collate function speak requests, and its ring; without workers a
 loop that does the same in this process. A `Loader` has one at a time, and a second one only while two of its iterators are alive.
@@ -89,13 +89,13 @@ class WorkerPool:
 
     @property
     def is_free(self) -> bool:
-        """Is no iterator under way that takes its batches from this pool?"""
+        """True if no running iterator uses this pool."""
         user = None if self._user is None else self._user()
         return user is None or user.is_done
 
     @property
     def is_sound(self) -> bool:
-        """Do all its workers live?"""
+        """True if all its workers are alive."""
         workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         return not any(map(_has_ended, workers))
 
@@ -122,7 +122,7 @@ class Deliveries(Protocol):
     def __next__(self) -> Delivered: ...
 
     def is_ready(self) -> bool:
-        """Is the next one here, and pinned, so that `next` does not wait for it?"""
+        """True if the next one is here, and pinned, so that `next` does not wait for it."""
 
     def close(self) -> None:
         """No further ones are asked for."""
@@ -169,7 +169,7 @@ def failure_of(delivered: Delivered) -> BaseException | None:
 
 
 def is_of_workers(error: RuntimeError) -> bool:
-    """Does torch say that a worker is gone, or that none answered in time?"""
+    """True if torch reports that a worker is gone, or that none answered in time."""
     return WORKER in str(error) or _LATE in str(error)
 
 
@@ -186,8 +186,8 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
     text = str(error)
     if _LATE in text:
         return WorkerError(
-            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs, or takes longer; "
-            "look at the workers with `py-spy dump --pid`, or raise timeout"
+            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a read hangs or is slow; "
+            "inspect the workers with `py-spy dump --pid`, or raise timeout"
         )
     fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
     return WorkerError(
@@ -208,7 +208,7 @@ def _remedy(deliveries: Any) -> str:
             "block; or pass multiprocessing_context='fork', or num_workers=0"
         )
     if code is not None and code >= 0:
-        return "Something in it has ended the process (sys.exit, os._exit): what it printed may say why, and num_workers=0 shows where"
+        return "Its own code ended the process (sys.exit, os._exit): check what it printed, or use num_workers=0 to see where"
     if code is not None and -code not in (signal.SIGKILL, signal.SIGTERM):
         return "A library that it calls has crashed: `python -X faulthandler` shows where, and so does num_workers=0"
     return "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"

@@ -1,4 +1,4 @@
-"""Torch's workers of one loader: started, received from, replaced where they were born deadlocked, and ended.
+"""Torch's worker processes of one loader: started, received from, replaced where they were born deadlocked, and ended.
 
 NOTE [ workers that never begin ]
 
