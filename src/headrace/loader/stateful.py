@@ -226,9 +226,7 @@ class States:
             differing = ", ".join(f"{name} was {saved[name]}, is {own[name]}" for name in own if saved[name] != own[name])
             text = f"load_state_dict: the state holds states of the dataset, one a worker and rank, and {differing}"
             if strict:
-                raise StateError(
-                    f"{text}: use the same numbers and the state of this rank; or pass strict=False to go on without them"
-                )
+                raise StateError(f"{text}: use the same, and the state of this rank; or pass strict=False to go on without them")
             warn(f"{text}; strict=False: the dataset begins without its state")
             return found
         found._said = [None if parts is None else pickle.dumps(parts) for parts in said["states"]]
