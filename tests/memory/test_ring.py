@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import collections
 import dataclasses
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
 import select
@@ -358,6 +360,13 @@ class TestLife:
         assert weight.grad is not None and torch.equal(weight.grad, torch.arange(10.0))
         del loss
         assert in_use(ring) == 0
+
+    def test_ctrl_c_survives_the_return_of_a_slot(self) -> None:
+        ring = ring_module.Ring(1)
+        leases = [ring.lease(ring.take())]
+        with pytest.raises(KeyboardInterrupt):  # it comes while C code runs, the last of which frees the slot
+            collections.deque(map(operator.call, [_thread.interrupt_main, leases.clear]), maxlen=0)
+        assert ring.in_use == 0
 
     def test_a_slot_may_be_freed_in_any_thread(self) -> None:
         ring = Ring(2)

@@ -81,16 +81,21 @@ def _file_limit() -> int:
 
 
 class _Lease:
-    """The use of one slot: whoever holds it, holds the slot; at its death the slot is free again (from any thread, and from the
-    garbage collector: an append to a deque is atomic, and takes no lock)."""
+    """The use of one slot: the slot is in use for as long as this object is alive."""
 
-    __slots__ = ("_free", "_slot")
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, free: deque[int], slot: int) -> None:
-        self._free, self._slot = free, slot
 
-    def __del__(self) -> None:
-        self._free.append(self._slot)
+class _Return(weakref.ref[_Lease]):
+    """What a lease leaves at its death: a weak reference whose callback, an append to a deque, is atomic and takes no lock, so that it
+    may run in any thread and in the garbage collector; and it runs no Python code, in which a KeyboardInterrupt would get lost."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+def _slot_of(free: int | _Return) -> int:
+    return free if isinstance(free, int) else free.slot
 
 
 class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -113,8 +118,9 @@ class Ring:
         self.planned: int = max(1, int(slots))
         self.key: tuple[int, int] = (os.getpid(), next(_numbers))
         self._memory = AnonymousMemory(self.planned * STRIDE, "ring")
-        self._free = deque(range(self.planned))
-        self._idle: deque[int] = deque()  # grown once, and without pages now
+        self._free: deque[int | _Return] = deque(range(self.planned))
+        self._returns: dict[int, _Return] = {}  # by slot: a weak reference that dies first calls nobody
+        self._idle: deque[int | _Return] = deque()  # grown once, and without pages now
         self.total: int = self.planned
         self.grown: int = 0
         self.copied: int = 0
@@ -127,10 +133,10 @@ class Ring:
     def take(self) -> int:
         """The number of a free slot."""
         while len(self._free) > self.planned:
-            self._release_pages(self._free.popleft())
+            self._release_pages(_slot_of(self._free.popleft()))
         for pool in (self._free, self._idle):
             with contextlib.suppress(IndexError):
-                return pool.pop()
+                return _slot_of(pool.pop())
         self.grown += 1
         self.total += 1
         self._memory.grow(self.total * STRIDE)
@@ -200,7 +206,10 @@ class Ring:
 
     def lease(self, slot: int) -> _Lease:
         """An object at whose death the slot is free again."""
-        return _Lease(self._free, slot)
+        lease = _Lease()
+        self._returns[slot] = given_back = _Return(lease, self._free.append)
+        given_back.slot = slot
+        return lease
 
     def view(self, slot: int, start: int, stop: int, lease: _Lease | None) -> torch.Tensor:
         """Bytes of a slot as a uint8 tensor, which keeps `lease` alive, and so do its views."""
