@@ -47,7 +47,6 @@ from headrace.errors import (
     WorkerError,
     WriteError,
 )
-from headrace.io.handles import WorkerHandle
 from headrace.loader import (
     DataLoaderConfig,
     DataModule,
@@ -63,6 +62,7 @@ from headrace.loader import (
 )
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.lru import LRUCache
+from headrace.memory.per_process import PerProcess as WorkerHandle
 from headrace.modes import LoadingMode
 from headrace.monitor.memory import MemoryMonitor
 from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything

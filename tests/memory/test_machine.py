@@ -16,6 +16,7 @@ import pytest
 
 from headrace.errors import AccessError, WriteError
 from headrace.memory import machine
+from headrace.memory.locks import try_lock
 from headrace.memory.machine import PREFIX, SharedFile, open_machine_store
 from headrace.memory.store import MISSING, SampleStore
 
@@ -289,7 +290,7 @@ def test_a_worker_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> Non
     """So that nobody makes the file anew under it; a new job shares it instead."""
     with Other(tmp_path, [1]) as other:
         duplicate = os.open(tmp_path / files(tmp_path)[0], os.O_RDWR)
-        assert machine._lock(duplicate, machine.fcntl.LOCK_SH)  # as a worker's inherited descriptor would
+        assert try_lock(duplicate, shared=True)  # as a worker's inherited descriptor would
         other.kill()
         store = open_machine_store(tmp_path, "key", N, CAPACITY)
         assert (store.get(1) == content(1)).all()

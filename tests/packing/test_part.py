@@ -121,7 +121,7 @@ def test_the_file_goes_between_opening_and_locking(tmp_path: Path, monkeypatch: 
                 path.write_bytes(b"a dead writer's")
         flock(fd, how)
 
-    monkeypatch.setattr(parts.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with PartFile(tmp_path / "out") as part:
         os.write(part.fd, b"mine")
         part.commit()
@@ -141,14 +141,14 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(parts.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with PartFile(tmp_path / "out") as part:
         part.commit()
     assert os.listdir(tmp_path) == ["out"] and "has no locks" in caplog.text
 
 
 def test_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "fcntl", None)
+    monkeypatch.setattr(parts, "HAS_LOCKS", False)
     with pytest.raises(ConfigError, match="packed files are read everywhere"):
         PartFile(tmp_path / "out").__enter__()
 

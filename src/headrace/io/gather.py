@@ -15,8 +15,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.io.handles import WorkerFiles, WorkerHandle
+from headrace.io.handles import WorkerFiles
 from headrace.io.hints import HINTS
+from headrace.memory.per_process import PerProcess
 
 LEAST = 1 << 20
 """Bytes of a file from which on it is mapped."""
@@ -30,7 +31,7 @@ class Gatherer:
 
     def __init__(self) -> None:
         self._files: WorkerFiles[_Mapped] = WorkerFiles(_Mapped, _Mapped.close, 8)
-        self._scratch: WorkerHandle[_Scratch] = WorkerHandle(_Scratch)
+        self._scratch: PerProcess[_Scratch] = PerProcess(_Scratch)
 
     def read(self, path: str, starts: Sequence[int], sizes: Sequence[int], check: Callable[[int], None]) -> bytes | None:
         """Stretches of a file, one behind the other.

@@ -1,7 +1,4 @@
-"""Which process has which file open?
-
-Handles of h5py, zarr and fsspec must not be shared by processes. A `WorkerHandle` opens at first use in each process.
-"""
+"""Keeps many files open in each process that reads them."""
 
 from __future__ import annotations
 
@@ -13,57 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from headrace.memory.per_process import keep_inherited, renew_after_fork
+
 T = TypeVar("T")
 
 
-class WorkerHandle(Generic[T]):
-    """An open file or connection that each process opens for itself when it first needs it.
-
-    Keyed by process id: a forked child forgets the inherited handle without closing it, for it is the parent's. A pickle takes
-    along how to open, and not what is open. Thread-safe.
-
-    Args:
-        opener: called without arguments in the process that needs the handle; picklable where workers are spawned.
-        closer: called with the handle when it is closed; by default its own ``close()`` if it has one.
-    """
-
-    def __init__(self, opener: Callable[[], T], closer: Callable[[T], object] | None = None) -> None:
-        self._opener, self._closer = opener, closer
-        self._forget()
-
-    def _forget(self) -> None:
-        self._handle: T | None = None
-        self._lock = threading.Lock()
-        self._pid = os.getpid()  # last: another thread that finds it goes on with the new lock
-
-    def get(self) -> T:
-        """The handle of this process, opened now if it was not."""
-        if self._pid != os.getpid():
-            _inherited.append(self._handle)  # kept: its destructor could write into the parent's file
-            self._forget()
-        with self._lock:
-            if self._handle is None:
-                self._handle = self._opener()
-            return self._handle
-
-    def close(self) -> None:
-        """Close this process's handle; the next `get` opens again."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            handle, self._handle = self._handle, None
-        if handle is not None:
-            close = self._closer or (lambda h: getattr(h, "close", lambda: None)())
-            close(handle)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"opener": self._opener, "closer": self._closer}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["opener"], state["closer"])  # type: ignore[misc]
-
-
-_inherited: list[Any] = []
 _TOGETHER = 16  # files that are taken at once
 
 
@@ -94,7 +45,7 @@ class WorkerFiles(Generic[T]):
         self._lock = threading.Lock()
         self._close_all = weakref.finalize(self, _close_entries, self._open, self._closer)
         self._close_all.atexit = False
-        _all_files.add(self)
+        renew_after_fork(self)
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[T]:
@@ -156,13 +107,14 @@ class WorkerFiles(Generic[T]):
                 del self._open[path]
                 self._closer(handle)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Another thread of the parent may have held the lock, and is not here to release it; nor are its readers."""
         self._lock = threading.Lock()
         for entry in self._open.values():
             entry[1] = 0
         if not self._survives_fork:
-            _inherited.extend(handle for handle, _ in self._open.values())  # kept: a destructor could write into the parent's file
+            for handle, _ in self._open.values():
+                keep_inherited(handle)
             self._open.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,15 +134,3 @@ def _close_entries(entries: OrderedDict[str, list[Any]], closer: Callable[[Any],
         with contextlib.suppress(OSError):
             closer(handle)
     entries.clear()
-
-
-_all_files: weakref.WeakSet[WorkerFiles[Any]] = weakref.WeakSet()
-
-
-def _all_after_fork() -> None:
-    for files in list(_all_files):
-        files._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_all_after_fork)

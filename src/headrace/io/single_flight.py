@@ -1,69 +1,69 @@
-"""Who makes a kept file, where several processes find out at once that it is missing, and it takes long to make?
+"""Cross-process single flight: one process fetches or builds what is missing, the others wait for it.
 
-One of them, while the others wait: as long as the file that it writes grows. It holds a lock of the kernel's, on one byte of a file in
-that folder; a process that is killed holds none. Who waits in vain (for a process that is stopped, say) makes the file too: of two that
-are equal the later one stays.
+By kernel locks on single bytes of a file: a process that is killed holds none. Who waits in vain (for a process that is stopped, say) does
+the work too, and nothing becomes of it but that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from headrace.io.array_file import TEMPORARY, user_id
-
-try:
-    import fcntl
-except ImportError:  # Windows: there each process makes the file
-    fcntl = None  # type: ignore[assignment]
+from headrace.memory.locks import HAS_LOCKS, unlock, wait_for_lock
 
 _POLL_S = 0.02
 
 
 @contextlib.contextmanager
-def alone(path: str, patience: float) -> Iterator[None]:
-    """Inside, no other process of this user makes the kept file of that path, unless it has waited in vain. Look for it once more first.
-
-    Between the threads of one process nobody waits.
+def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object] | None = None) -> Iterator[None]:
+    """Inside, nobody else on this machine does what these keys stand for, unless waiting was in vain. Look for the result once more first.
 
     Args:
-        path: of the file.
-        patience: seconds that the maker's file may stay as it is, until it is waited for in vain.
+        lock_file: made if it is missing; where it can't be, nobody waits.
+        keys: 0 to 2**63 - 1.
+        patience: seconds to wait for all of them.
+        progress: seconds count anew when what it returns changes.
     """
     fd = None
-    with contextlib.suppress(OSError):  # without leave to write nothing is kept
-        folder = os.path.dirname(path)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-        fd = None if fcntl is None else os.open(os.path.join(folder, f"headrace-making-{user_id()}.lock"), flags, 0o600)
     try:
-        if fd is not None:
-            _wait(fd, path, patience)
+        with contextlib.suppress(OSError):
+            if HAS_LOCKS:
+                fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                _wait(fd, sorted(set(keys)), patience, progress or (lambda: None))  # in order: so nobody waits for one that waits for him
         yield
     finally:
         if fd is not None:
-            os.close(fd)
+            unlock(fd)
 
 
-def _wait(fd: int, path: str, patience: float) -> None:
-    place = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big") >> 1
-    written, end = -1, time.monotonic() + patience
-    while time.monotonic() < end:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                return  # a file system without locks
-        now = _written(path)
-        if now != written:
-            written, end = now, time.monotonic() + patience
-        time.sleep(_POLL_S)
+def _wait(fd: int, keys: Sequence[int], patience: float, progress: Callable[[], object]) -> None:
+    end, last = time.monotonic() + patience, progress()
+    for key in keys:
+        while not wait_for_lock(fd, min(end, time.monotonic() + _POLL_S), key):
+            if (now := progress()) != last:
+                end, last = time.monotonic() + patience, now
+            if time.monotonic() >= end:
+                break
+
+
+@contextlib.contextmanager
+def one_builder(path: str, patience: float) -> Iterator[None]:
+    """Inside, no other process of this user builds the cache file of that path: `single_flight`, as long as the file that is written grows.
+
+    Args:
+        path: of the file.
+        patience: seconds that the file may stay as it is.
+    """
+    folder = os.path.dirname(path)
+    with contextlib.suppress(OSError):  # without leave to write nothing is cached
+        os.mkdir(folder, 0o700)
+    key = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big") >> 1
+    with single_flight(os.path.join(folder, f"headrace-making-{user_id()}.lock"), [key], patience, lambda: _written(path)):
+        yield
 
 
 def _written(path: str) -> int:

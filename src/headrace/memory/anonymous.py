@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import BudgetError
+from headrace.memory.per_process import PerProcess
 
 
 def up(nbytes: int, to: int = 64) -> int:
@@ -121,20 +122,26 @@ class _IntMemory(AnonymousMemory):
 
     def __init__(self) -> None:
         super().__init__(8 * _PLACES, "int")
-        self.pid, self.places = os.getpid(), itertools.count()  # `next` is atomic: no lock, which a fork could inherit
+        self.places = itertools.count()  # `next` is atomic: no lock, which a fork could inherit
 
 
-_ints: weakref.ref[_IntMemory] | None = None
+class _LastInts:
+    """The memory that the next integer of a process goes to. A forked child must not use what its parent uses next."""
+
+    memory: weakref.ref[_IntMemory] | None = None
+
+
+_last_ints = PerProcess(_LastInts)
 
 
 def _place_of_int() -> tuple[AnonymousMemory, int]:
     """Eight bytes of shared memory that are zero and nobody else's. The integers of a process lie in one file, which is made on demand."""
-    global _ints
-    memory = None if _ints is None else _ints()
+    last = _last_ints.get()
+    memory = None if last.memory is None else last.memory()
     place = _PLACES if memory is None else next(memory.places)
-    if memory is None or place >= _PLACES or memory.pid != os.getpid():  # a forked child must not use what its parent uses next
+    if memory is None or place >= _PLACES:
         memory = _IntMemory()
-        place, _ints = next(memory.places), weakref.ref(memory)
+        place, last.memory = next(memory.places), weakref.ref(memory)
     return memory, 8 * place
 
 

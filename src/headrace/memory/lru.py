@@ -6,10 +6,8 @@ counters, and an honest size of numpy views, which keep the whole array under th
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -18,6 +16,7 @@ import cachetools
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.memory.per_process import renew_after_fork
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -92,7 +91,7 @@ class LRUCache(Generic[K, V]):
         self._sizeof: Callable[[V], int] = sizeof or held_bytes
         self._lock = threading.RLock()  # re-entrant: dropping a value may run its owner's finalizers
         self._forget()
-        _caches.add(self)
+        renew_after_fork(self)
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +178,8 @@ class LRUCache(Generic[K, V]):
         # cachetools can neither shrink its maxsize nor count evictions: it gets no bound, and `_make_room` keeps ours.
         self._items: cachetools.LRUCache[K, tuple[V, int]] = cachetools.LRUCache(float("inf"), lambda entry: entry[1])
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """See `renew_after_fork`."""
         if not self._lock.acquire(blocking=False):  # by a thread that is not here: it may have been half-way through a change
             self._forget()
         self._lock = threading.RLock()
@@ -189,15 +189,3 @@ def _bound(name: str, value: int | None) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0):
         raise ConfigError(f"{name} must be None or an integer of at least 0, not {value!r}")
     return None if value is None else int(value)
-
-
-_caches: weakref.WeakSet[LRUCache[Any, Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):
-        cache._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

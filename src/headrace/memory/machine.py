@@ -27,14 +27,10 @@ from pathlib import Path
 
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory
+from headrace.memory.locks import HAS_LOCKS, try_lock, wait_for_lock
 from headrace.memory.row_store import RowStore
 from headrace.memory.rows import Layout
 from headrace.memory.store import SampleStore
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
 VERSION = "2"
@@ -72,7 +68,7 @@ def open_machine_store(
         ConfigError: this system can't share a file's memory.
         AccessError, WriteError: the folder can't be used, or its disk is full.
     """
-    if fcntl is None or not hasattr(os, "posix_fallocate"):
+    if not HAS_LOCKS or not hasattr(os, "posix_fallocate"):
         raise ConfigError("shared='machine' needs file locks and posix_fallocate, which this system lacks: use shared='rank'")
     digest = hashlib.blake2b("\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(), digest_size=16).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
@@ -97,22 +93,11 @@ def open_machine_store(
 def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        deadline = time.monotonic() + patience
-        while not _lock(fd, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: resume or end it")
-            time.sleep(0.002)
+        if not wait_for_lock(fd, time.monotonic() + patience, poll_s=0.002):
+            raise OSError(errno.EAGAIN, f"another process has kept {folder} locked for {patience:g} s: resume or end it")
         yield
     finally:
         os.close(fd)  # and the lock with it
-
-
-def _lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove_others(folder: Path, path: str) -> None:
@@ -123,7 +108,7 @@ def _remove_others(folder: Path, path: str) -> None:
         with contextlib.suppress(OSError):  # another user's, or gone
             fd = os.open(other, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                if _lock(fd, fcntl.LOCK_EX):
+                if try_lock(fd):
                     os.unlink(other)
             finally:
                 os.close(fd)
@@ -147,11 +132,11 @@ class SharedFile(AnonymousMemory):
             status = os.fstat(fd)
             if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
                 raise PermissionError(errno.EPERM, "it is no file of this user's")
-            if _lock(fd, fcntl.LOCK_EX):  # nobody uses it
+            if try_lock(fd):  # nobody uses it
                 os.ftruncate(fd, 0)
                 os.posix_fallocate(fd, 0, allocated)
                 os.ftruncate(fd, allocated + rest)
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            try_lock(fd, shared=True)
             self.nbytes: int = os.fstat(fd).st_size
         except BaseException:
             os.close(fd)
@@ -171,7 +156,7 @@ def _leave(fd: int, path: str, pid: int) -> None:
     with contextlib.suppress(OSError):
         if os.getpid() == pid:
             with _door(os.path.dirname(path), patience=1.0):
-                if _lock(fd, fcntl.LOCK_EX) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                if try_lock(fd) and os.path.samestat(os.stat(path), os.fstat(fd)):
                     os.unlink(path)
     with contextlib.suppress(OSError):
         os.close(fd)

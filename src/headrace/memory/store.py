@@ -26,6 +26,7 @@ last spared: the CLOCK approximation of LRU (Corbato 1968), "second chance", don
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import deque
@@ -38,7 +39,8 @@ import psutil
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.entry import HEADER, MIXED, copies_at, decode, encode, header_at, layout_of, signature_of
-from headrace.memory.lock import ProcessLock
+from headrace.memory.locks import ProcessLock
+from headrace.memory.per_process import PerProcess
 from headrace.memory.rows import Layout, Rows
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
@@ -106,7 +108,7 @@ class SampleStore:
         self._lock = ProcessLock(memory.fd)
         self._layouts: dict[int, Layout] = {}
         self.write_error: OSError | None = None  # of this process
-        self._cells: dict[int, int] = {}  # of this process, and of those that it was forked from
+        self._cell = PerProcess(functools.partial(_find_cell, self._lock, self._counters))
 
     # -- what is held
 
@@ -156,21 +158,9 @@ class SampleStore:
 
     def count(self, hits: int, misses: int) -> None:
         """Counts accesses of this process."""
-        cell = self._cells.get(os.getpid())
-        if cell is None:
-            cell = self._cells[os.getpid()] = self._find_cell()
-        counter = self._counters[cell]
+        counter = self._counters[self._cell.get()]
         counter[1] += hits
         counter[2] += misses
-
-    def _find_cell(self) -> int:
-        """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is none."""
-        with self._lock.held():
-            for cell, pid in enumerate(self._counters[:, 0].tolist()):
-                if not pid or not psutil.pid_exists(pid):
-                    self._counters[cell, 0] = os.getpid()
-                    return cell
-        return _CELLS - 1
 
     # -- reading
 
@@ -420,3 +410,13 @@ class SampleStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
+
+
+def _find_cell(lock: ProcessLock, counters: npt.NDArray[np.int64]) -> int:
+    """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is none."""
+    with lock.held():
+        for cell, pid in enumerate(counters[:, 0].tolist()):
+            if not pid or not psutil.pid_exists(pid):
+                counters[cell, 0] = os.getpid()
+                return cell
+    return _CELLS - 1

@@ -9,7 +9,6 @@ The order of an epoch is known, so each worker knows which batches it will be as
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.io.remote_files import RemoteFiles
+from headrace.memory.per_process import renew_after_fork
 from headrace.modes.mode import Coming, IntArray, Mode, Read
 from headrace.storage.source import Source
 
@@ -53,12 +53,13 @@ class Streaming(Mode):
     def _reset(self) -> None:
         self._pending: OrderedDict[tuple[int, ...], Future[list[Any]]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
         self._record_bytes = 0.0  # of a record, by the last batches
         self._scan: _Scan | None = None
+        renew_after_fork(self)
+
+    after_fork = _reset  # threads don't survive a fork
 
     def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
-        self._own()
         if source.far is not None:
             if self._scan is None or not self._scan.goes_on(coming):
                 source.far.drop_ahead()
@@ -69,7 +70,6 @@ class Streaming(Mode):
 
     def read_ahead(self, batches: Sequence[Sequence[int]], read: Read) -> None:
         """Begins to read the records of batches that come next, in threads."""
-        self._own()
         keys = [tuple(batch) for batch in batches]
         for stale in self._pending.keys() - set(keys):  # an epoch that was left early
             self._pending.pop(stale).cancel()
@@ -83,7 +83,6 @@ class Streaming(Mode):
                 self._pending[key] = self._pool.submit(read, key)
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        self._own()
         future = self._pending.pop(tuple(indices), None)
         records = read(indices) if future is None else future.result()
         if records and self._pool is not None:
@@ -91,12 +90,8 @@ class Streaming(Mode):
             self._record_bytes = mean if not self._record_bytes else 0.8 * self._record_bytes + 0.2 * mean
         return records
 
-    def _own(self) -> None:
-        if self._pid != os.getpid():  # threads don't survive a fork
-            self._reset()
-
     def close(self) -> None:
-        if self._pool is not None and self._pid == os.getpid():
+        if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._reset()
 

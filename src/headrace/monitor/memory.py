@@ -13,6 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import Limit, memory_limits, tightest
+from headrace.memory.per_process import renew_after_fork
 from headrace.monitor.stats import pss_of
 
 _GB = 1e9
@@ -47,10 +48,12 @@ class MemoryMonitor:
         self._forget()
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._measured_at: float | None = None
         self._limit: Limit | None = None
         self._pss = self._peak_used = self._peak_pss = 0
+        renew_after_fork(self)
+
+    after_fork = _forget
 
     def start_monitoring(self) -> None:
         """Forgets the peaks, and measures."""
@@ -63,8 +66,6 @@ class MemoryMonitor:
         Returns:
             Whether it measured.
         """
-        if self._pid != os.getpid():
-            self._forget()
         if self._measured_at is not None and self._clock() - self._measured_at < self.interval:
             return False
         self._measure()

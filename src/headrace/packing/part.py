@@ -15,12 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
-from headrace.io.resolve.scan import redact
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from headrace.io.paths import redact
+from headrace.memory.locks import HAS_LOCKS, try_lock
 
 _log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,7 +54,7 @@ class PartFile:
         self._check_target()
 
     def __enter__(self) -> PartFile:
-        if fcntl is None:
+        if not HAS_LOCKS:
             raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
         with self.explained():
             self.fd = self._open_locked()
@@ -138,16 +134,17 @@ class PartFile:
 
     def _lock(self, fd: int) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise WriteError(
-                f"another job is packing to {redact(self.target)} (it holds {redact(os.path.basename(self.path))}): "
-                "wait for it, or use another name"
-            ) from error
+            is_ours = try_lock(fd)
         except OSError as error:
             if error.errno not in _LOCKLESS:
                 raise
+            is_ours = True
             _log.warning("%s: this file system has no locks, see that no other job writes there", redact(self._folder))
+        if not is_ours:
+            raise WriteError(
+                f"another job is packing to {redact(self.target)} (it holds {redact(os.path.basename(self.path))}): "
+                "wait for it, or use another name"
+            )
 
     def _explain(self, error: OSError) -> HeadraceError:
         shown, said = redact(self.target), error.strerror or str(error)

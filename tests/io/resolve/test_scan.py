@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError
-from headrace.io.handles import WorkerHandle
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.resolve.scan import FileList, scan
+from headrace.memory.per_process import PerProcess as WorkerHandle
 
 ENDINGS = (".jpg", ".png")
 

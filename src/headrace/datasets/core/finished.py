@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import up
+from headrace.memory.per_process import PerProcess
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source
@@ -93,13 +93,13 @@ class FinishedSamples(Source):
     def _reset(self) -> None:
         self._draws = False
         self._seeder: SampleSeeder | None = None
-        self._locks: dict[int, threading.Lock] = {}  # by process: a thread of the parent may hold the parent's while it forks
+        self._lock = PerProcess(threading.Lock)  # a thread of the parent may hold the parent's while it forks
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, indices: Sequence[int]) -> list[PackedSample]:
-        with self._locks.setdefault(os.getpid(), threading.Lock()), _as_in_epoch_0(self._seed):
+        with self._lock.get(), _as_in_epoch_0(self._seed):
             wanted, seeder = [int(i) for i in indices], self._seeder or SampleSeeder(self._dataset)
             packed = self._read(wanted, seeder)
             if self._seeder is None:
@@ -142,7 +142,7 @@ class FinishedSamples(Source):
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_draws", "_seeder", "_locks")}
+        return {name: value for name, value in vars(self).items() if name not in ("_draws", "_seeder", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -6,7 +6,6 @@ many workers, and share its memory.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from headrace.memory.per_process import renew_after_fork
 from headrace.modes.eager import usable_cpus
 from headrace.order import detect_world
 
@@ -36,15 +36,21 @@ class WorkerThreads:
     """
 
     def __init__(self) -> None:
-        self._pid, self._number, self._copying = 0, 1, 1
+        self._reset()
+
+    def _reset(self) -> None:
+        self._number, self._copying = 0, 0  # nobody has looked
         self._pool: ThreadPoolExecutor | None = None
+        renew_after_fork(self)
+
+    after_fork = _reset
 
     def _look(self) -> None:
-        if self._pid != os.getpid():
+        if not self._number:
             info, ranks = get_worker_info(), detect_world().local_world_size
-            self._number = 1 if info is None else threads_of(info.num_workers, len(usable_cpus()), ranks)
-            self._copying = min(_MOST, torch.get_num_threads()) if info is None else self._number
-            self._pid, self._pool = os.getpid(), None
+            number = 1 if info is None else threads_of(info.num_workers, len(usable_cpus()), ranks)
+            self._copying = min(_MOST, torch.get_num_threads()) if info is None else number
+            self._number = number
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:

@@ -18,7 +18,7 @@ from headrace.display import progress_bar
 from headrace.errors import HeadraceError, SampleError, warn
 from headrace.io.array_file import UntrustedError
 from headrace.io.mapped_file import MappedArrays, MappedFile
-from headrace.io.single_flight import alone
+from headrace.io.single_flight import one_builder
 from headrace.io.version import Stamp
 from headrace.memory.machine import cache_folder
 from headrace.storage.text.files import TextFilesSource
@@ -117,7 +117,7 @@ def record_columns(dataset: Any) -> MappedArrays | HeldArrays:
         folder = folder_of(dataset._cache_dir)
         file = MappedFile(str(folder), "records", about)
         try:
-            with alone(file.path, _PATIENCE_S):  # other processes wait, and find it then
+            with one_builder(file.path, _PATIENCE_S):  # other processes wait, and find it then
                 if (kept := file.kept()) is not None:
                     return kept
                 made = found()

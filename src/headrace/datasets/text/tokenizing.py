@@ -18,7 +18,7 @@ from headrace.display import progress_bar
 from headrace.errors import BudgetError, HeadraceError, SampleError, warn
 from headrace.io.array_file import UntrustedError
 from headrace.io.mapped_file import MappedFile
-from headrace.io.single_flight import alone
+from headrace.io.single_flight import one_builder
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.storage.tokens.source import Tokens
@@ -101,7 +101,7 @@ class Tokenising:
         if (found := kept.kept()) is not None:
             return found
         try:
-            with alone(kept.path, _PATIENCE_S):  # other processes wait, and find them then
+            with one_builder(kept.path, _PATIENCE_S):  # other processes wait, and find them then
                 if (found := kept.kept()) is not None:
                     return found
                 return self._written(kept)

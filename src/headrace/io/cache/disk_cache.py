@@ -33,12 +33,10 @@ import google_crc32c
 from headrace.errors import ConfigError, warn
 from headrace.io.array_file import is_ours, user_id
 from headrace.io.paths import redact
+from headrace.io.single_flight import single_flight
 from headrace.memory.budget import format_size
-
-try:
-    import fcntl
-except ImportError:  # Windows: the cache is not offered there
-    fcntl = None  # type: ignore[assignment]
+from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
+from headrace.memory.per_process import renew_after_fork
 
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"hr-blk-1"
@@ -46,10 +44,7 @@ _BLOCK, _PART = ".blk", ".part"
 _DOWN_TO = 0.9  # of the limit: an eviction makes room for more than one block
 _TOUCHED_S = 60.0  # how exactly the time of the last use is known
 _PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
-_POLL_S = 0.01
 _PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
-_CLAIMS_BYTES = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
-"""Can single bytes of a file be locked by whoever has it open (Linux)? Where not, one process of this machine fetches at a time."""
 
 
 class DiskCache:
@@ -64,7 +59,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: str, limit: int) -> None:
-        if fcntl is None:
+        if not HAS_LOCKS:
             raise ConfigError("disk_cache_size needs file locks, which this system has not: leave it out")
         if limit < 1:
             raise ConfigError(f"disk_cache_size must be above 0 bytes, not {limit}")
@@ -73,14 +68,12 @@ class DiskCache:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._paused_until, self._has_warned = 0.0, False
+        renew_after_fork(self)
 
-    def _own(self) -> None:
-        if self._pid != os.getpid():  # locks may have been held by another thread as this process was forked
-            self._reset()
+    after_fork = _reset
 
     @staticmethod
     def key(url: str, version: object, number: int) -> str:
@@ -91,7 +84,6 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         """The block, if it is there and whole."""
-        self._own()
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -119,7 +111,6 @@ class DiskCache:
 
     def put(self, key: str, data: bytes) -> bool:
         """Holds a block, if there is room and leave to; says whether."""
-        self._own()
         size = _HEAD.size + len(data)
         if size > self.limit or time.monotonic() < self._paused_until:
             return False
@@ -147,7 +138,7 @@ class DiskCache:
             self._release(_HEAD.size + len(data))
             raise
         finally:
-            _unlock(fd)
+            unlock(fd)
 
     def _temporary(self, key: str, size: int) -> str:
         return f"{self._path(key)}.{os.getpid()}-{threading.get_ident()}-{size}{_PART}"
@@ -169,19 +160,10 @@ class DiskCache:
 
         Look for the blocks again inside: somebody else may have fetched them meanwhile.
         """
-        self._own()
-        end = time.monotonic() + patience
-        fd: int | None = None
-        try:
-            with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
-                self._make_folder()
-                fd = os.open(os.path.join(self.folder, "claims"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                for place in sorted({int(key[:12], 16) for key in keys}) if _CLAIMS_BYTES else [None]:
-                    _locked(fd, end, place)  # in order: so nobody waits for one that waits for him
+        with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
+            self._make_folder()
+        with single_flight(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
             yield
-        finally:
-            if fd is not None:
-                _unlock(fd)
 
     # -- the limit
 
@@ -197,7 +179,7 @@ class DiskCache:
             temporary = self._temporary(key, size)
             os.makedirs(os.path.dirname(temporary), 0o700, exist_ok=True)
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(fd)
             ledger.write(total)
             return fd
 
@@ -240,11 +222,11 @@ class DiskCache:
     def _ledger(self) -> Iterator[_Ledger]:
         fd = os.open(os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _locked(fd, time.monotonic() + _PATIENCE_S):
+            if not wait_for_lock(fd, time.monotonic() + _PATIENCE_S):
                 raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of the disk cache, and does not go on")
             yield _Ledger(fd)
         finally:
-            _unlock(fd)
+            unlock(fd)
 
     # -- small things
 
@@ -267,7 +249,6 @@ class DiskCache:
 
     def take_counts(self) -> Counter[str]:
         """Hits, blocks written, evicted and found damaged by this process, since the last call."""
-        self._own()
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return counts
@@ -303,42 +284,17 @@ class _Ledger:
         os.pwrite(self._fd, b"%32d" % total, 0)
 
 
-def _locked(fd: int, end: float, place: int | None = None) -> bool:
-    """Waits for the lock of an open file, or of one byte of it, until a moment of the monotonic clock; says whether it has it."""
-    while True:
-        try:
-            if place is None:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            else:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= end:
-                return False
-        time.sleep(_POLL_S)
-
-
-def _unlock(fd: int) -> None:
-    """Also for a child that was forked meanwhile, and has the file open too."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        if _CLAIMS_BYTES:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-    os.close(fd)
-
-
 def _has_writer(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not try_lock(fd)
     except OSError:
         return True
     finally:
         os.close(fd)
-    return False
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import random
 import threading
 import time
@@ -31,7 +30,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
-from headrace.io.handles import WorkerHandle
 from headrace.io.paths import redact
 from headrace.io.ranges import Range as Range
 from headrace.io.ranges import Version as Version
@@ -41,6 +39,7 @@ from headrace.io.remote.errors import judged, status_of
 from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of, open_filesystem, path_in
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
 from headrace.io.remote.timeouts import Attempt, in_time
+from headrace.memory.per_process import PerProcess, renew_after_fork
 
 RETRIES, DEADLINE = 8, 60.0
 WINDOW = 64 << 20
@@ -92,12 +91,11 @@ class Remote:
             [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
         )
         """What tells two servers apart whose URLs look alike."""
-        self._filesystem: WorkerHandle[Any] = WorkerHandle(functools.partial(open_filesystem, url, storage_options), close_filesystem)
+        self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, storage_options), close_filesystem)
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._flow = Flow(self._window)
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
@@ -105,6 +103,9 @@ class Remote:
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
         self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    after_fork = _reset  # what is on its way, and was counted, is the parent's
 
     # -- what callers ask for
 
@@ -244,18 +245,16 @@ class Remote:
 
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
-        self._look_after_fork()
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return counts
 
     def close(self) -> None:
         """Ends this process's connections; the next call opens new ones."""
-        if self._pid == os.getpid():
-            with self._lock:
-                plain, self._plain, self._is_plain = self._plain, None, None
-            if plain is not None:
-                plain.close()
+        with self._lock:
+            plain, self._plain, self._is_plain = self._plain, None, None
+        if plain is not None:
+            plain.close()
         self._filesystem.close()
 
     # -- one piece
@@ -381,10 +380,6 @@ class Remote:
 
     # -- the loop
 
-    def _look_after_fork(self) -> None:
-        if self._pid != os.getpid():  # what is on its way, and was counted, is the parent's
-            self._reset()
-
     @property
     def _fs(self) -> Any:
         return self._filesystem.get()
@@ -398,7 +393,6 @@ class Remote:
 
     def _run(self, function: Callable[[], Awaitable[Any]]) -> Any:
         """Runs a coroutine in the loop of this process's file system, and waits for it."""
-        self._look_after_fork()
         future = asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
         try:
             return future.result()
@@ -407,7 +401,7 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_pid", "_plain", "_is_plain")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -12,7 +12,6 @@ NOTE [ life of the bytes ahead ]
 from __future__ import annotations
 
 import bisect
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headrace.io.ranges import GAP
+from headrace.memory.per_process import renew_after_fork
 
 THREADS = 16
 """Pieces ahead that a process fetches at once."""
@@ -63,7 +63,6 @@ class Ahead:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._starts: dict[str, list[int]] = {}  # by path, sorted
         self._extents: OrderedDict[tuple[str, int], _Extent] = OrderedDict()
@@ -72,14 +71,12 @@ class Ahead:
         self._first = 0  # pieces that are needed first and have not come
         self._later: list[tuple[Future[list[memoryview | None]], list[Span]]] = []
         self._is_open = True
+        renew_after_fork(self)
 
-    def _own(self) -> None:
-        if self._pid != os.getpid():  # threads don't survive a fork, and what they would have brought neither
-            self._reset()
+    after_fork = _reset  # threads don't survive a fork, and what they would have brought neither
 
     def begin(self, pieces: Sequence[Sequence[Span]], first: bool) -> None:
         """Has pieces fetched; those that are not needed first when those that are have come, so that these have the line for themselves."""
-        self._own()
         with self._lock:
             for piece in pieces:
                 new = [span for span in _merged(piece) if self._find(*span[:3]) is None]
@@ -130,7 +127,6 @@ class Ahead:
         Raises:
             Exception: what fetching them has raised.
         """
-        self._own()
         found: list[tuple[memoryview | None] | None] = [None] * len(spans)
         if not self._extents:
             return found
@@ -190,7 +186,6 @@ class Ahead:
 
     def drop(self) -> None:
         """Forgets it all: it won't be read."""
-        self._own()
         with self._lock:
             for extent in self._extents.values():
                 extent.data.cancel()
@@ -200,7 +195,6 @@ class Ahead:
             self.untouched = self._touched = 0
 
     def resize(self, nbytes: int) -> None:
-        self._own()
         with self._lock:
             self.room = nbytes
             self._make_room()
@@ -215,7 +209,7 @@ class Ahead:
                 self._forget(path, start)
 
     def close(self) -> None:
-        if self._pool is not None and self._pid == os.getpid():
+        if self._pool is not None:
             with self._lock:
                 self._is_open = False
             self.drop()

@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.scan import FileList
+from headrace.memory.per_process import PerProcess
 from headrace.storage.text.lines import IntArray, Newline
 from headrace.storage.text.plain import COMPRESSED, without_compression
 
@@ -29,7 +30,7 @@ FORMATS = (*DELIMITERS, ".json", ".jsonl")
 BY_RECORD = tuple(ending + packed for ending in (".jsonl", *DELIMITERS) for packed in ("", *COMPRESSED))
 """Endings of files of which a sample is a record, where nobody says otherwise. A .json is as often one object."""
 _BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
-_field_limit = threading.Lock()
+_field_limit = PerProcess(threading.Lock)
 
 
 def format_of(path: str) -> str:
@@ -115,22 +116,12 @@ def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
 @contextlib.contextmanager
 def _any_field() -> Iterator[None]:
     """Fields of any length; the limit is the whole process's."""
-    with _field_limit:
+    with _field_limit.get():
         before = csv.field_size_limit(2**31 - 1)
         try:
             yield
         finally:
             csv.field_size_limit(before)
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of its parent may have held it, and is not here to release it."""
-    global _field_limit
-    _field_limit = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def csv_row(text: str, delimiter: str) -> list[str]:

@@ -25,7 +25,7 @@ from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
-from headrace.io.single_flight import alone
+from headrace.io.single_flight import one_builder
 from headrace.memory.machine import cache_folder
 from headrace.storage.files import fingerprint_names
 from headrace.storage.text import records
@@ -154,7 +154,7 @@ class FarLinesSource(LinesSource):
         kept = self._kept_file()
         if (found := kept.kept()) is not None:
             return found
-        with alone(kept.path, self.far.patience):  # others wait, and find it then
+        with one_builder(kept.path, self.far.patience):  # others wait, and find it then
             return self._checked(lambda: super(FarLinesSource, self)._made(progress))
 
     def _held(self, progress: bool | None) -> HeldArrays:

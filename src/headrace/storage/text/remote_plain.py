@@ -13,7 +13,7 @@ from headrace.io.mapped_file import MappedArrays
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import opened_in_order
-from headrace.io.single_flight import alone
+from headrace.io.single_flight import one_builder
 from headrace.storage.text.plain import copied, copy_file
 
 
@@ -34,7 +34,7 @@ def far_plain_copy(files: RemoteFiles, url: str, encoding: str, errors: str, cac
     kept = copy_file([files.place, redact(url), version.size, version.tag], encoding, errors, cache_dir)
     if (found := kept.kept()) is not None:
         return found
-    with alone(kept.path, files.patience):
+    with one_builder(kept.path, files.patience):
         if (found := kept.kept()) is not None:  # another process has made it meanwhile
             return found
         try:

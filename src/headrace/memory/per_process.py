@@ -1,0 +1,91 @@
+"""Values that each process has for itself: made at first use, made again after a fork, left out of pickles."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """An open file, a connection, a lock: something that processes must not share. Thread-safe.
+
+    A forked child drops the inherited value without closing it, for it is the parent's. A pickle takes along how to make the value, and
+    not the value.
+
+    Args:
+        make: called without arguments in the process that needs the value; picklable where workers are spawned.
+        closer: called with the value by `close`; by default its own ``close()`` if it has one.
+    """
+
+    def __init__(self, make: Callable[[], T], closer: Callable[[T], object] | None = None) -> None:
+        self._make, self._closer = make, closer
+        self._value: T | None = None
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def get(self) -> T:
+        """The value of this process, made now if it was not."""
+        value = self._value
+        if value is None:
+            with self._lock:
+                value = self._value
+                if value is None:
+                    value = self._value = self._make()
+        return value
+
+    @property
+    def value(self) -> T | None:
+        """The value of this process; None where it was not made."""
+        return self._value
+
+    def close(self) -> None:
+        """Closes the value of this process; the next `get` makes another one."""
+        with self._lock:
+            value, self._value = self._value, None
+        if value is not None:
+            close = self._closer or (lambda one: getattr(one, "close", lambda: None)())
+            close(value)
+
+    def after_fork(self) -> None:
+        """Drops what was inherited: see `renew_after_fork`."""
+        if self._value is not None:
+            _inherited.append(self._value)
+        self._value, self._lock = None, threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make, self._closer)
+
+
+class Renewed(Protocol):
+    """An object that a fork leaves in need of repair, such as a lock that another thread of the parent held."""
+
+    def after_fork(self) -> None:
+        """Called in the child, before anything else runs there."""
+
+
+_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+_inherited: list[Any] = []  # kept for ever: their destructors could write into the parent's files
+
+
+def renew_after_fork(owner: Renewed) -> None:
+    """Calls `owner.after_fork()` in each child that is forked while the owner is alive."""
+    _renewed.add(owner)
+
+
+def keep_inherited(value: object) -> None:
+    """Keeps a parent's open file in a forked child, so that no destructor ever runs there."""
+    _inherited.append(value)
+
+
+def _after_fork() -> None:
+    for owner in list(_renewed):
+        owner.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
