@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests.data.make import make_photos
+from tests.servers.ranges import RangeServer
 
 settings.register_profile("headrace", deadline=None)  # on a busy machine everything takes longer
 settings.load_profile("headrace")
@@ -116,6 +117,33 @@ def make_loader() -> Iterator[Callable[..., Any]]:
     yield make
     for loader in made:
         loader.close()
+
+
+@pytest.fixture
+def loader_of(make_loader: Callable[..., Any]) -> Callable[..., Any]:
+    """`make_loader` of small batches in this process."""
+    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cached stays out of the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[RangeServer]:
+    """A server of the module's fixture `folder`; for `server`."""
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RangeServer) -> RangeServer:
+    """The same, fast and without faults, that has counted nothing."""
+    running.set(latency=0, bandwidth=0, faults={}, seed=1)
+    running.counts()
+    return running
 
 
 @pytest.fixture

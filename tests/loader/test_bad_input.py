@@ -6,6 +6,7 @@ dead workers in `test_loader.py` and `test_kill.py`. Here is what lies between t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -48,10 +49,8 @@ from tests.testing.test_contract import SquareDataset
 
 
 @pytest.fixture
-def loader_of(make_loader: Any) -> Any:
-    return lambda dataset, **options: make_loader(
-        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", "enable_monitoring": False, **options}
-    )
+def loader_of(loader_of: Any) -> Any:
+    return functools.partial(loader_of, collate_fn="list", enable_monitoring=False)
 
 
 # -- samples that make no batch

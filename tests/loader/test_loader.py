@@ -30,11 +30,6 @@ from tests.testing.test_contract import SquareDataset
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
-@pytest.fixture
-def loader_of(make_loader: Any) -> Any:
-    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
-
-
 def drawn(loader: Any) -> list[list[int]]:
     """The indices of the batches of a SquareDataset."""
     return [batch[:, 0].tolist() for batch in loader]

@@ -46,6 +46,7 @@ a state_dict of the user's that raises             instead of the batch         
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import random
@@ -256,10 +257,8 @@ HOW = {"alone": {"num_workers": 0}, "lasting": {"num_workers": 2}, "fresh": {"nu
 
 
 @pytest.fixture
-def loader_of(make_loader: Any) -> Any:
-    return lambda dataset, **options: make_loader(
-        dataset, **{"batch_size": BATCH, "num_workers": 0, "seed": 5, "collate_fn": "list", "enable_monitoring": False, **options}
-    )
+def loader_of(loader_of: Any) -> Any:
+    return functools.partial(loader_of, batch_size=BATCH, collate_fn="list", enable_monitoring=False)
 
 
 def kinds(*datasets: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,18 +61,10 @@ def rows() -> npt.NDArray[np.uint8]:
 
 
 @pytest.fixture(scope="module")
-def running(rows: npt.NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
-    folder = tmp_path_factory.mktemp("served")
-    (folder / "rows.bin").write_bytes(rows.tobytes())
-    with RangeServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: RangeServer) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
-    return running
+def folder(rows: npt.NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("served")
+    (made / "rows.bin").write_bytes(rows.tobytes())
+    return made
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ ALWAYS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def loader_of(make_loader: Any) -> Any:
-    return lambda dataset, **options: make_loader(dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, **options})
-
-
 # -- of a loader
 
 

@@ -42,10 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {"documents": {"max_length": 9}, "windows": {"
                                    "blocks": {"max_length": 8, "packing": True}}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that are kept stay out of the user's cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -39,19 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(made, COUNTS)
 
 
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: RangeServer) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
-    return running
-
-
 @pytest.fixture
 def stream(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
     made: list[StreamingDataset] = []

@@ -55,18 +55,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder) as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
+def server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
     monkeypatch.setattr(texts, "BLOCK", 300)
-    return running
+    return server
 
 
 @pytest.fixture

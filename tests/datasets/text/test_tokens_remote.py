@@ -57,19 +57,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder) as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
+def server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
     monkeypatch.setattr("headrace.storage.tokens.source.BLOCK_BYTES", 300)
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    return running
+    return server
 
 
 @pytest.fixture

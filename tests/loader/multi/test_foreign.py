@@ -1,5 +1,6 @@
 """Does what works with a plain torch DataLoader work here: other people's datasets, streams and samplers?"""
 
+import functools
 import itertools
 import json
 import random
@@ -36,10 +37,8 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 
 
 @pytest.fixture
-def loader_of(make_loader: Any) -> Any:
-    return lambda dataset, **options: make_loader(
-        dataset, **{"batch_size": 4, "num_workers": 0, "seed": 5, "collate_fn": "list", **options}
-    )
+def loader_of(loader_of: Any) -> Any:
+    return functools.partial(loader_of, collate_fn="list")
 
 
 class Noise(Dataset[tuple[int, float, float, float, float]]):

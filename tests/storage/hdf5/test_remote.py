@@ -45,19 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: RangeServer) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
-    return running
-
-
 @pytest.fixture
 def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., OpenHDF5]]:
     made: list[OpenHDF5] = []

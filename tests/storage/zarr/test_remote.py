@@ -93,19 +93,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: RangeServer) -> RangeServer:
-    running.set(latency=0, bandwidth=0, faults={}, seed=1)
-    running.counts()
-    return running
-
-
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often a process has waited for answers, however many requests each time, since the last call."""
