@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -29,46 +30,8 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 # --- which tests run --------------------------------------------------------------------------------------------------
 
 
-_SPAWNING = ("TestOwnFormat",)
-# Products of which every so many-th case is among the quick tests, which shall take less than ten minutes; the others are slow ones.
-_THINNED = {
-    "test_zarr_matrix.py::test_version_2": 3,
-    "test_zarr_matrix.py::test_version_3": 3,
-    "test_hdf5_matrix.py::test_chunked": 3,
-    "test_ring.py::TestRoundTrip::test_of_all_dtypes_and_shapes": 4,
-    "test_ring.py::TestLife::test_a_slot_is_free_when_the_last_view_dies": 3,
-    "test_base.py::TestPlainDataLoader::test_each_sample_comes_once": 2,
-    "test_base.py::TestLife::test_copies": 3,
-    "test_base.py::TestLife::test_close_and_use_again": 2,
-    "test_augment.py::TestInADataset::test_law_1": 3,
-    "test_elastic.py::test_workers": 3,
-    "test_elastic.py::test_all_world_sizes_and_all_steps": 2,
-    "test_elastic.py::test_few_samples": 3,
-    "test_state.py::test_garbage_is_refused": 3,
-    "test_state.py::test_other_numbers_of_ranks_go_on": 3,
-    "test_damage.py::test_each_flipped_byte_is_found_where_there_is_a_checksum": 3,
-    "test_multi.py::test_a_state_of_any_moment_gives_the_rest": 2,
-    "test_filling.py::test_images": 2,
-    "test_loader.py::test_an_error_is_raised_where_its_batch_would_be": 2,
-    "test_loader.py::test_writing_into_a_batch_changes_nothing_else": 3,
-    "test_loader.py::test_an_empty_dataset_has_no_batches": 2,
-    "test_seeds.py::test_each_generator_in_each_place": 2,
-    "test_stats.py::test_hits_and_misses_add_up": 3,
-    "test_foreign.py::test_epoch_and_seed_reach_our_datasets_inside_others": 3,
-    "test_bad_input.py::test_an_empty_dataset_has_a_state": 3,
-    "test_ome.py::test_labels_are_those_of_the_nearest_voxel": 3,
-    "test_memory_efficient.py::TestRandomForeign::test_in_workers": 2,
-    "test_far.py::test_when_the_server_is_gone_it_says_so": 2,
-    "test_far.py::test_all_samples_in_the_order_of_what_is_near": 2,
-}
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is marked slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
-    for item in items:  # a spawned worker takes seconds: two contracts show that one gets there, forkserver pickles the rest for all
-        of = getattr(getattr(item, "cls", None), "__name__", "")
-        if item.name.startswith("test_laws_1_2_3_with_workers[") and item.name.endswith("-spawn]") and of not in _SPAWNING:
-            item.add_marker(pytest.mark.slow)
     _thin(items)
     if not config.option.markexpr:
         left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "cuda", "integration")))]
@@ -84,14 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thin(items: list[pytest.Item]) -> None:
-    """Marks as slow what is not among the quick cases of a product; by its place in it, so that each worker of xdist says the same."""
-    met: dict[str, int] = {}
+    """Marks as slow what `quick_every` leaves out of a product; by its place in it, so that each worker of xdist says the same."""
+    met: Counter[str] = Counter()
     for item in items:
-        name = item.nodeid.rpartition("/")[2].partition("[")[0]
-        if name in _THINNED and item.get_closest_marker("slow") is None:
-            met[name] = met.get(name, -1) + 1
-            if met[name] % _THINNED[name]:
-                item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("quick_every")
+        if mark is None or item.get_closest_marker("slow") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if met[test] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        met[test] += 1
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

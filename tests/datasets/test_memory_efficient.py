@@ -716,6 +716,7 @@ class TestRandomForeign:
                 assert dataset.__getitems__(list(range(39, -1, -1))) == expected[::-1]
                 assert dataset.__getitems__([17, 4, 17]) == [expected[17], expected[4], expected[17]]
 
+    @pytest.mark.quick_every(2)
     @pytest.mark.parametrize(
         ("mode", "start"),
         [*((mode, "fork") for mode in MODES), *(pytest.param(mode, "spawn", marks=pytest.mark.slow) for mode in ("lazy", "cached"))],

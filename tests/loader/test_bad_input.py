@@ -231,6 +231,7 @@ def test_a_dataset_without_a_length(loader_of: Any) -> None:
     assert list(loader_of(WithoutLength(), sampler=range(6))) == [[0, 1, 2, 3], [4, 5]]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 def test_an_empty_dataset_has_a_state(loader_of: Any, mode: str, shuffle: Any) -> None:

@@ -287,6 +287,7 @@ def test_a_view_of_a_batch_keeps_it(loader_of: Any, workers: int) -> None:
     assert [int(view[0]) for view in views] == expected
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("collate", [None, "list"])
@@ -386,6 +387,7 @@ def take_all(iterator: Any) -> tuple[list[Any], list[Exception]]:
             assert len(errors) < 50
 
 
+@pytest.mark.quick_every(2)
 @WORKERS
 @pytest.mark.parametrize(
     ("kind", "expected", "said"),
@@ -821,6 +823,7 @@ def test_a_generator_gives_the_seed(loader_of: Any) -> None:
 # -- few samples
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": False}, {"shuffle": "block"}, {"batch_size": None}])
 @WORKERS
 def test_an_empty_dataset_has_no_batches(loader_of: Any, workers: int, options: dict[str, Any]) -> None:

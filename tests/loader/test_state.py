@@ -122,6 +122,7 @@ def test_other_modes_and_workers_go_on(loader_of: Any, mode: str, workers: int) 
         loader.close()
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 3), (2, 1), (3, 2), (2, 6), (6, 1)])
 def test_other_numbers_of_ranks_go_on(loader_of: Any, shuffle: Any, before: int, after: int) -> None:
@@ -273,6 +274,7 @@ def test_another_layout_is_refused_where_the_order_depends_on_it(loader_of: Any)
     loader_of(OtherBlocks(transform=RandomProbe())).load_state_dict(state_after(loader_of(), 1))  # a full shuffle doesn't
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     "garbage",
     [

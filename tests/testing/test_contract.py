@@ -97,6 +97,9 @@ class TestOwnFormat(DatasetContract):
     def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]]:
         return SquareDataset(bad=[7, 30], **options), [7, 30]
 
+    def test_laws_1_2_3_with_a_spawned_worker(self) -> None:
+        self.test_laws_1_2_3_with_workers("cached", 1, "spawn")
+
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1, 3), (3, 1, 2)], ids=str)
 def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:

@@ -617,6 +617,7 @@ class TestLife:
         for mode in ("lazy", "streaming", "eager"):
             assert mode in make(loading_mode=mode).explain()
 
+    @pytest.mark.quick_every(2)
     @pytest.mark.parametrize("mode", MODES)
     def test_close_and_use_again(self, make: Any, mode: str) -> None:
         before = MemoryBudget().reserved
@@ -660,6 +661,7 @@ class TestLife:
     def test_a_subclass_that_reads_in_its_constructor_fills_once(self, make: Any) -> None:
         assert make(cls=LooksAtOnce, loading_mode="eager")._source.reads.value == 30
 
+    @pytest.mark.quick_every(3)
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy, copy.copy])
     def test_copies(self, make: Any, mode: str, copied: Any) -> None:
@@ -724,6 +726,7 @@ def epochs_of(loader: DataLoader[Any], dataset: Any, epochs: Sequence[int]) -> l
 
 
 class TestPlainDataLoader:
+    @pytest.mark.quick_every(2)
     @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])

@@ -165,6 +165,7 @@ class TestFormatsOfOnesOwn:
         assert next(iter(make_loader(dataset, batch_size=8, num_workers=0))).shape == (8, 0)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("options", [{}, {"normalize": False}, {"color": "L"}, {"hold": "encoded"}], ids=str)
 def test_images(photos: Path, make_loader: Callable[..., Any], mode: str, options: dict[str, Any]) -> None:

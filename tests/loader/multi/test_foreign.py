@@ -142,6 +142,7 @@ def test_a_dataset_may_answer_with_a_finished_batch(loader_of: Any, workers: int
     assert loader.get_stats()["samples"] == 20
 
 
+@pytest.mark.quick_every(3)
 @WORKERS
 @pytest.mark.parametrize(
     "wrap",

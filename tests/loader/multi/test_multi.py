@@ -341,6 +341,7 @@ def test_epochs_are_counted_on_or_named(multi_of: Any) -> None:
     assert seen(multi) == first
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("cycles", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_state_of_any_moment_gives_the_rest(multi_of: Any, strategy: Any, cycles: bool) -> None:
