@@ -151,7 +151,7 @@ def ours(job: Job, format: str, has_index: bool = True) -> Runs:
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
-        with headrace.StreamingDataset(shards, MIXED, cache_dir=kept if has_index else local, **options) as dataset:
+        with headrace.StreamingDataset(shards, buffer_size=MIXED, cache_dir=kept if has_index else local, **options) as dataset:
             shuffle = "block" if job.shuffle else False
             loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, **job.loader)
             yield ((batch["bin"], batch["cls"]) for batch in loader) if format == "tar" else loader

@@ -68,7 +68,9 @@ def stream(given: argparse.Namespace) -> None:
     batch_size, rest = divmod(given.global_batch, world.world_size)
     if rest or not batch_size:
         raise ConfigError(f"--global-batch {given.global_batch} can't be shared by {world.world_size} ranks: take a number that divides it")
-    with StreamingDataset(given.urls, given.buffer_size, seed=given.seed, return_index=True, cache_dir=given.cache_dir) as dataset:
+    with StreamingDataset(
+        given.urls, buffer_size=given.buffer_size, seed=given.seed, return_index=True, cache_dir=given.cache_dir
+    ) as dataset:
         loader = create_dataloader(dataset, batch_size=batch_size, num_workers=given.workers, seed=given.seed)
         life = go_on(given.out / "checkpoint.json", loader)
         folder = given.out / "ledger"

@@ -54,15 +54,15 @@ class Network(nn.Module):
 def open_parts(given: argparse.Namespace) -> tuple[ZarrDataset, ZarrDataset]:
     """Patches of the part to train on and of the part to measure on; both of one level."""
     options = {"patch_shape": given.patch, "scale": given.scale, "dtype": "float32", "loading_mode": given.mode, "seed": given.seed}
-    whole = ZarrDataset(given.path, None, given.labels, **options)
+    whole = ZarrDataset(given.path, None, target_name=given.labels, **options)
     shape = [last + extent for last, extent in zip(whole.corner_of(len(whole) - 1), given.patch, strict=True)]
     cut = max(given.patch[-1], shape[-1] * 3 // 4)
     whole.close()
     halves = [max(1, extent // 2) for extent in given.patch]
     seen = [((0, 0, 0), (*shape[:-1], cut))]
     unseen = [((0, 0, cut), tuple(shape))]
-    train = ZarrDataset(given.path, None, given.labels, stride=halves, edges="shift", boxes=seen, transforms=flip, **options)
-    return train, ZarrDataset(given.path, None, given.labels, boxes=unseen, **options)
+    train = ZarrDataset(given.path, None, target_name=given.labels, stride=halves, edges="shift", boxes=seen, transforms=flip, **options)
+    return train, ZarrDataset(given.path, None, target_name=given.labels, boxes=unseen, **options)
 
 
 def overlap(found: torch.Tensor, labels: torch.Tensor) -> tuple[int, int]:

@@ -110,8 +110,8 @@ def test_without_normalising_values_stay(image: torch.Tensor) -> None:
 
 def test_images_of_files(photos: Any) -> None:
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "shuffle": False}
-    finished = list(create_dataloader(ImageDataset(photos, 32), **options))
-    here = list(create_dataloader(ImageDataset(photos, 32, normalize=False), collate_fn="image", **options))
+    finished = list(create_dataloader(ImageDataset(photos, image_size=32), **options))
+    here = list(create_dataloader(ImageDataset(photos, image_size=32, normalize=False), collate_fn="image", **options))
     assert len(here) == 3 and all(same(a, b) for a, b in zip(here, finished, strict=True))
 
 

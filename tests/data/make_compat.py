@@ -180,7 +180,7 @@ def open_packed(folder: Path, name: str) -> Any:
     path = folder / f"{name}.h5"
     if name.startswith("images"):
         return ImageDataset(path)
-    return HDF5Dataset(path, "data", "targets") if name == "arrays" else TextDataset(path)
+    return HDF5Dataset(path, "data", target_name="targets") if name == "arrays" else TextDataset(path)
 
 
 def described(dataset: Any) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _write_packed(folder: Path, data: Path) -> dict[str, Any]:
     pack(ImageDataset(data / "images", image_size=8), folder / "images_decoded.h5", store="decoded")
     pack(TextDataset(data / "texts.jsonl"), folder / "texts.h5")
     pack(TextDataset(data / "labelled.csv", target_field="label"), folder / "texts_with_classes.h5")
-    pack(HDF5Dataset(data / "labelled.h5", "data", "targets"), folder / "arrays.h5")
+    pack(HDF5Dataset(data / "labelled.h5", "data", target_name="targets"), folder / "arrays.h5")
     expected = {}
     for name in ("images", "images_decoded", "texts", "texts_with_classes", "arrays"):
         with open_packed(folder, name) as dataset:
@@ -237,7 +237,7 @@ def open_indexed(at: str, name: str, **options: Any) -> Any:
     if name.endswith(".tar"):
         return StreamingDataset(path, **options)
     if name.endswith(".h5"):
-        return HDF5Dataset(path, "data", "labels", **options)
+        return HDF5Dataset(path, "data", target_name="labels", **options)
     if name.endswith((".zarr", ".zip")):
         return ZarrDataset(path, **options)
     return TextDataset(path, unit="line" if name.endswith(".txt") else "record", **options)

@@ -377,8 +377,10 @@ class TestPath:
     @pytest.mark.parametrize("mode", MODES)
     def test_rows_of_hdf5(self, make: Any, rows: Path, mode: str) -> None:
         dataset = make(str(rows), loading_mode=mode, dataset_name="x", target_name="y")
-        assert same(samples_of(dataset), samples_of(HDF5Dataset(rows, "x", "y")))
-        assert dataset.targets.tolist() == list(range(0, 48, 2)) and dataset.fingerprint == HDF5Dataset(rows, "x", "y").fingerprint
+        assert same(samples_of(dataset), samples_of(HDF5Dataset(rows, "x", target_name="y")))
+        assert (
+            dataset.targets.tolist() == list(range(0, 48, 2)) and dataset.fingerprint == HDF5Dataset(rows, "x", target_name="y").fingerprint
+        )
         assert dataset.blocks() is None or dataset.blocks().sum() == 24
 
     def test_paths_of_all_kinds(self, make: Any, photos: Path) -> None:
@@ -426,8 +428,8 @@ class TestPath:
     def test_the_budget_counts(self, photos: Path) -> None:
         gc.collect()  # a budget is the process's
         with pytest.raises(BudgetError, match="eager"):
-            MemoryEfficientDataset(photos, "100kB", "eager", progress=False)
-        with MemoryEfficientDataset(photos, "3MB", image_size=64) as dataset:
+            MemoryEfficientDataset(photos, max_memory_usage="100kB", loading_mode="eager", progress=False)
+        with MemoryEfficientDataset(photos, max_memory_usage="3MB", image_size=64) as dataset:
             samples_of(dataset)
             stats = dataset.mode.stats()
             assert 0 < stats["held_bytes"] <= 3_000_000 and dataset.budget.limit == 3_000_000

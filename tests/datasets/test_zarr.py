@@ -89,7 +89,7 @@ def test_boxes() -> None:
 @pytest.mark.parametrize("edges", ["drop", "pad", "shift"])
 @pytest.mark.parametrize("direct", [True, False])
 def test_patches_are_the_parts_of_the_volume(store: Path, edges: str, direct: bool) -> None:
-    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(4, 4, 5), stride=3, edges=edges, direct=direct)
+    dataset = ZarrDataset(store, "volume", target_name="labels", patch_shape=(4, 4, 5), stride=3, edges=edges, direct=direct)
     reach = [(0, 12)] + [(0, 12)] * 2
     padded = np.pad(VOLUME, [(0, 0), *reach], mode="reflect"), np.pad(LABELS, reach, mode="reflect")
     assert len(dataset) == {"drop": 2 * 3 * 3, "pad": 3 * 4 * 4, "shift": 3 * 4 * 4}[edges]
@@ -103,7 +103,7 @@ def test_patches_are_the_parts_of_the_volume(store: Path, edges: str, direct: bo
 
 @pytest.mark.parametrize("pad", ["reflect", "edge", "constant"])
 def test_patches_larger_than_the_volume(store: Path, pad: Any) -> None:
-    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(40, 12, 5), edges="pad", pad=pad)
+    dataset = ZarrDataset(store, "volume", target_name="labels", patch_shape=(40, 12, 5), edges="pad", pad=pad)
     reach = [(0, 31), (0, 1), (0, 12)]
     assert len(dataset) == 3
     for index in range(3):
@@ -115,9 +115,9 @@ def test_patches_larger_than_the_volume(store: Path, pad: Any) -> None:
 
 def test_patches_in_a_loader(store: Path) -> None:
     options: dict[str, Any] = {"patch_shape": (4, 4, 5), "stride": 3, "edges": "shift", "dtype": "float32"}
-    plain = ZarrDataset(store, "volume", "labels", direct=False, **options)
+    plain = ZarrDataset(store, "volume", target_name="labels", direct=False, **options)
     for shuffle, workers in itertools.product((False, True, "block"), (0, 2)):
-        dataset = ZarrDataset(store, "volume", "labels", **options)
+        dataset = ZarrDataset(store, "volume", target_name="labels", **options)
         loader = create_dataloader(dataset, batch_size=5, shuffle=shuffle, num_workers=workers, seed=4)
         found = list(loader)
         expected = list(create_dataloader(plain, batch_size=5, shuffle=shuffle, num_workers=0, seed=4))
@@ -130,7 +130,7 @@ def test_joint_transforms_get_both(store: Path) -> None:
     def flip(patch: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (patch.flip(-1), labels.flip(-1)) if torch.rand(()) < 0.5 else (patch, labels)
 
-    dataset = ZarrDataset(store, "volume", "labels", patch_shape=(4, 4, 5), transforms=flip)
+    dataset = ZarrDataset(store, "volume", target_name="labels", patch_shape=(4, 4, 5), transforms=flip)
     flipped = 0
     for index in range(len(dataset)):
         z, y, x = dataset.corner_of(index)
@@ -200,8 +200,8 @@ def test_patches_of_several_volumes(tmp_path: Path, mode: str) -> None:
         root.create_array("raw", data=volume, chunks=(1, 4, 4, 4))
         root.create_array("labels", data=(volume[0] % 5).astype("u1"), chunks=(4, 4, 4))
     options: dict[str, Any] = {"patch_shape": 4, "stride": 3, "edges": "shift"}
-    alone = [ZarrDataset(tmp_path / f"{n}.zarr", "raw", "labels", **options) for n in range(3)]
-    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "raw", "labels", loading_mode=mode, progress=False, **options)
+    alone = [ZarrDataset(tmp_path / f"{n}.zarr", "raw", target_name="labels", **options) for n in range(3)]
+    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "raw", target_name="labels", loading_mode=mode, progress=False, **options)
     expected = [(n, one.corner_of(i), one[i]) for n, one in enumerate(alone) for i in range(len(one))]
     assert len(dataset) == len(expected) and len(set(map(len, alone))) > 1
     if mode != "streaming":
@@ -243,7 +243,7 @@ def test_constant_padding_is_the_fill_value(tmp_path: Path, direct: bool, versio
 
 
 def test_random_crops_of_a_volume(store: Path) -> None:
-    dataset = ZarrDataset(store, "volume", "labels", patch_shape=4, stride=1)  # every place where a patch fits
+    dataset = ZarrDataset(store, "volume", target_name="labels", patch_shape=4, stride=1)  # every place where a patch fits
     assert len(dataset) == 6 * 8 * 10
     epochs = []
     for workers in (0, 2):
@@ -294,7 +294,7 @@ def test_rows_of_several_stores(tmp_path: Path) -> None:
         root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number)
         root.create_array("x", shape=some.shape, dtype="i4", chunks=(2, 4))[...] = some
         root.create_array("y", shape=(len(some),), dtype="i8", chunks=(4,))[...] = np.arange(len(some))
-    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "x", "y")
+    dataset = ZarrDataset(str(tmp_path / "*.zarr"), "x", target_name="y")
     assert len(dataset) == 14 and dataset.targets.tolist() == [*range(5), *range(9)]
     assert all(np.array_equal(dataset[i][0], np.concatenate(data)[i]) for i in range(14))
     assert isinstance(open_dataset(tmp_path / "1.zarr", dataset_name="x"), ZarrDataset)
@@ -337,7 +337,7 @@ def test_strings_of_any_length(tmp_path: Path, version: Any, zipped: bool) -> No
     path = tmp_path / "a.zarr"
     if zipped:
         path = Path(shutil.make_archive(str(tmp_path / "b"), "zip", path))
-    dataset = ZarrDataset(path, "x", "words")
+    dataset = ZarrDataset(path, "x", target_name="words")
     assert [dataset[i] for i in (11, 0)] == [(11, words[11]), (0, words[0])] and type(dataset[1][1]) is str
     for name in ("words", "fixed"):
         alone = ZarrDataset(path, name, loading_mode="eager", progress=False)

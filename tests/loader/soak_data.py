@@ -267,7 +267,7 @@ def open_data(spec: Spec, mode: str) -> Any:
     if how == "photos":
         return ImageDataset(f"{spec.folder}/photos", image_size=spec.size, loading_mode=mode, seed=spec.seed, progress=False)
     if how == "rows":
-        return HDF5Dataset(f"{spec.folder}/rows.h5", "data", "labels", loading_mode=mode, seed=spec.seed, progress=False)
+        return HDF5Dataset(f"{spec.folder}/rows.h5", "data", target_name="labels", loading_mode=mode, seed=spec.seed, progress=False)
     if how == "wrapped":
         return MemoryEfficientDataset(Foreign(spec, n), loading_mode=mode, seed=spec.seed, progress=False)
     if how == "subset":

@@ -241,7 +241,7 @@ class TestLengths:
         rows = [{"text": "a b " * size, "other": "x" * (500 - 7 * size)} for size in sizes]
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for tokenizer in (None, lambda text: [1] * (len(text) // 9 + 3)):
-            loader = loader_of(TextDataset(tmp_path, tokenizer), batch_size=8, bucket_by_length=True)
+            loader = loader_of(TextDataset(tmp_path, tokenizer=tokenizer), batch_size=8, bucket_by_length=True)
             masks = [batch["attention_mask"] for _ in range(2) for batch in loader]
             real = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
             stats = loader.get_stats()

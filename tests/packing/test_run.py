@@ -91,7 +91,11 @@ def test_other_programs_find_the_files_bytes(photos: Path, tmp_path: Path) -> No
 
 def test_as_rows_of_hdf5(photos: Path, tmp_path: Path) -> None:
     encoded, decoded = pack(photos, tmp_path / "e.h5"), pack(images(photos), tmp_path / "d.h5", store="decoded")
-    with ImageDataset(photos) as source, HDF5Dataset(encoded, "data") as rows, HDF5Dataset(decoded, "data", "targets") as pixels:
+    with (
+        ImageDataset(photos) as source,
+        HDF5Dataset(encoded, "data") as rows,
+        HDF5Dataset(decoded, "data", target_name="targets") as pixels,
+    ):
         assert len(rows) == len(pixels) == 24 and rows.fingerprint == source.fingerprint
         for i, (path, target) in enumerate(source.samples):
             assert rows[i].dtype == torch.uint8 and rows[i].numpy().tobytes() == Path(path).read_bytes()
@@ -194,7 +198,7 @@ def test_arrays(tmp_path: Path, dtype: str, row: tuple[int, ...]) -> None:
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file.create_dataset("x", data=data, chunks=(7, *row), compression="gzip")
         file["y"] = labels
-    source = HDF5Dataset(tmp_path / "in.h5", "x", "y")
+    source = HDF5Dataset(tmp_path / "in.h5", "x", target_name="y")
     out = pack(source, tmp_path / "out.h5")
     packed = open_dataset(out, target_name="targets")
     assert type(packed) is HDF5Dataset and packed.fingerprint == source.fingerprint

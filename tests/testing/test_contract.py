@@ -58,7 +58,7 @@ class TestHDF5Rows(DatasetContract):
                 file.create_dataset("labels", data=np.arange(37) % 4)
 
     def make(self, **options: Any) -> BaseDataset:
-        return HDF5Dataset(self.path, "data", "labels", **options)
+        return HDF5Dataset(self.path, "data", target_name="labels", **options)
 
 
 class Squares(Source):
@@ -167,7 +167,7 @@ class TestZarrRows(DatasetContract):
             root.create_array("labels", shape=(37,), dtype="i8", chunks=(10,))[...] = np.arange(37) % 4
 
     def make(self, **options: Any) -> BaseDataset:
-        return ZarrDataset(self.path, "data", "labels", **options)
+        return ZarrDataset(self.path, "data", target_name="labels", **options)
 
 
 class TestZarrPatches(DatasetContract):
@@ -183,4 +183,4 @@ class TestZarrPatches(DatasetContract):
             root.create_array("labels", shape=labels.shape, dtype="u1", chunks=(4, 4, 4))[...] = labels
 
     def make(self, **options: Any) -> BaseDataset:
-        return ZarrDataset(self.path, "volume", "labels", patch_shape=(4, 4, 4), stride=3, edges="pad", **options)
+        return ZarrDataset(self.path, "volume", target_name="labels", patch_shape=(4, 4, 4), stride=3, edges="pad", **options)

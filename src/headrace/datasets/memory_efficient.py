@@ -59,9 +59,9 @@ class MemoryEfficientDataset(DelegatingDataset):
     def __init__(
         self,
         data_path: DataPath | Any,
+        *,
         max_memory_usage: float | int | str = 0.8,
         loading_mode: LoadingMode | ModeName = LoadingMode.CACHED,
-        *,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,

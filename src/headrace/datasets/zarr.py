@@ -73,6 +73,7 @@ class ZarrDataset(ArrayDataset):
         self,
         data_path: Paths,
         dataset_name: str | Sequence[str] | None = None,
+        *,
         target_name: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,

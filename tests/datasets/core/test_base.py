@@ -891,11 +891,11 @@ class TestSkippingOneByOne:
 
 
 def test_a_list_of_transforms(photos: Any) -> None:
-    dataset = ImageDataset(photos, 8, [np.asarray, lambda image: image.mean(axis=2), np.shape])
+    dataset = ImageDataset(photos, image_size=8, transform=[np.asarray, lambda image: image.mean(axis=2), np.shape])
     assert dataset[3][0] == (8, 8)
-    assert ImageDataset(photos, 8, [])[3][0].shape == (3, 8, 8)
+    assert ImageDataset(photos, image_size=8, transform=[])[3][0].shape == (3, 8, 8)
     with pytest.raises(ConfigError, match="transform must be a callable, or a list of callables, and 5 is none"):
-        ImageDataset(photos, 8, [np.asarray, 5])
+        ImageDataset(photos, image_size=8, transform=[np.asarray, 5])
     rows = MemoryEfficientDataset(list(range(10)), transform=[float, str])
     assert rows[3] == "3.0"
     with pytest.raises(ConfigError, match="'flip' is none"):

@@ -49,6 +49,22 @@ def test_an_unknown_keyword_names_the_class_called(cls: Any) -> None:
         cls(NOWHERE, max_memoryusage="1GB")
 
 
+@pytest.mark.parametrize(
+    ("cls", "args", "said"),
+    [
+        (ImageDataset, [224], "takes data_path by position, and all other arguments by name: pass for example image_size=224"),
+        (TextDataset, [str, 8], r"takes data_path by position.*tokenizer=\.\.\."),
+        (HDF5Dataset, ["data", "target"], "takes data_path and dataset_name by position.*target_name='target'"),
+        (ZarrDataset, ["data", "target"], "takes data_path and dataset_name by position.*target_name='target'"),
+        (StreamingDataset, [1000], "takes urls by position.*buffer_size=1000"),
+        (MemoryEfficientDataset, ["1GB"], "takes data_path by position.*max_memory_usage='1GB'"),
+    ],
+)
+def test_options_are_passed_by_name(cls: Any, args: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{cls.__name__} {said}"):
+        cls(NOWHERE, *args)
+
+
 @pytest.mark.parametrize("cls", [ImageDataset, MyImages, open_dataset, create_dataloader])
 def test_a_keyword_of_images_is_suggested(cls: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{cls.__name__} has no 'imagesize': did you mean image_size\\?$"):
@@ -216,7 +232,7 @@ def test_a_column_with_file_names_is_a_mapping(tiny_photos: Path) -> None:
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, Column, Exporting, lambda values: Column(values, [7, 5, 3, 1])])
 def test_one_target_a_path_goes_with_its_path(tiny_photos: Path, kind: Any) -> None:
     paths = sorted(tiny_photos.rglob("*.*"), reverse=True)
-    dataset = ImageDataset(paths, 8, targets=kind([30, 10, 40, 20]))
+    dataset = ImageDataset(paths, image_size=8, targets=kind([30, 10, 40, 20]))
     assert dict(dataset.samples) == dict(zip(map(str, paths), [30, 10, 40, 20], strict=True))
     assert dataset[0][1] == 20
 

@@ -70,7 +70,7 @@ class TestFromMemory:
         with h5py.File(tmp_path / "x.h5", "w") as file:
             file["data"], file["flat"], file["t"] = rows, rows[:, 0, 0], np.arange(20)
         for name in ("data", "flat"):
-            dataset = HDF5Dataset(tmp_path / "x.h5", name, "t", loading_mode="eager", progress=False)
+            dataset = HDF5Dataset(tmp_path / "x.h5", name, target_name="t", loading_mode="eager", progress=False)
             assert_filled(dataset, [3, 19, 0, 3], by_filling=not dtype.startswith(">"))
 
     @pytest.mark.parametrize("kind", TARGETS)
@@ -169,8 +169,8 @@ class TestFormatsOfOnesOwn:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("options", [{}, {"normalize": False}, {"color": "L"}, {"hold": "encoded"}], ids=str)
 def test_images(photos: Path, make_loader: Callable[..., Any], mode: str, options: dict[str, Any]) -> None:
-    dataset = ImageDataset(photos, 32, loading_mode=mode, progress=False, **options)
-    for kind in (dataset, MemoryEfficientDataset(ImageDataset(photos, 32, **options), loading_mode=mode, progress=False)):
+    dataset = ImageDataset(photos, image_size=32, loading_mode=mode, progress=False, **options)
+    for kind in (dataset, MemoryEfficientDataset(ImageDataset(photos, image_size=32, **options), loading_mode=mode, progress=False)):
         assert_filled(kind, [3, 19, 0, 3])
         assert_filled(kind, [*range(24)])
         assert_filled(kind.subset([5, 3, 1]), [2, 0])
@@ -182,7 +182,7 @@ def test_images(photos: Path, make_loader: Callable[..., Any], mode: str, option
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_user_may_write_into_a_batch(photos: Path, make_loader: Callable[..., Any], workers: int) -> None:
-    dataset = ImageDataset(photos, 32, loading_mode="eager", progress=False)
+    dataset = ImageDataset(photos, image_size=32, loading_mode="eager", progress=False)
     wanted = [dataset[i][0].clone() for i in range(24)]
     loader = make_loader(dataset, batch_size=6, shuffle=False, num_workers=workers)
     for _ in range(3):

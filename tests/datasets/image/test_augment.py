@@ -177,8 +177,10 @@ class TestInADataset:
     def test_law_1(self, large: Path, make_loader: Callable[..., Any], mode: str, workers: int, transform: Any) -> None:
         """The same in every mode, with any number of workers, in a batch and alone."""
         size = None if len(transform) == 2 else 24
-        alone = ImageDataset(large, size, transform, return_index=False)
-        loader = make_loader(ImageDataset(large, size, transform, mode), batch_size=5, num_workers=workers, shuffle=False)
+        alone = ImageDataset(large, image_size=size, transform=transform, return_index=False)
+        loader = make_loader(
+            ImageDataset(large, image_size=size, transform=transform, loading_mode=mode), batch_size=5, num_workers=workers, shuffle=False
+        )
         for epoch in range(2):
             loader.set_epoch(epoch)
             alone.set_epoch(epoch)
@@ -194,13 +196,13 @@ class TestInADataset:
     def test_what_is_held(self, large: Path) -> None:
         assert ImageDataset(large, transform=RECIPE).holds_encoded
         assert not ImageDataset(large, transform=RECIPE, hold="decoded").holds_encoded
-        assert not ImageDataset(large, 48, RECIPE).holds_encoded
-        assert not ImageDataset(large, 48, [RandomHorizontalFlip()]).holds_encoded
+        assert not ImageDataset(large, image_size=48, transform=RECIPE).holds_encoded
+        assert not ImageDataset(large, image_size=48, transform=[RandomHorizontalFlip()]).holds_encoded
 
     @pytest.mark.parametrize("options", [{"hold": "decoded"}, {"image_size": (40, 50)}, {"image_size": 40, "hold": "encoded"}])
     def test_decoded_images_are_cropped_too(self, large: Path, make_loader: Callable[..., Any], options: dict[str, Any]) -> None:
         dataset = ImageDataset(large, transform=RECIPE, normalize=False, loading_mode="eager", **options)
-        whole = ImageDataset(large, options.get("image_size"), normalize=False)
+        whole = ImageDataset(large, image_size=options.get("image_size"), normalize=False)
         wanted = []
         for index in range(len(dataset)):
             pixels = whole[index][0].permute(1, 2, 0).numpy()
@@ -230,8 +232,8 @@ class TestInADataset:
         assert all(torch.equal(folder[i][0], packed[i][0]) for i in range(len(folder)))
 
     def test_of_a_file_of_decoded_images(self, large: Path, tmp_path: Path) -> None:
-        pack(ImageDataset(large, 40), tmp_path / "x.h5", store="decoded")
-        folder, packed = ImageDataset(large, 40, RECIPE), ImageDataset(tmp_path / "x.h5", transform=RECIPE)
+        pack(ImageDataset(large, image_size=40), tmp_path / "x.h5", store="decoded")
+        folder, packed = ImageDataset(large, image_size=40, transform=RECIPE), ImageDataset(tmp_path / "x.h5", transform=RECIPE)
         assert all(torch.equal(folder[i][0], packed[i][0]) for i in range(len(folder)))
 
     @pytest.mark.parametrize("whole", ["a path", "a dataset"])

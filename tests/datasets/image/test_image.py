@@ -83,7 +83,7 @@ class TestSamples:
     def test_image_size(self, photos: Path, size: Any, shape: tuple[int, int]) -> None:
         path = paths_of(photos)[2]
         for options, channels in (({}, 3), ({"color": "L"}, 1)):
-            image, _ = ImageDataset(photos, size, normalize=False, **options)[2]
+            image, _ = ImageDataset(photos, image_size=size, normalize=False, **options)[2]
             assert image.shape == (channels, *shape)
             color = options.get("color", "RGB")
             pixels = decoded(path, color)
@@ -94,15 +94,15 @@ class TestSamples:
     @pytest.mark.parametrize("size", [0, -1, (0, 5), (5, -5), (1, 2, 3), (5,), (), "224", "ab", 1.5, (None, 3), "x" * 2])
     def test_an_image_size_that_makes_no_sense(self, photos: Path, size: Any) -> None:
         with pytest.raises(ConfigError, match=r"image_size must be \(height, width\)"):
-            ImageDataset(photos, size)
+            ImageDataset(photos, image_size=size)
 
     @pytest.mark.parametrize("size", [True, "22", (1.5, 2), {}, {0: 3, 1: 4}, (True, 5)], ids=repr)
     def test_other_image_sizes_that_make_no_sense(self, photos: Path, size: Any) -> None:
         with pytest.raises(ConfigError, match="image_size must be"):
-            ImageDataset(photos, size)
+            ImageDataset(photos, image_size=size)
 
     def test_numpys_integers(self, photos: Path) -> None:
-        assert ImageDataset(photos, np.int64(12))[0][0].shape == (3, 12, 12)
+        assert ImageDataset(photos, image_size=np.int64(12))[0][0].shape == (3, 12, 12)
 
     def test_color(self, photos: Path) -> None:
         image, _ = ImageDataset(photos, color="L")[4]
@@ -124,7 +124,7 @@ class TestSamples:
                 assert torch.equal(dataset[index][0], before)
 
     def test_in_batches_of_a_plain_loader(self, photos: Path) -> None:
-        dataset = ImageDataset(photos, 32)
+        dataset = ImageDataset(photos, image_size=32)
         images = torch.cat([i for i, _ in DataLoader(dataset, 7)])
         assert torch.equal(images, torch.stack([dataset[i][0] for i in range(24)]))
         shared = DataLoader(dataset, 7, num_workers=2, multiprocessing_context="fork")
@@ -150,7 +150,7 @@ class TestTransforms:
 
     @pytest.mark.parametrize("kind", ["pil", "tensor", "numpy"])
     def test_image_size_is_applied_first(self, photos: Path, kind: str) -> None:
-        shape = ImageDataset(photos, (20, 30), transform=np.shape, transform_input=kind)[0][0]
+        shape = ImageDataset(photos, image_size=(20, 30), transform=np.shape, transform_input=kind)[0][0]
         assert tuple(shape) == {"pil": (20, 30, 3), "tensor": (3, 20, 30), "numpy": (20, 30, 3)}[kind]
 
     def test_a_target_transform_alone_leaves_the_image_as_it_is(self, photos: Path) -> None:
@@ -170,7 +170,9 @@ class TestTransforms:
                 image[:] = 0
             return seen
 
-        with ImageDataset(forms, size, spoil, mode, targets=None, transform_input=kind, hold=hold, progress=False) as dataset:
+        with ImageDataset(
+            forms, image_size=size, transform=spoil, loading_mode=mode, targets=None, transform_input=kind, hold=hold, progress=False
+        ) as dataset:
             first = [dataset[i][0] for i in range(6)]
             assert all((dataset[i][0] == first[i]).all() and first[i].any() for i in range(6))
 
@@ -243,28 +245,28 @@ class TestClasses:
         table = tmp_path / "targets.csv"
         table.write_text("file,label\n" + "".join(f"{n},{i}\n" for i, n in enumerate(names)))
         for targets in ({n: i for i, n in enumerate(names)}, str(table), table, lambda p: names.index(os.path.relpath(p, photos))):
-            dataset = ImageDataset(photos, 8, targets=targets)
+            dataset = ImageDataset(photos, image_size=8, targets=targets)
             assert [t for _, t in dataset] == list(range(24)) and dataset.classes == []
-        assert ImageDataset(photos, 8, targets=lambda p: Path(p).suffix.lower()).classes == [".jpeg", ".jpg", ".png"]
-        assert ImageDataset(photos, 8, targets=lambda p: 0.5)[0][1] == 0.5
+        assert ImageDataset(photos, image_size=8, targets=lambda p: Path(p).suffix.lower()).classes == [".jpeg", ".jpg", ".png"]
+        assert ImageDataset(photos, image_size=8, targets=lambda p: 0.5)[0][1] == 0.5
 
     def test_no_targets(self, photos: Path) -> None:
-        dataset = ImageDataset(photos, 8, targets=None)
+        dataset = ImageDataset(photos, image_size=8, targets=None)
         assert dataset.targets is None and dataset[0][1] is None and dataset.classes == [] and dataset.samples[0][1] is None
 
     def test_images_flat_in_the_folder_are_said_once(self, photos: Path) -> None:
         with pytest.warns(HeadraceWarning, match="8 images lie flat.*targets=None") as caught:
-            dataset = ImageDataset(photos / "noise", 8)
+            dataset = ImageDataset(photos / "noise", image_size=8)
             assert [t for _, t in dataset] == [None] * 8
             pickle.loads(pickle.dumps(dataset))[0]
         assert len(caught) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert ImageDataset(photos / "noise", 8, targets=None)[0][1] is None
+            assert ImageDataset(photos / "noise", image_size=8, targets=None)[0][1] is None
 
     def test_that_warning_names_the_users_line(self, photos: Path) -> None:
         with pytest.warns(HeadraceWarning, match="lie flat") as caught:
-            ImageDataset(photos / "noise", 8)
+            ImageDataset(photos / "noise", image_size=8)
             open_dataset(photos / "noise")
         assert [warning.filename for warning in caught] == [__file__] * 2
 
@@ -277,11 +279,11 @@ class TestClasses:
 
 class TestPaths:
     def test_lists_and_globs_and_files(self, photos: Path) -> None:
-        one = ImageDataset([photos / "noise", str(photos / "circle")], 8, targets=None)
+        one = ImageDataset([photos / "noise", str(photos / "circle")], image_size=8, targets=None)
         assert len(one) == 16
-        assert len(ImageDataset(str(photos / "*/*.PNG"), 8)) == 6
-        assert ImageDataset(str(photos / "*/*.PNG"), 8).classes == ["circle", "gradient", "noise"]
-        assert ImageDataset(paths_of(photos)[0], 8, targets=None)[0][0].shape == (3, 8, 8)
+        assert len(ImageDataset(str(photos / "*/*.PNG"), image_size=8)) == 6
+        assert ImageDataset(str(photos / "*/*.PNG"), image_size=8).classes == ["circle", "gradient", "noise"]
+        assert ImageDataset(paths_of(photos)[0], image_size=8, targets=None)[0][0].shape == (3, 8, 8)
         assert type(open_dataset(photos)) is ImageDataset
 
     @pytest.fixture
@@ -294,9 +296,9 @@ class TestPaths:
     def test_by_url(self, photos: Path, memory: Any, tmp_path: Path) -> None:
         memory.put(f"{photos}/", "/photos/", recursive=True)
         shutil.make_archive(str(tmp_path / "photos"), "zip", photos)
-        local = ImageDataset(photos, 16)
+        local = ImageDataset(photos, image_size=16)
         for url in ("memory://photos", f"zip::file://{tmp_path}/photos.zip"):
-            remote = ImageDataset(url, 16)
+            remote = ImageDataset(url, image_size=16)
             assert remote.classes == local.classes and list(remote.targets) == list(local.targets)
             assert remote.fingerprint == local.fingerprint
             assert all(torch.equal(remote[i][0], local[i][0]) for i in (0, 5, 23))
@@ -304,7 +306,7 @@ class TestPaths:
     def test_a_fingerprint_does_not_depend_on_mode_or_transform(self, photos: Path, tmp_path: Path) -> None:
         moved = shutil.copytree(photos, tmp_path / "elsewhere")
         wanted = ImageDataset(photos).fingerprint
-        assert ImageDataset(moved, 32, transform=print, loading_mode="cached", targets=None).fingerprint == wanted
+        assert ImageDataset(moved, image_size=32, transform=print, loading_mode="cached", targets=None).fingerprint == wanted
         assert ImageDataset(photos / "noise", targets=None).fingerprint != wanted
 
 
@@ -342,7 +344,9 @@ class TestBadInput:
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_a_folder_of_both(self, bad: dict[str, Path], mode: str) -> None:
         folder = bad["text_file"].parent
-        with ImageDataset(folder, 24, normalize=False, targets=None, loading_mode=mode, on_error="skip", progress=False) as dataset:
+        with ImageDataset(
+            folder, image_size=24, normalize=False, targets=None, loading_mode=mode, on_error="skip", progress=False
+        ) as dataset:
             assert len(dataset) == len(UNREADABLE) + len(READABLE) + 1  # and the one in the loop of links, once
             names = [os.path.basename(path) for path, _ in dataset.samples]
             assert "notes.txt" not in names and os.fsdecode(b"caf\xe9.jpg") in names and names.count("image.jpg") == 1
@@ -355,9 +359,9 @@ class TestBadInput:
     def test_odd_files_that_are_read(self, bad: dict[str, Path]) -> None:
         for kind, path in bad.items():
             if kind in READABLE:
-                image, _ = ImageDataset(path, None, normalize=False, targets=None)[0]
+                image, _ = ImageDataset(path, image_size=None, normalize=False, targets=None)[0]
                 assert image.shape == (3, 48, 64) and (image.permute(1, 2, 0).numpy() == decoded(path)).all()
-        upright = ImageDataset(bad["exif_6_jpeg"], None, normalize=False, targets=None)[0][0].permute(1, 2, 0).numpy()
+        upright = ImageDataset(bad["exif_6_jpeg"], image_size=None, normalize=False, targets=None)[0][0].permute(1, 2, 0).numpy()
         assert np.abs(upright.astype(int) - corners()).mean() < 4
 
     def test_a_name_that_is_no_utf8_can_be_shown(self, tmp_path: Path) -> None:
@@ -375,7 +379,7 @@ class TestBadInput:
         Image.new("RGB", (300, 200)).save(stream, "PNG")
         (tmp_path / "x.png").write_bytes(stream.getvalue())
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-        dataset = ImageDataset(tmp_path, 8, targets=None)
+        dataset = ImageDataset(tmp_path, image_size=8, targets=None)
         with pytest.raises(SampleError, match="MAX_IMAGE_PIXELS"):
             dataset[0]
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60_000)

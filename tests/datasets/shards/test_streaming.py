@@ -394,7 +394,7 @@ def test_the_order_follows_from_layout_buffer_size_seed_and_epoch(shards: Path, 
     assert numbers(str(shards / "*"), 200) == numbers(sorted(shards.iterdir()), 200) == known
     assert numbers(shards, 200, seed=1) != known != numbers(shards, 200, epoch=1)
     monkeypatch.setattr(streaming, "FEWEST", 1)
-    narrow, wide = StreamingDataset(shards, 1), StreamingDataset(shards, 10**6)
+    narrow, wide = StreamingDataset(shards, buffer_size=1), StreamingDataset(shards, buffer_size=10**6)
     assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
 
 
@@ -412,7 +412,7 @@ def test_loaders_of_any_number_of_workers_and_plain_ones_agree(tmp_path: Path, m
 
 
 def test_it_is_an_iterable_dataset(shards: Path) -> None:
-    dataset = StreamingDataset(shards, 50)
+    dataset = StreamingDataset(shards, buffer_size=50)
     assert isinstance(dataset, IterableDataset) and len(dataset) == 37 and dataset.loading_mode == "streaming"
     with pytest.raises(TypeError, match="no random access"):
         dataset[0]

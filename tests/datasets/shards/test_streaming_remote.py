@@ -61,7 +61,7 @@ def numbers(loader: Any) -> list[list[int]]:
 
 
 def test_samples_and_order_are_those_of_local_shards(stream: Any, folder: Path) -> None:
-    far, near = stream(), StreamingDataset(str(folder / "part-*.tar"), 1000)
+    far, near = stream(), StreamingDataset(str(folder / "part-*.tar"), buffer_size=1000)
     assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == N
     samples = list(far)
     assert same(without_url(samples), without_url(near))
@@ -255,7 +255,7 @@ def test_lines(stream: Any, folder: Path, server: RangeServer, make_loader: Any,
     for number in range(3):
         data = "".join(f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)).encode()
         (folder / f"rows-{number}.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    far, near = stream(f"rows-{{0..2}}.{ending}", buffer_size=30), StreamingDataset(str(folder / f"rows-*.{ending}"), 30)
+    far, near = stream(f"rows-{{0..2}}.{ending}", buffer_size=30), StreamingDataset(str(folder / f"rows-*.{ending}"), buffer_size=30)
     assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == 120
     assert list(far) == list(near)
     server.counts()

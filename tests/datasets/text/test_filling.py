@@ -65,7 +65,7 @@ SEEN: list[dict[str, Any]] = [{"truncation": True, "max_length": 4}, {"pad_value
     "how", [{}, {"newline": "\n"}, {"newline": "\r"}, {"newline": "\r\n"}, {"max_length": 3}, {"unit": "file"}], ids=str
 )
 def test_as_the_single_samples(folder: Path, tokenizer: Any, options: dict[str, Any], how: dict[str, Any]) -> None:
-    with TextDataset(folder, tokenizer, **{"unit": "line", "max_length": None, **how}) as dataset:
+    with TextDataset(folder, tokenizer=tokenizer, **{"unit": "line", "max_length": None, **how}) as dataset:
         indices = [*reversed(range(len(dataset))), 0, 0]
         check(dataset, TextCollator(**options), indices)
 

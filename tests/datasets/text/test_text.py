@@ -121,11 +121,11 @@ class TestTokenizers:
     )
     def test_of_every_kind(self, tokenizer: Any, tmp_path: Path) -> None:
         path = write(tmp_path, {"a.txt": "the mill\n\nthe river turns in the wheel\n"}) / "a.txt"
-        whole, cut = (TextDataset(path, tokenizer, max_length, "line") for max_length in (None, 3))
+        whole, cut = (TextDataset(path, tokenizer=tokenizer, max_length=max_length, unit="line") for max_length in (None, 3))
         assert [len(whole[n]["input_ids"]) for n in range(3)] in ([2, 0, 6], [4, 2, 8])
         assert [len(cut[n]["input_ids"]) for n in range(3)] == [min(3, len(whole[n]["input_ids"])) for n in range(3)]
         assert [sample["input_ids"].tolist() for sample in whole.__getitems__([2, 0])] == [whole[n]["input_ids"].tolist() for n in (2, 0)]
-        blocks = TextDataset(path, tokenizer, 4, "line", packing=True, cache_dir=tmp_path / "cache")
+        blocks = TextDataset(path, tokenizer=tokenizer, max_length=4, unit="line", packing=True, cache_dir=tmp_path / "cache")
         joined = [token for n in range(3) for token in whole[n]["input_ids"].tolist()]
         assert [token for n in range(len(blocks)) for token in blocks[n]["input_ids"].tolist()] == joined[: len(joined) // 4 * 4]
 
@@ -151,14 +151,14 @@ class TestTokenizers:
                 raise gives("no such word")
             return gives if text == "two" else [1, 2]
 
-        dataset = TextDataset(folder, tokenizer, unit="line", cache_dir=tmp_path / "cache")
+        dataset = TextDataset(folder, tokenizer=tokenizer, unit="line", cache_dir=tmp_path / "cache")
         assert dataset[0]["input_ids"].tolist() == [1, 2]
         with pytest.raises(SampleError, match=rf"sample 1 can't be tokenised: .*a.txt, line 2: .*({said})"):
             dataset.__getitems__([0, 1, 2])
-        skipping = TextDataset(folder, tokenizer, unit="line", on_error="skip", cache_dir=tmp_path / "cache")
+        skipping = TextDataset(folder, tokenizer=tokenizer, unit="line", on_error="skip", cache_dir=tmp_path / "cache")
         assert len(skipping.__getitems__([0, 1, 2])) == 2
         with pytest.raises(SampleError, match=r"a.txt, line 2"):
-            TextDataset(folder, tokenizer, 4, "line", packing=True, cache_dir=tmp_path / "cache")
+            TextDataset(folder, tokenizer=tokenizer, max_length=4, unit="line", packing=True, cache_dir=tmp_path / "cache")
 
     def test_that_gives_fewer_than_it_was_given(self, folder: Path) -> None:
         class Forgetful:
@@ -166,11 +166,11 @@ class TestTokenizers:
                 return [[1]] * (len(texts) - 1)
 
         with pytest.raises(SampleError, match=r"can't be tokenised.*given 1 texts and gave ids of 0"):
-            TextDataset(folder, Forgetful()).__getitems__([0, 1])
+            TextDataset(folder, tokenizer=Forgetful()).__getitems__([0, 1])
 
     def test_a_surrogate_that_a_tokenizer_does_not_take(self, tmp_path: Path) -> None:
         path = write(tmp_path, {"a.jsonl": '{"text": "\\ud800"}\n{"text": "sound"}\n'}) / "a.jsonl"
-        dataset = TextDataset(path, lambda text: list(text.encode()), unit="record")
+        dataset = TextDataset(path, tokenizer=lambda text: list(text.encode()), unit="record")
         assert len(dataset[1]["input_ids"]) == 5
         with pytest.raises(SampleError, match=r"sample 0 can't be tokenised: .*a.jsonl, line 1: .*surrogates not allowed"):
             dataset[0]
@@ -204,7 +204,7 @@ class TestBadInput:
         given = mixed + "\0 \x1c \x85 \u2028 \x0b \U0010ffff"
         path = write(tmp_path, {"a.txt": given}) / "a.txt"
         assert texts(TextDataset(path)) == [given] == texts(TextDataset(path, unit="line"))  # str.splitlines would cut it
-        known = TextDataset(path, CharTokenizer("ab"))[0]["input_ids"]
+        known = TextDataset(path, tokenizer=CharTokenizer("ab"))[0]["input_ids"]
         assert sorted(set(known.tolist())) == [1, 2, 3]
 
     def test_nothing(self, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ class TestLeftOut:
     def test_nothing_is_left(self, folder: Path, tmp_path: Path) -> None:
         for how in ({"packing": True}, {"stride": 6}):
             with pytest.raises(SampleError, match=r"none of 3 documents can be read, or tokenised.*the first: .*a.txt.*on_error=.raise."):
-                TextDataset(folder, lambda _: [0.5], 6, on_error="skip", cache_dir=tmp_path / "cache", **how)
+                TextDataset(folder, tokenizer=lambda _: [0.5], max_length=6, on_error="skip", cache_dir=tmp_path / "cache", **how)
 
     def test_they_are_no_excuse_where_errors_are_raised(self, folder: Path, tmp_path: Path) -> None:
         with pytest.warns(HeadraceWarning, match="left out"):
@@ -381,12 +381,12 @@ class TestParts:
                 return [ord(c) for c in text]
 
         for options in ({"packing": True}, {"stride": 2}, {"packing": True}):
-            TextDataset(folder, Counting(), 5, cache_dir=tmp_path / "cache", **options)
+            TextDataset(folder, tokenizer=Counting(), max_length=5, cache_dir=tmp_path / "cache", **options)
         assert Counting.count == 3
         (folder / "prose/b.md").write_text("other")
-        changed = TextDataset(folder, Counting(), 5, packing=True, cache_dir=tmp_path / "cache")
+        changed = TextDataset(folder, tokenizer=Counting(), max_length=5, packing=True, cache_dir=tmp_path / "cache")
         assert Counting.count == 6 and bytes(changed[1]["input_ids"].tolist()) == b"wo\not"
-        TextDataset(folder, Counting(), 5, unit="line", packing=True, cache_dir=tmp_path / "cache")
+        TextDataset(folder, tokenizer=Counting(), max_length=5, unit="line", packing=True, cache_dir=tmp_path / "cache")
         assert Counting.count == 11
 
     def test_states_of_other_parts_are_told_apart(self, folder: Path, tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ class TestAround:
         said = repr(dataset)
         assert said.endswith("# 5 samples") and len(eval(said, {"TextDataset": TextDataset, "PosixPath": Path})) == 5
         assert "5 of 3 files, 1 of them through plain copies" in dataset.explain() and "mapped from" in dataset.explain()
-        blocks = TextDataset(folder, CharTokenizer("abc"), 4, packing=True, cache_dir=tmp_path / "cache")
+        blocks = TextDataset(folder, tokenizer=CharTokenizer("abc"), max_length=4, packing=True, cache_dir=tmp_path / "cache")
         for tokenizer in (HuggingFace(), Tokenizers()):
             assert f"tokenizer=<{type(tokenizer).__name__} of 11 tokens>" in repr(TextDataset(folder, tokenizer=tokenizer))
         assert "CharTokenizer('abc')" in repr(blocks) and "16 of 3 documents, as uint16, mapped from" in blocks.explain()
@@ -481,11 +481,13 @@ class TestAround:
     def test_shared_by_the_machine(self, folder: Path, tmp_path: Path) -> None:
         for tokenizer in (None, CharTokenizer("abc")):
             with TextDataset(
-                folder, tokenizer, shared="machine", loading_mode="eager", cache_dir=tmp_path / "cache", progress=False
+                folder, tokenizer=tokenizer, shared="machine", loading_mode="eager", cache_dir=tmp_path / "cache", progress=False
             ) as dataset:
                 assert len(dataset[0]["input_ids"]) == 8
         with pytest.raises(ConfigError, match=r"shared='machine'.*tokenizer"):
-            TextDataset(folder, lambda text: [1], shared="machine", loading_mode="eager", cache_dir=tmp_path / "cache", progress=False)
+            TextDataset(
+                folder, tokenizer=lambda text: [1], shared="machine", loading_mode="eager", cache_dir=tmp_path / "cache", progress=False
+            )
 
     def test_batches_are_padded(self, folder: Path, make_loader: Any) -> None:
         (batch,) = make_loader(TextDataset(folder), batch_size=3, num_workers=0, shuffle=False)

@@ -22,9 +22,9 @@ class Alone(CharTokenizer):
 def test_lines_together_and_alone(tmp_path: Path, characters: str | None, mode: str) -> None:
     (tmp_path / "in.txt").write_bytes("\r\n".join(LINES).encode())
     options: dict[str, Any] = {"unit": "line", "max_length": 6, "cache_dir": tmp_path / "kept", "loading_mode": mode}
-    together = TextDataset(tmp_path / "in.txt", CharTokenizer(characters), **options)
-    alone = TextDataset(tmp_path / "in.txt", Alone(characters), return_index=True, **options)  # the long way, sample by sample
-    transformed = TextDataset(tmp_path / "in.txt", Alone(characters), transform=lambda sample: sample, **options)
+    together = TextDataset(tmp_path / "in.txt", tokenizer=CharTokenizer(characters), **options)
+    alone = TextDataset(tmp_path / "in.txt", tokenizer=Alone(characters), return_index=True, **options)  # the long way, sample by sample
+    transformed = TextDataset(tmp_path / "in.txt", tokenizer=Alone(characters), transform=lambda sample: sample, **options)
     with together, alone, transformed:
         wanted = [CharTokenizer(characters)(line[:6]).tolist() for line in LINES]
         order = [3, 0, 6, 1, 1, 5, 2, 4]

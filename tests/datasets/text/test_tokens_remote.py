@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = tmp_path_factory.mktemp("texts")
     rows = [{"text": "".join(draws.choices("abcdé \n", k=draws.choice((0, 3, 20, 40)))), "n": n % 5} for n in range(90)]
     (texts / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with TextDataset(texts / "a.jsonl", CharTokenizer("abcdé \n"), unit="record", target_field="n", cache_dir=cache) as dataset:
+    with TextDataset(texts / "a.jsonl", tokenizer=CharTokenizer("abcdé \n"), unit="record", target_field="n", cache_dir=cache) as dataset:
         pack(dataset, made / "tokens.h5", progress=False, workers=1)
     for number in range(12):
         path = texts / "classes" / ("prose", "verse")[number % 2] / f"{number}.txt"

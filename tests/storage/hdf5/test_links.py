@@ -70,7 +70,7 @@ def test_external_links_are_read_from_their_target(outer: Path, way: str, direct
 
 
 def test_linked_names_are_columns_and_targets(outer: Path) -> None:
-    dataset = HDF5Dataset(outer, ["gzip", "group/raw", "group/text"], "labels")
+    dataset = HDF5Dataset(outer, ["gzip", "group/raw", "group/text"], target_name="labels")
     sample, label = dataset[7]
     assert sample["gzip"].tolist() == sample["group/raw"].tolist() == DATA[7].tolist()
     assert (sample["group/text"], label) == ("row 7", DATA[7, 0])
@@ -264,4 +264,4 @@ def test_virtual_targets_need_their_sources_too(tmp_path: Path) -> None:
         file["data"] = DATA
     os.remove(tmp_path / "t.h5")
     with pytest.raises(DataNotFoundError, match=r"virtual\.h5: the virtual dataset '/x' needs 't\.h5', which is missing"):
-        HDF5Dataset(path, "data", "x")
+        HDF5Dataset(path, "data", target_name="x")

@@ -147,7 +147,7 @@ def check_rows(dataset: ZarrDataset, near: ZarrDataset) -> None:
     ),
 )
 def test_rows_are_those_of_the_disk(folder: Path, far: Any, name: str, disk: str | None) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, "y")
+    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
     for _ in range(2):  # the second time by what was kept
         check_rows(far("a.zarr", name, "y", disk_cache_size=disk), near)
     near.close()
@@ -161,13 +161,13 @@ def test_version_2_and_an_array_that_is_the_store(folder: Path, far: Any, store:
 
 @pytest.mark.parametrize(("name",), some_slow([("shards",), ("sparse",)], [(name,) for name in [*ARRAYS, "sparse", "sparse shards"]]))
 def test_in_a_zip_file(folder: Path, far: Any, name: str) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, "y")
+    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
     dataset = far("a.zarr.zip", name, "y")
     check_rows(dataset, near)
     if name == "shards":
         assert dataset.explain().count("ranges + zstd out of shards") == 1
     check_rows(far("a.zarr.zip", name, "y"), near)
-    assert all(same(a, b) for a, b in zip(ZarrDataset(folder / "a.zarr.zip", name, "y"), near, strict=True))
+    assert all(same(a, b) for a, b in zip(ZarrDataset(folder / "a.zarr.zip", name, target_name="y"), near, strict=True))
 
 
 def test_in_a_zip_file_that_is_compressed(far: Any) -> None:
@@ -225,7 +225,7 @@ def test_every_mode_in_a_loader(folder: Path, far: Any, make_loader: Any, mode: 
         options: dict[str, Any] = {"loading_mode": mode, "return_index": True}
         loaders = [
             make_loader(dataset, batch_size=6, num_workers=0, shuffle=shuffle, seed=3)
-            for dataset in (far("a.zarr", name, "y", **options), ZarrDataset(folder / "a.zarr", name, "y", **options))
+            for dataset in (far("a.zarr", name, "y", **options), ZarrDataset(folder / "a.zarr", name, target_name="y", **options))
         ]
         for _ in range(2):
             found, expected = ([[part.clone() for part in batch] for batch in loader] for loader in loaders)
@@ -251,7 +251,7 @@ def test_in_two_workers_after_the_parent_has_read(far: Any, make_loader: Any, na
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 @pytest.mark.parametrize("name", [*ARRAYS, "sparse", "sparse shards"])
 def test_every_array_in_two_workers(folder: Path, far: Any, make_loader: Any, name: str, shuffle: Any) -> None:
-    near = ZarrDataset(folder / "a.zarr", name, "y")
+    near = ZarrDataset(folder / "a.zarr", name, target_name="y")
     for mode, disk in (("lazy", None), ("cached", "10MB"), ("streaming", None), ("streaming", "10MB")):
         dataset = far("a.zarr", name, "y", loading_mode=mode, disk_cache_size=disk, return_index=True)
         loader = make_loader(dataset, batch_size=6, num_workers=2, shuffle=shuffle, multiprocessing_context="fork")
@@ -267,7 +267,7 @@ def test_every_array_in_two_workers(folder: Path, far: Any, make_loader: Any, na
 def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str) -> None:
     options: dict[str, Any] = {"patch_shape": (4, 4, 5), "stride": 3, "edges": edges, "loading_mode": mode}
     for shuffle in (True, "block"):
-        near = ZarrDataset(folder / "a.zarr", "volume", "labels", **options)
+        near = ZarrDataset(folder / "a.zarr", "volume", target_name="labels", **options)
         dataset = far("a.zarr", "volume", "labels", **options)
         assert dataset.fingerprint == near.fingerprint and np.array_equal(dataset.blocks(), near.blocks())
         loaders = [make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle) for one in (dataset, near)]
@@ -279,7 +279,7 @@ def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str
 
 
 def test_memory_and_file_urls(folder: Path, far: Any) -> None:
-    near = ZarrDataset(folder / "a.zarr", "checked", "y")
+    near = ZarrDataset(folder / "a.zarr", "checked", target_name="y")
     memory = fsspec.filesystem("memory")
     memory.put(str(folder / "a.zarr"), "/zarr-far/a.zarr", recursive=True)
     memory.put(str(folder / "a.zarr.zip"), "/zarr-far/a.zarr.zip")
@@ -295,8 +295,8 @@ def test_memory_and_file_urls(folder: Path, far: Any) -> None:
 
 
 def test_several_stores(folder: Path, far: Any, server: RangeServer) -> None:
-    near = ZarrDataset([folder / "a.zarr", folder / "b.zarr"][:1] * 2, "zstd", "y")
-    dataset = ZarrDataset([f"{server.url}/a.zarr"] * 2, "zstd", "y")
+    near = ZarrDataset([folder / "a.zarr", folder / "b.zarr"][:1] * 2, "zstd", target_name="y")
+    dataset = ZarrDataset([f"{server.url}/a.zarr"] * 2, "zstd", target_name="y")
     assert dataset.fingerprint == near.fingerprint and same(dataset[N + 3], near[N + 3]) and dataset.targets.tolist() == [*range(N)] * 2
     dataset.close()
     glob = far("one*.zarr", at=f"file://{folder}")

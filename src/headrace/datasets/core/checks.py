@@ -6,7 +6,7 @@ import inspect
 import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,15 +132,27 @@ def array_in(values: Any, otherwise: Any) -> Any:
     return np.asarray(values) if hasattr(values, "__array__") else otherwise
 
 
-def refuse_unexpected(cls: type, passed: Mapping[str, Any], error: TypeError) -> None:
-    """Says in the words of `check_arguments` what Python says of a keyword that a user's class passed on; of any other error nothing.
+def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], error: TypeError) -> None:
+    """Raises, for what Python refuses in a call of a dataset's class, an error in the words of `check_arguments`; returns for any other.
 
     Raises:
-        ConfigError: the keyword is none of those that the class takes.
+        ConfigError: more arguments by position than the class takes; or a keyword that is none of those that it takes.
     """
+    _check_positions(cls, args)
     found = _UNEXPECTED.search(str(error))
     if found is not None and found[1] in passed and found[1] not in keywords_of(cls):
         try:
             check_names(cls.__name__, [found[1]], keywords_of(cls), HINTS)
         except ConfigError as refused:
             raise refused from None
+
+
+def _check_positions(cls: type, args: Sequence[Any]) -> None:
+    parameters = inspect.signature(cls).parameters.values()
+    positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    extra, keywords = args[len(positional) :], [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if extra and keywords and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        first = f"{keywords[0]}={extra[0]!r}" if described(extra[0]) == repr(extra[0]) else f"{keywords[0]}=..."
+        raise ConfigError(
+            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other arguments by name: pass for example {first}"
+        ) from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from headrace.datasets.core.checks import refuse_unexpected
+from headrace.datasets.core.checks import explain_call
 from headrace.errors import ConfigError
 from headrace.io.resolve.scan import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
@@ -38,7 +38,7 @@ class DatasetMeta(ABCMeta):
         try:
             dataset = super().__call__(*args, **kwargs)
         except TypeError as error:
-            refuse_unexpected(cls, kwargs, error)
+            explain_call(cls, args, kwargs, error)
             raise
         dataset._arguments = _passed_arguments(cls, args, kwargs)
         dataset._settle()

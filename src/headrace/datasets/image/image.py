@@ -89,10 +89,10 @@ class ImageDataset(BaseDataset):
     def __init__(
         self,
         data_path: DataPath,
+        *,
         image_size: int | tuple[int, int] | None = _UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        *,
         targets: TargetsArgument = FOLDERS,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,

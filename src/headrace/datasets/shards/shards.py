@@ -77,7 +77,7 @@ def open_shards(
             raise ConfigError(f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: leave it out")
     reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
     if kind == "tar":
-        source = TarSource(entries, reading.get("cache_dir"), reading.get("progress"), reach)
+        source = TarSource(entries, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach)
         return kind, TarSamples(source, decode, **of_loading)
     if kind in ("jsonl", "txt"):
         return kind, LineSamples(_lines(entries if is_url(entries[0]) else found, kind, reading, reach), **of_loading)
@@ -85,10 +85,10 @@ def open_shards(
         return kind, _far_hdf5(entries, dataset_name, target_name, of_loading, reach)
     if is_url(entries[0]) and kind == "zarr":
         how: dict[str, Any] = {"storage_options": reach.storage_options, "retries": reach.retries, "deadline": reach.deadline}
-        return kind, ZarrDataset(entries, dataset_name, target_name, **how, disk_cache_size=reach.disk_cache_size, **of_loading)
+        return kind, ZarrDataset(entries, dataset_name, target_name=target_name, **how, disk_cache_size=reach.disk_cache_size, **of_loading)
     paths: list[str] = _paths(found)
     if kind == "zarr":
-        return kind, ZarrDataset(paths, dataset_name, target_name, **of_loading)
+        return kind, ZarrDataset(paths, dataset_name, target_name=target_name, **of_loading)
     return kind, _hdf5(paths, dataset_name, target_name, of_loading)
 
 
@@ -117,7 +117,7 @@ def _hdf5(paths: Sequence[str], dataset_name: Any, target_name: str | None, of_l
         return ImageDataset(list(paths), **of_loading)
     if info is not None and info.kind == "text" and len(paths) == 1:
         return TextDataset(paths[0], **of_loading)
-    return HDF5Dataset(list(paths), dataset_name, target_name, **of_loading)
+    return HDF5Dataset(list(paths), dataset_name, target_name=target_name, **of_loading)
 
 
 def _far_hdf5(
@@ -134,7 +134,7 @@ def _far_hdf5(
         return ImageDataset(found, **options)
     if kind == "text" and len(found) == 1:
         return TextDataset(found[0], **options)
-    return HDF5Dataset(found, dataset_name, target_name, **options)
+    return HDF5Dataset(found, dataset_name, target_name=target_name, **options)
 
 
 class LineSamples(BaseDataset):

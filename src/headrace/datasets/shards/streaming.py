@@ -67,9 +67,9 @@ class StreamingDataset(DelegatingDataset):
     def __init__(
         self,
         urls: DataPath,
+        *,
         buffer_size: int = 1000,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-        *,
         decode: bool | Decoders = True,
         dataset_name: str | Sequence[str] | None = None,
         target_name: str | None = None,

@@ -105,12 +105,12 @@ class TextDataset(TextFilling):
     def __init__(
         self,
         data_path: DataPath,
+        *,
         tokenizer: Any = None,
         max_length: int | None = None,
         unit: Literal["file", "line", "record"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        *,
         text_field: str | Callable[[Any], str] = records.TEXT_FIELD,
         target_field: str | None = None,
         labels: Literal["folders"] | None = None,
@@ -156,7 +156,7 @@ class TextDataset(TextFilling):
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(storage_options=storage_options, retries=retries, deadline=deadline, disk_cache_size=disk_cache_size)
-            self._documents = TextDataset(data_path, self.tokenizer, None, unit, **described, **of_reading)
+            self._documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
             self._unit = self._documents._unit
             tokens, fingerprint = tokens_of(self._documents, end_token)
             source = source_over(tokens, fingerprint, self._documents._source.location, max_length, stride, packing)

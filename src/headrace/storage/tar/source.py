@@ -64,6 +64,7 @@ class TarSource(Source):
     def __init__(
         self,
         data_path: DataPath,
+        *,
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         reach: RemoteOptions | None = None,
