@@ -390,9 +390,9 @@ def test_the_order_follows_from_layout_buffer_size_seed_and_epoch(shards: Path, 
         dataset.set_epoch(epoch)
         return [number_of(sample) for sample in dataset]
 
-    known = numbers(shards, 200)
-    assert numbers(str(shards / "*"), 200) == numbers(sorted(shards.iterdir()), 200) == known
-    assert numbers(shards, 200, seed=1) != known != numbers(shards, 200, epoch=1)
+    known = numbers(shards, buffer_size=200)
+    assert numbers(str(shards / "*"), buffer_size=200) == numbers(sorted(shards.iterdir()), buffer_size=200) == known
+    assert numbers(shards, buffer_size=200, seed=1) != known != numbers(shards, buffer_size=200, epoch=1)
     monkeypatch.setattr(streaming, "FEWEST", 1)
     narrow, wide = StreamingDataset(shards, buffer_size=1), StreamingDataset(shards, buffer_size=10**6)
     assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
