@@ -1,18 +1,19 @@
 """How much memory does a loader take, and does it stay within its budget?
 
-    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--workers 2] [--ranks 2] [--broken FRACTION] [--json]
+    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--workers 2] [--ranks 2] [--images N] [--broken FRACTION] [--json]
 
 Each line is a job of its own: a dataset and a loader under `max_memory_usage`, three epochs in batches of 64 float32 images of 224 x
 224. What it takes is the growth of the PSS (shared pages counted once) of all its processes over the moment before the dataset
 exists, at its highest of some hundred looks, less what the worker processes of a plain DataLoader take that does nothing. The last
-lines are several ranks on one machine, with a store for each and with one for all. With ``--broken 0.5`` half of the images are cut off in
-the middle and skipped, for ten epochs.
+lines are several ranks on one machine, with a store for each and with one for all (``--ranks 1`` leaves them out). ``--images 800`` takes so
+many images of the folder, evenly spread. With ``--broken 0.5`` half of the images are cut off in the middle and skipped, for ten epochs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -87,9 +88,10 @@ def tree(pid: int) -> list[int]:
     return []
 
 
-def broken_copy(path: str, fraction: float, folder: str) -> str:
-    """The images of a folder, as links, but that fraction of them, evenly spread, as copies of their first halves."""
+def copied(path: str, folder: str, images: int | None, fraction: float) -> str:
+    """So many images of a folder, evenly spread, as links; but that fraction of them as copies of their first halves."""
     files = sorted(file for file in Path(path).rglob("*.*") if file.is_file())
+    files = files[:: max(1, len(files) // images)][:images] if images else files
     for number, file in enumerate(files):
         copy = Path(folder) / file.relative_to(path)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -143,18 +145,18 @@ def uss_of(pid: int) -> int:
 
 
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
-    idle = {n: measure(given.path, "idle", n, "1GB")["growth"] for n in {0, given.workers}}
+    idle = functools.cache(lambda n: measure(given.path, "idle", n, "1GB")["growth"])
     found = []
     for budget in given.budgets:
         for mode in MODES:
             for workers in sorted({0, given.workers}):
                 one = measure(given.path, mode, workers, budget, broken=given.broken)
-                found.append(row(one, mode, workers, budget, 1, "rank", idle[workers]))
-    for shared in ("rank", "machine"):
+                workers = one.get("workers", workers)  # fewer, where the budget is small
+                found.append(row(one, mode, workers, budget, 1, "rank", idle(workers)))
+    for shared in ("rank", "machine") if given.ranks > 1 else ():
         for mode in ("cached", "eager"):
             one = measure(given.path, mode, 1, given.budgets[-1], given.ranks, shared, given.broken)
-            idle_ranks = given.ranks * measure(given.path, "idle", 1, "1GB")["growth"]
-            found.append(row(one, mode, 1, given.budgets[-1], given.ranks, shared, idle_ranks))
+            found.append(row(one, mode, 1, given.budgets[-1], given.ranks, shared, given.ranks * idle(1)))
     return found
 
 
@@ -192,6 +194,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", default=["300MB", "500MB", "2GB"], metavar="SIZE")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--images", type=int, metavar="N", help="take so many of the images; default: all")
     parser.add_argument("--broken", type=float, default=0, metavar="FRACTION", help="of the images that are cut off, and skipped")
     parser.add_argument("--json", action="store_true")
     for name in ("--job", "--budget", "--shared", "--cache-dir"):  # of the processes that this one starts
@@ -201,8 +204,8 @@ def main() -> None:
         job(given)
         return
     with tempfile.TemporaryDirectory() as folder:
-        if given.broken:
-            given.path = broken_copy(given.path, given.broken, folder)
+        if given.broken or given.images:
+            given.path = copied(given.path, folder, given.images, given.broken)
         found, images = rows(given), len(list(Path(given.path).rglob("*.*")))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "headrace": headrace.__version__}
     if given.json:
