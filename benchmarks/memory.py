@@ -1,12 +1,14 @@
 """How much memory does a loader take, and does it stay within its budget?
 
-    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--workers 2] [--ranks 2] [--images N] [--broken FRACTION] [--json]
+    python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--modes MODE ...] [--workers 2] [--ranks 2]
+        [--images N] [--broken FRACTION] [--json]
 
 Each line is a job of its own: a dataset and a loader under `max_memory_usage`, three epochs in batches of 64 float32 images of 224 x
 224. What it takes is the growth of the PSS (shared pages counted once) of all its processes over the moment before the dataset
 exists, at its highest of some hundred looks, less what the worker processes of a plain DataLoader take that does nothing. The last
-lines are several ranks on one machine, with a store for each and with one for all (``--ranks 1`` leaves them out). ``--images 800`` takes so
-many images of the folder, evenly spread. With ``--broken 0.5`` half of the images are cut off in the middle and skipped, for ten epochs.
+lines are several ranks on one machine, with a store for each and with one for all (``--ranks 1`` leaves them out). ``--images 800``
+takes so many images of the folder, evenly spread. With ``--broken 0.5`` half of the images are cut off in the middle and skipped, for
+ten epochs.
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     idle = functools.cache(lambda n: measure(given.path, "idle", n, "1GB")["growth"])
     found = []
     for budget in given.budgets:
-        for mode in MODES:
+        for mode in given.modes:
             for workers in sorted({0, given.workers}):
                 one = measure(given.path, mode, workers, budget, broken=given.broken)
                 workers = one.get("workers", workers)  # fewer, where the budget is small
@@ -192,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="a folder of class folders of images")
     parser.add_argument("--budgets", nargs="+", default=["300MB", "500MB", "2GB"], metavar="SIZE")
+    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--images", type=int, metavar="N", help="take so many of the images; default: all")

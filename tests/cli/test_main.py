@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 import headrace
 from headrace import ImageDataset
@@ -94,3 +95,48 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_units_are_those_of_text_dataset() -> None:
     assert pack.UNITS == UNITS
+
+
+FOLDER = {"a/x.png": None, "y.png": None}
+HINTS: dict[str, tuple[dict[str, bytes | None], list[str], str]] = {
+    "beside": (FOLDER, [], "or pass --targets FILE.csv (--targets none: no targets)"),
+    "empty": ({"a/x.png": None, "b/1.json": b"{}"}, [], "there is 1 .json: pass --unit file; else remove them"),
+    "flat": ({"x.png": None}, ["--targets", "x"], "targets: the CSV file x does not exist"),
+    "warning": ({"x.png": None}, [], "or pass --targets FILE.csv (--targets none to say that this is meant)"),
+    "encoding": ({"x.txt": b"caf\xe9"}, [], "pass --encoding; "),
+    "fields": ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; mend or remove it, or pass --skip-bad"),
+    "columns": (
+        {"x.jsonl": b'{"text": "a", "y": [1, 2]}\n'},
+        ["--target-field", "y"],
+        "(images: --targets none; texts: no --target-field)",
+    ),
+    "images": ({"x.png": None}, ["--unit", "line"], "there is 1 .png: leave out the options for texts"),
+    "there": ({"x.png": None}, ["--targets", "none"], "is there already: pass --overwrite to replace it"),
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_hints_name_flags(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, options, wanted = HINTS[name]
+    for path, data in files.items():
+        (tmp_path / "in" / path).parent.mkdir(parents=True, exist_ok=True)
+        if data is None:
+            Image.new("RGB", (8, 8)).save(tmp_path / "in" / path)
+        else:
+            (tmp_path / "in" / path).write_bytes(data)
+    arguments = ["pack", str(tmp_path / "in"), str(tmp_path / "out.h5"), "--no-progress", *options]
+    main(arguments)
+    if name == "there":
+        main(arguments)
+    told = capsys.readouterr().err
+    assert wanted in told and "=" not in told
+
+
+def test_an_array_is_named_by_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["a"], file["b"] = np.zeros((4, 3)), np.ones((5, 2))
+    arguments = ["pack", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--no-progress"]
+    assert main(arguments) == 2
+    assert "in.h5 has 2 datasets: name one of them by --dataset-name: a [4, 3] float64, b" in capsys.readouterr().err
+    assert main([*arguments, "--dataset-name", "b"]) == 0
+    assert len(headrace.HDF5Dataset(tmp_path / "out.h5")) == 5

@@ -97,12 +97,12 @@ def test_help(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["none", "out.h5"], "none does not exist"),
         (["in", "none/out.h5"], "is no folder: make it first"),
-        (["in", "there.h5"], r"there\.h5 is there already: pass overwrite=True \(--overwrite\)"),
+        (["in", "there.h5"], r"there\.h5 is there already: pass --overwrite to"),
         (["in", "out.h5", "--size", "20"], "need --store decoded"),
         (["in", "out.h5", "--store", "encoded", "--color", "L"], "need --store decoded"),
         (["in", "out.h5", "--targets", "none.csv"], r"none\.csv does not exist"),
         (["arrays.h5", "out.h5", "--store", "decoded", "--size", "20"], r"are for images, and .*arrays\.h5 holds arrays"),
-        (["arrays.h5", "out.h5", "--store", "encoded"], "pass store='decoded'"),
+        (["arrays.h5", "out.h5", "--store", "encoded"], "pass --store decoded"),
         (["broken", "out.h5"], r"broken.a\.jpg: .*0 bytes"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.cli import index, pack, verify
+from headrace.cli.flags import as_flags
 from headrace.errors import FileChangedError, FormatError, HeadraceError, SampleError
 
 Run = Callable[[argparse.Namespace], int]
@@ -37,7 +38,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
     """Run a verb: errors and warnings are one line on stderr, which begins with the program's name."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        print(f"{program}: warning: {_one_line(message)}", file=sys.stderr)
+        print(f"{program}: warning: {as_flags(_one_line(message))}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():

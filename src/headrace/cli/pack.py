@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.flags import as_flags
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
     parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
-    parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders")
+    parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders; none: no targets")
+    parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
     texts.add_argument("--unit", choices=UNITS, help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)")
@@ -76,9 +77,7 @@ def run(given: argparse.Namespace) -> int:
                 progress=False if given.no_progress else None,
             )
     except HeadraceError as error:
-        told = str(error).replace('pass on_error="skip"', "pass --skip-bad")
-        told = re.sub(r"\b(unit|labels|text_field|target_field)=(?:'(\w+)'|\b)", _as_option, told)
-        raise type(error)(told) from error
+        raise type(error)(as_flags(str(error))) from error
     except KeyboardInterrupt:
         print(f"{given.program}: interrupted, nothing was written", file=sys.stderr)
         return 130
@@ -113,11 +112,14 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.hdf5.packed import packed_info
 
     of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
+    of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
     of_texts = {
         name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding", "cache_dir")
     }
     of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
     images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
+    if given.targets == "none":
+        images["targets"] = None
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
     if texts and (images or given.store is not None):
@@ -128,12 +130,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts")
         if info is None or info.kind != "image":
             raise ConfigError(f"--size, --color and --targets are for images, and {redact(given.src)} holds arrays")
-    return {**images, **texts, **({"on_error": "skip"} if given.skip_bad else {})}
-
-
-def _as_option(argument: re.Match[str]) -> str:
-    """An argument that an error names, as it stands on the command line: ``unit='file'`` is ``--unit file``."""
-    return f"--{argument[1].replace('_', '-')}" + (f" {argument[2]}" if argument[2] else "")
+    return {**images, **texts, **of_arrays, **({"on_error": "skip"} if given.skip_bad else {})}
 
 
 def _open(src: str, options: dict[str, Any]) -> BaseDataset:

@@ -149,6 +149,6 @@ def as_column(targets: Sequence[Any] | Column) -> Column:
     if column.dtype.kind not in "biufc" or not alike or not rows:
         raise ConfigError(
             "these targets can't be packed: they must be numbers of one kind, or NumPy arrays of one shape; "
-            "pack without them (targets=None), and pass them when you open the file"
+            "pack without them (images: targets=None; texts: no target_field=), and pass them when you open the file"
         )
     return np.ascontiguousarray(column)

@@ -254,7 +254,7 @@ def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array
     if plan.info.store == "encoded":
         try:
             if plan.info.kind == "image":
-                decode_image(record, getattr(dataset, "color", "RGB"))
+                decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
         except Exception as error:  # as the dataset itself would meet it
             return dataset._failed(index, "can't be decoded", error)
         return np.frombuffer(record, np.uint8)

@@ -17,6 +17,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image import sizing
+from headrace.datasets.image.claims import Claim
 from headrace.datasets.image.pixels import (
     EXTENSIONS,
     IMAGENET_MEAN,
@@ -91,7 +92,7 @@ class TestJPEG:
         self, channels: int, color: str, width: int, height: int, quality: int, subsampling: int, progressive: bool
     ) -> None:
         data = encoded(picture(width, height, channels), "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
-        decoded = pixels_module._decode_jpeg(data, color)
+        decoded = pixels_module._decode_jpeg(data, color, Claim(None), None)
         assert decoded is not None  # by simplejpeg, and not by Pillow
         assert decoded.shape == (height, width, len(color)) and decoded.dtype == np.uint8
         np.testing.assert_array_equal(decoded, by_pillow(data, color))

@@ -400,6 +400,12 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         """This process's memory budget under the dataset's `max_memory_usage`."""
         return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size)
 
+    def left_of_budget(self) -> int:
+        """Bytes that the budget leaves to this process, a worker among others, for what it needs a short time."""
+        info = get_worker_info()
+        left = self.budget.available if self._left_at_spawn is None else self._left_at_spawn
+        return left if info is None else left // info.num_workers
+
     def blocks(self) -> npt.NDArray[np.int64] | None:
         """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
         sizes = self._source.blocks()

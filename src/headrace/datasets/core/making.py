@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from abc import ABCMeta
+from abc import ABCMeta, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from headrace.datasets.core.checks import explain_call
 from headrace.errors import ConfigError
 from headrace.io.resolve.scan import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
+from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.tokenizer import shown_tokenizer
@@ -72,6 +73,13 @@ class Travelling:
     """The part of a dataset that is pickled: to a worker with its store, anywhere else without what is held."""
 
     loading_mode: LoadingMode
+    _left_at_spawn: int | None = None
+    """In a spawned worker, whose ledger knows nothing of its parent's reservations: what these left of the budget."""
+
+    @property
+    @abstractmethod
+    def budget(self) -> MemoryBudget:
+        """This process's memory budget."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
@@ -81,6 +89,7 @@ class Travelling:
         state["_seeder"] = None  # found anew: the copy holds copies of the generators
         state.pop("_travelling", None)
         if is_spawning():
+            state["_left_at_spawn"] = self.budget.available
             state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
             for name in ("targets", "_chosen"):
                 state[name] = self._mapped_by_workers(name)

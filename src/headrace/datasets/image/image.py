@@ -185,8 +185,8 @@ class ImageDataset(BaseDataset):
         if self._is_encoded_until_drawn:
             return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
         if self.image_size is not None and not self._stored_decoded:
-            return load_image(record, self.color, self.image_size, self._channels_first, exact=self._is_exact)
-        pixels = record if self._stored_decoded else decode_image(record, self.color)
+            return load_image(record, self.color, self.image_size, self._channels_first, exact=self._is_exact, left=self.left_of_budget)
+        pixels = record if self._stored_decoded else decode_image(record, self.color, self.left_of_budget)
         if self.image_size is not None:
             pixels = resize_image(pixels, self.image_size)
         return to_channels_first(pixels) if self._channels_first else pixels
@@ -195,7 +195,9 @@ class ImageDataset(BaseDataset):
         if self._augment is None:
             return None
         first = 1 if self._channels_first else 0
-        height, width = self.image_size or (image_shape(value) if self._is_encoded_until_drawn else value.shape[first : first + 2])
+        height, width = self.image_size or (
+            image_shape(value, self.left_of_budget) if self._is_encoded_until_drawn else value.shape[first : first + 2]
+        )
         return self._augment.draw(height, width)
 
     def _pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
@@ -206,7 +208,7 @@ class ImageDataset(BaseDataset):
         size = self._crop_size
         if self._is_encoded_until_drawn:
             assert size is not None
-            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self._is_exact)
+            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self._is_exact, self.left_of_budget)
         value = value.transpose(1, 2, 0) if self._channels_first else value  # a view may show what is held for another transform
         if box is not None and size is not None:
             value = resize_image(np.ascontiguousarray(box.of(value)), size)
@@ -259,7 +261,7 @@ class ImageDataset(BaseDataset):
         if isinstance(value, Exception):
             raise value
         if self._is_encoded_until_drawn:
-            return decode_image(value, self.color)
+            return decode_image(value, self.color, self.left_of_budget)
         return to_channels_last(value) if self._channels_first else value
 
     def sample_nbytes(self) -> int | None:

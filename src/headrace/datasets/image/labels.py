@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.datasets.core.checks import array_in
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import is_url, redact
+from headrace.io.resolve.contents import MOST, names_below, summary_of
 from headrace.io.resolve.scan import DataPath, FileList, entries_of
 
 Targets = npt.NDArray[Any] | list[Any] | None
@@ -44,13 +46,20 @@ def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[
     classes = sorted(number)
     empty = [f for f in files.folders if os.fsencode(f) not in number and not f.startswith(".")]
     if empty:
+        others = [] if files.url else _others_in(files.roots, empty[0])
+        holds = f", in which {summary_of(others).partition(': use ImageDataset')[0]}" if others else ""
         raise DataNotFoundError(
-            f"{len(empty)} class folders hold no file that counts, the first is {redact(empty[0])!r}: remove them, for they would be "
-            "classes on one machine and not on another; or pass targets="
+            f"{len(empty)} class folders hold no image, the first is {redact(empty[0])!r}{holds}; else remove them, for they would be "
+            "classes on one machine and not on another, or pass targets= (targets=None: no targets)"
         )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
     return targets, [os.fsdecode(c) for c in classes]
+
+
+def _others_in(roots: Sequence[str], folder: str) -> list[str]:
+    """Names of files in a first-level folder, as many as a message is made of."""
+    return [name for root in roots for name in itertools.islice(names_below(os.path.join(root, folder)), MOST)]
 
 
 def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
@@ -96,7 +105,7 @@ def _beside_the_folders(files: FileList) -> tuple[None, list[str]]:
         return None, []
     raise ConfigError(
         f"{flat:,} of {total:,} files lie beside the class folders, the first is "
-        f"{redact(files.path(first))}: move them into a class folder, or pass targets= (None for no targets)"
+        f"{redact(files.path(first))}: move them into a class folder, or pass targets= (targets=None: no targets)"
     )
 
 

@@ -18,6 +18,7 @@ import simplejpeg
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from headrace.datasets.image.claims import FREE, SIXTEEN_BIT, Claim, Left, jpeg_nbytes, pillow_nbytes
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 
@@ -30,7 +31,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
-_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDENED = 1 << 24  # pixels between the two steps of resizing
 _DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
     "premature end of data segment",
@@ -76,7 +76,7 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @decoding
-def decode_image(data: Any, color: str = "RGB") -> Pixels:
+def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pixels:
     """The pixels of an encoded image.
 
     The colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied. Grey of more than 8 bits is
@@ -87,31 +87,42 @@ def decode_image(data: Any, color: str = "RGB") -> Pixels:
     Args:
         data: the file's bytes (bytes-like).
         color: "RGB" or "L".
+        left: says what the memory budget leaves; it is asked where an image takes more than `FREE`.
 
     Returns:
         [H, W, 3] or [H, W, 1] uint8.
 
     Raises:
-        FormatError: no image, a broken one, or one of so many pixels that it may be a decompression bomb.
+        FormatError: no image, a broken one, one of so many pixels that it may be a decompression bomb, or that takes more than the
+            budget leaves.
     """
+    with Claim(left) as claim:
+        return decode_claimed(data, color, claim, None)
+
+
+def decode_claimed(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels:
+    """As `decode_image`, where the memory that this takes, and resizing it to `size`, stays claimed."""
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
     if bytes(data[:3]) == b"\xff\xd8\xff":
-        pixels = _decode_jpeg(data, color)
+        pixels = _decode_jpeg(data, color, claim, size)
         if pixels is not None:
             return pixels
-    return _decode_pillow(data, color)
+    return _decode_pillow(data, color, claim, size)
 
 
-def _decode_jpeg(data: Any, color: str) -> Pixels | None:
+def _decode_jpeg(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels | None:
     """JPEG of the usual colour spaces; None where Pillow has to look."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         check_pixels(width, height)
         if space not in ("YCbCr", "Gray"):
             if space in ("CMYK", "YCCK"):
+                claim_jpeg(claim, data, (height, width), 4, 1, None)
                 simplejpeg.decode_jpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
             return None
+        channels = (8 if space == "YCbCr" else 1) if color == "L" else (3 if space == "YCbCr" else 4)  # and of Pillow's image between
+        claim_jpeg(claim, data, (height, width), channels, 1, size)
         pixels = simplejpeg.decode_jpeg(data, "RGB" if space == "YCbCr" else "GRAY")
     except ValueError as error:
         if isinstance(error, FormatError):
@@ -123,6 +134,14 @@ def _decode_jpeg(data: Any, color: str) -> Pixels | None:
     if color == "L":
         return pixels if space == "Gray" else np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
     return np.repeat(pixels, 3, axis=2) if space == "Gray" else pixels
+
+
+def claim_jpeg(claim: Claim, data: Any, shape: tuple[int, int], channels: int, factor: int, size: tuple[int, int] | None) -> None:
+    """Claims what decoding a JPEG at a fraction of its size takes, and resizing it."""
+    if jpeg_nbytes(shape, channels, factor, size, True, True) > FREE:  # else it is not worth a look
+        with open_image(data) as image:
+            turns, is_progressive = orientation_of(image) in _TURNED, "progressive" in image.info
+        claim.take(*shape, jpeg_nbytes(shape, channels, factor, size, turns, is_progressive))
 
 
 def exif_orientation(data: Any) -> Any:
@@ -173,9 +192,10 @@ def upright(pixels: Pixels, orientation: Any) -> Pixels:
     return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
-def _decode_pillow(data: Any, color: str) -> Pixels:
+def _decode_pillow(data: Any, color: str, claim: Claim, size: tuple[int, int] | None) -> Pixels:
     with open_image(data) as image:
         check_pixels(*image.size)
+        claim.take(image.height, image.width, pillow_nbytes(image, color, size))
         image.load()  # the reader of TIFF turns the image itself, and clears the tag
         orientation = orientation_of(image)
         grey = _deep_grey(image)
@@ -184,7 +204,7 @@ def _decode_pillow(data: Any, color: str) -> Pixels:
         elif image.mode == "LAB":  # Pillow has no other way from there to grey
             array = np.asarray(image.convert("RGB").convert(color))
         else:
-            array = np.asarray(image.convert(color))
+            array = np.asarray(image if image.mode == color else image.convert(color))
     array = array if array.ndim == 3 else array[:, :, None]
     return upright(np.ascontiguousarray(array), orientation)
 
@@ -195,12 +215,12 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
     Raises:
         FormatError: nothing says which of its values are black and white.
     """
-    if image.mode not in (*_SIXTEEN_BIT, "I", "F"):
+    if image.mode not in (*SIXTEEN_BIT, "I", "F"):
         return None
-    values = np.asarray(image, np.float32 if image.mode in _SIXTEEN_BIT else None)
+    values = np.asarray(image, np.float32 if image.mode in SIXTEEN_BIT else None)
     least, most = float(values.min()), float(values.max())
     white: float | None = None
-    if image.mode in _SIXTEEN_BIT:
+    if image.mode in SIXTEEN_BIT:
         white = max(_white_of(image), most)  # a tag may be too low
     elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
         white = _WHITE_16

@@ -16,9 +16,12 @@ import numpy as np
 import simplejpeg
 import torch
 
+from headrace.datasets.image.claims import Claim, Left
 from headrace.datasets.image.pixels import (
     Pixels,
     check_pixels,
+    claim_jpeg,
+    decode_claimed,
     decode_image,
     decoding,
     exif_orientation,
@@ -54,6 +57,7 @@ def load_image(
     box: Box | None = None,
     flip: bool = False,
     exact: bool = False,
+    left: Left | None = None,
 ) -> Pixels:
     """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image` and mirroring give, but for large
     JPEGs, which are decoded at a fraction of their size.
@@ -65,6 +69,7 @@ def load_image(
         box: the part of the image; None: all of it.
         flip: mirror it, left to right.
         exact: decode large JPEGs whole, too.
+        left: as for `decode_image`.
 
     Returns:
         [C, H, W] or [H, W, C] uint8, contiguous, and of nobody else's memory.
@@ -72,12 +77,14 @@ def load_image(
     Raises:
         FormatError: as `decode_image`.
     """
-    found = _load_jpeg(data, size, box, exact) if color == "RGB" else None
-    if found is None:
-        pixels = decode_image(data, color)
-        if box is not None:
-            pixels = box.of(pixels)
-        found = resize_image(pixels, size)
+    with Claim(left) as claim:
+        found = _load_jpeg(data, size, box, exact, claim) if color == "RGB" else None
+        if found is None:
+            pixels = decode_claimed(data, color, claim, size)
+            if box is not None:
+                pixels = box.of(pixels)
+            found = resize_image(pixels, size)
+            del pixels
     if flip:
         found = found[:, ::-1]
     if not channels_first:
@@ -86,8 +93,8 @@ def load_image(
 
 
 @decoding
-def image_shape(data: Any) -> tuple[int, int]:
-    """Height and width of an encoded image as it stands upright, as its header says.
+def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
+    """Height and width of an encoded image as it stands upright, as its header says. (`left`: as for `decode_image`.)
 
     Raises:
         FormatError: it has none that can be read.
@@ -101,7 +108,7 @@ def image_shape(data: Any) -> tuple[int, int]:
                 return _Header(image.height, image.width, orientation_of(image)).upright
     except Exception:  # `decode_image` says what is wrong
         pass
-    height, width = decode_image(data).shape[:2]
+    height, width = decode_image(data, left=left).shape[:2]
     return height, width
 
 
@@ -168,7 +175,7 @@ def _jpeg_header(data: Any) -> _Header | None:
     return _Header(height, width, exif_orientation(data))
 
 
-def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool) -> Pixels | None:
+def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool, claim: Claim) -> Pixels | None:
     """[H, W, 4] in memory that the next image will use; None where `decode_image` has to look."""
     header = _jpeg_header(data)
     if header is None:
@@ -178,6 +185,7 @@ def _load_jpeg(data: Any, size: tuple[int, int], box: Box | None, exact: bool) -
     factor = next(f for f in ((1,) if exact else (8, 4, 2, 1)) if f == 1 or (box.height >= f * size[0] and box.width >= f * size[1]))
     height, width = -(-header.height // factor), -(-header.width // factor)
     scaled = {"min_height": height, "min_width": width, "min_factor": factor} if factor > 1 else {}
+    claim_jpeg(claim, data, header[:2], 4, factor, size)
     buffer = _scratch.of_pixels(height * width * 4)
     try:  # four bytes a pixel: faster to decode, resize and take apart than three
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGBX", buffer=buffer, **scaled)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import EXTENSIONS, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.tar.index import RESERVED
@@ -19,9 +20,9 @@ from headrace.storage.tar.source import TarSource
 Decoders = Mapping[str, Callable[[bytes], Any] | None]
 
 
-def image_tensor(data: bytes) -> torch.Tensor:
+def image_tensor(data: bytes, left: Left | None = None) -> torch.Tensor:
     """An encoded image as uint8 [3, H, W]; see `decode_image`."""
-    return torch.from_numpy(to_channels_first(decode_image(data)))
+    return torch.from_numpy(to_channels_first(decode_image(data, left=left)))
 
 
 def _array(data: bytes) -> Any:
@@ -83,7 +84,7 @@ class TarSamples(BaseDataset):
         if function is None:
             return data
         try:
-            return function(data)
+            return image_tensor(data, self.left_of_budget) if function is image_tensor else function(data)
         except MemoryError:
             raise
         except Exception as error:

@@ -1,0 +1,36 @@
+"""Names the flags of `headrace pack` where a message names arguments of Python."""
+
+from __future__ import annotations
+
+import re
+
+_FLAGS = {
+    **{name: f"--{name.replace('_', '-')}" for name in ("unit", "labels", "text_field", "target_field", "targets", "store", "color")},
+    **{name: f"--{name.replace('_', '-')}" for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers")},
+    "image_size": "--size",
+}
+_ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w-]+)'|\"([\w-]+)\"|([\w-]+)|\(height, width\))?")
+_IN_WORDS = {
+    'pass on_error="skip"': "pass --skip-bad",
+    "overwrite=True (--overwrite)": "--overwrite",
+    "say encoding= or errors=": "pass encoding=",
+    "name one of them as dataset_name": "name one of them by dataset_name=",
+    "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",
+    "raise PIL.Image.MAX_IMAGE_PIXELS": "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",
+    ": use ImageDataset": ": leave out the options for texts",
+    ": use TextDataset": ": pass --unit file",
+}
+
+
+def as_flags(message: str) -> str:
+    """A message of an error or a warning, with what can be passed on the command line: ``unit='file'`` is ``--unit file``."""
+    for words, instead in _IN_WORDS.items():
+        message = message.replace(words, instead)
+    return _ARGUMENT.sub(_as_flag, message)
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    name, value = found[1], found[2] or found[3] or found[4] or ""
+    if name == "targets" and value in ("", "None"):
+        value = "none" if value else "FILE.csv"
+    return f"{_FLAGS[name]} {value}".rstrip()
