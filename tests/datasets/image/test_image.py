@@ -414,6 +414,21 @@ class TestExact:
         assert any((fast[i][0].permute(1, 2, 0).numpy() != pixels).any() for i, pixels in enumerate(wanted))
         assert exact.held_as() != fast.held_as()
 
+    def test_is_part_of_what_ranks_share(self, photos: Path, tmp_path: Path) -> None:
+        options: dict[str, Any] = {
+            "image_size": 12,
+            "normalize": False,
+            "loading_mode": "cached",
+            "shared": "machine",
+            "cache_dir": tmp_path,
+        }
+        with ImageDataset(photos, decode="fast", **options) as fast, ImageDataset(photos, decode="exact", **options) as exact:
+            first = [fast[i][0] for i in range(len(fast))]
+            with ImageDataset(photos, decode="fast", **options) as again:
+                assert all(torch.equal(again[i][0], image) for i, image in enumerate(first)) and again.mode.stats()["hits"] == len(first)
+            assert exact.mode.stats()["held"] == 0
+            assert any(not torch.equal(exact[i][0], image) for i, image in enumerate(first))
+
     def test_other_words_are_refused(self, photos: Path) -> None:
         with pytest.raises(ConfigError, match="decode must be 'fast' or 'exact', not 'quick'"):
             ImageDataset(photos, decode="quick")
