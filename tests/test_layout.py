@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
-    "io/remote": ["timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
+    "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

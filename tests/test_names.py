@@ -12,7 +12,7 @@ import pytest
 
 import headrace
 from headrace.arguments import OLD_NAMES
-from headrace.datasets.core.base import CommonOptions
+from headrace.datasets.core.options import PathOptions
 from headrace.loader.config import _OLD_WORDS, FIELDS
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +31,7 @@ def rows(heading: str) -> Iterator[list[str]]:
 
 def known_names() -> set[str]:
     """Public names, their attributes, and the names of their parameters."""
-    found = set(headrace.__all__) | set(FIELDS) | set(get_type_hints(CommonOptions)) | BOUND
+    found = set(headrace.__all__) | set(FIELDS) | set(get_type_hints(PathOptions)) | BOUND
     for name in headrace.__all__:
         thing = getattr(headrace, name)
         found |= parameters(thing)

@@ -15,9 +15,20 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import headrace
-from headrace import BaseDataset, DataLoaderConfig, HDF5Dataset, ImageDataset, LoadingMode, TextDataset, ZarrDataset
-from headrace.datasets.core.base import CommonOptions
-from headrace.datasets.core.options import OpenOptions
+from headrace import (
+    BaseDataset,
+    DataLoaderConfig,
+    HDF5Dataset,
+    ImageDataset,
+    LoadingMode,
+    RemoteOptions,
+    StreamingDataset,
+    TextDataset,
+    ZarrDataset,
+)
+from headrace.datasets.core.options import CommonOptions, PathOptions
+from headrace.datasets.options import OpenOptions
+from headrace.io.remote.options import DEADLINE, RETRIES, RemoteKeywords
 from headrace.loader.config import FIELDS
 from headrace.loader.options import LoaderOptions
 from headrace.modes import ModeName
@@ -31,7 +42,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headrace import DataLoaderConfig, DataModule, HDF5Dataset, ImageDataset, Loader, LoadingMode, MultiDataLoader, StreamingDataset
 from headrace import TextDataset, VisionCollator, ZarrDataset, create_dataloader, open_dataset, suggest_num_workers
 
-dataset = ImageDataset("photos", 64, loading_mode="cached", hold="encoded", on_error="skip", color="L")
+dataset = ImageDataset("photos", image_size=64, loading_mode="cached", hold="encoded", on_error="skip", color="L")
 assert_type(dataset, ImageDataset)
 assert_type(dataset[0:3], ImageDataset)
 assert_type(dataset.subset([1]), ImageDataset)
@@ -149,7 +160,36 @@ def test_common_options_are_those_of_base_dataset() -> None:
 
 def test_open_options_are_those_of_the_formats() -> None:
     of_formats = {name for one in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset) for name in inspect.signature(one).parameters}
-    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(CommonOptions))
+    assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(PathOptions))
+
+
+def test_remote_options_are_declared_once() -> None:
+    assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {field.name for field in dataclasses.fields(RemoteOptions)}
+    for one in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, headrace.write_index):
+        assert not set(inspect.signature(one).parameters) & set(get_type_hints(RemoteKeywords))
+        assert "retries:" not in (one.__doc__ or "") and "RemoteOptions" in (one.__doc__ or "")
+    text = inspect.getdoc(RemoteOptions) or ""
+    assert f"after the first ({RETRIES})" in text and f"seconds ({DEADLINE:g})" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("retries", -1, "retries must be an integer"),
+        ("retries", "3", "retries must be an integer"),
+        ("deadline", 0, "deadline must be a number of seconds"),
+        ("disk_cache_size", "much", "disk_cache_size"),
+        ("storage_options", "key", "storage_options must be a dict"),
+        ("cache_dir", "s3://bucket", "cache_dir must be a local folder"),
+        ("retrys", 3, "has no 'retrys': did you mean retries"),
+    ],
+)
+def test_remote_options_are_checked_for_local_paths_too(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    for door in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, headrace.open_dataset, headrace.write_index):
+        if door is headrace.write_index and name in ("disk_cache_size", "cache_dir"):
+            continue
+        with pytest.raises(headrace.ConfigError, match=said):
+            door(tmp_path, **{name: value})
 
 
 def test_mode_names_are_those_of_the_enum() -> None:

@@ -47,6 +47,7 @@ from headrace.errors import (
     WorkerError,
     WriteError,
 )
+from headrace.io.remote.options import RemoteOptions
 from headrace.loader import (
     DataLoaderConfig,
     DataModule,
@@ -106,6 +107,7 @@ __all__ = [
     "RandomResizedCrop",
     "RankBatches",
     "RemoteError",
+    "RemoteOptions",
     "SampleError",
     "Source",
     "StateError",

@@ -13,7 +13,8 @@ import pytest
 from headrace.errors import FormatError, HeadraceWarning, RemoteError
 from headrace.io import index as index_module
 from headrace.io.index import IndexKind, index_bytes, index_of
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, with_index
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles, with_index
 from headrace.io.stretches import Stretch, places_of, read_part, read_places, read_stretches
 from tests.servers.ranges import RangeServer
 

@@ -12,7 +12,8 @@ import torch
 
 from headrace import BaseDataset, Source
 from headrace.errors import FileChangedError, HeadraceWarning, RemoteError
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles, Span
 from tests.servers.ranges import RangeServer
 
 ROW, ROWS = 512, 600

@@ -25,6 +25,7 @@ Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 class ArrayDataset(BaseDataset):
     """Rows of arrays as tensors; several arrays as dicts of them. The common part of `HDF5Dataset` and `ZarrDataset`."""
 
+    reads_urls = True
     _dtype: np.dtype[Any] | None = None
     _is_plain = False
     _encoding: str | None = "utf-8"

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
-from headrace.datasets.core.base import CommonOptions
 from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import is_url, redact
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.remote_list import far_files
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.hdf5.files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
@@ -41,10 +41,7 @@ class HDF5Dataset(ArrayDataset):
         encoding: of strings; None: they come as bytes.
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
-        storage_options: for URLs: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a range of a file is given up.
-        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
-        **options: see `BaseDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
         ConfigError: a local folder, an empty list, paths and URLs together, a dtype or an encoding that is none.
@@ -66,11 +63,7 @@ class HDF5Dataset(ArrayDataset):
         dtype: npt.DTypeLike | None = None,
         direct: bool = True,
         encoding: str | None = "utf-8",
-        storage_options: dict[str, Any] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
@@ -79,7 +72,7 @@ class HDF5Dataset(ArrayDataset):
         if not is_one and not (names and all(isinstance(name, str) for name in names)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
         self._encoding = _encoding_named(encoding)
-        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        reach, common = split_options(options)
         paths, opened = opened_files(data_path, reach)
         wanted: Any = dataset_name if is_one else names
 
@@ -94,7 +87,7 @@ class HDF5Dataset(ArrayDataset):
         found = opened.read_each(paths, one)
         source = self._describe([one for one, _ in found], dtype)
         targets = None if target_name is None else joined_targets([column for _, column in found], self._encoding)
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
 
 def _encoding_named(encoding: str | None) -> str | None:

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_names
-from headrace.datasets.core.base import BaseDataset, CommonOptions
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, check_common
 from headrace.datasets.core.delegating import DelegatingDataset
 from headrace.datasets.core.finished import ALONE, Finished
+from headrace.datasets.core.options import COMMON
 from headrace.datasets.open import known_keywords, open_dataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
@@ -22,8 +23,6 @@ from headrace.io.resolve.scan import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
 from headrace.storage.source import Source
-
-_COMMON = CommonOptions.__optional_keys__ | CommonOptions.__required_keys__
 
 
 class MemoryEfficientDataset(DelegatingDataset):
@@ -68,7 +67,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         **options: Any,
     ) -> None:
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
-        of_format = {name: options.pop(name) for name in [*options] if name not in _COMMON}
+        of_format = {name: options.pop(name) for name in [*options] if name not in COMMON}
         check_names(type(self).__name__, of_format, known_keywords(), HINTS)
         check_common({**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode})
         self._opened_here = _is_path(data_path)

@@ -10,16 +10,16 @@ from typing import Any, Unpack
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, keywords_of
-from headrace.datasets.core.options import OpenOptions
 from headrace.datasets.hdf5 import HDF5Dataset, far_kind
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import EXTENSIONS
+from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.text.text import TEXT_EXTENSIONS, TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import without_query
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.contents import names_below
 from headrace.io.resolve.scan import DataPath, entries_of, is_url, redact
 from headrace.storage.hdf5.files import is_far_hdf5, is_hdf5
@@ -33,7 +33,6 @@ _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays", StreamingDataset: "shards",
 }  # fmt: skip
 _TARS = (*ENDINGS, *COMPRESSED_TARS)
-_OF_REACH = ("storage_options", "retries", "deadline", "cache_dir")
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
@@ -74,7 +73,7 @@ def known_keywords() -> frozenset[str]:
 def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDataset]:
     entries = entries_of(data_path)
     if all(map(is_far_hdf5, entries)):
-        reach = RemoteOptions(**{name: options[name] for name in _OF_REACH if name in options})
+        reach = RemoteOptions.taken_from(dict(options))
         return _OF_KIND.get(far_kind(entries, reach), HDF5Dataset)
     if isinstance(data_path, (str, os.PathLike)) and is_zarr(data_path):  # of a URL the name decides
         return ZarrDataset

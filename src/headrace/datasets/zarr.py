@@ -8,13 +8,12 @@ from typing import Any, Literal, Unpack
 import numpy.typing as npt
 
 from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_paths, joined_targets
-from headrace.datasets.core.base import CommonOptions
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.filling import Like
+from headrace.datasets.core.options import PathOptions, split_options
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import is_url
-from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.remote_list import far_stores
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.volumes import PADS, PatchSource
@@ -54,10 +53,7 @@ class ZarrDataset(ArrayDataset):
         missing: "fill": a chunk that was never written has the fill value; "error": reading it is an error.
         direct: read the files themselves where their layout is known, which is faster; False: through zarr-python alone. Both give the
             same; `explain()` names the path that each array takes, and why.
-        storage_options: to fsspec, for URLs.
-        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a request is given up.
-        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`; None: none.
-        **options: see `BaseDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
         ConfigError: URLs of several servers, or beside local paths; an empty list, extents that make no sense, an option that goes with
@@ -86,11 +82,7 @@ class ZarrDataset(ArrayDataset):
         dtype: npt.DTypeLike | None = None,
         missing: Literal["fill", "error"] = "fill",
         direct: bool = True,
-        storage_options: dict[str, Any] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
@@ -98,10 +90,10 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
+        reach, common = split_options(options)
         paths = expanded_paths(data_path, "Zarr store")
         opened = OpenZarr()
         if any(map(is_url, paths)):
-            reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
             far, paths = far_stores(paths, reach)
             opened = OpenZarr(far)
         self._has_labels = False
@@ -127,7 +119,7 @@ class ZarrDataset(ArrayDataset):
             reading = {"direct": direct, "missing": missing}
             self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened, **reading) for path in paths]
             source = _joined_volumes(self._volumes)
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def _decoded_record(self, record: Any) -> Any:
         if not self._has_labels:

@@ -13,51 +13,22 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.cache.blocks import CachedRemote
-from headrace.io.cache.disk_cache import DiskCache
+from headrace.io.cache.disk_cache import disk_cache_of
 from headrace.io.paths import redact
 from headrace.io.ranges import Range, Version
 from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import WHOLE as WHOLE
 from headrace.io.remote.prefetch import Ahead
 from headrace.io.remote.prefetch import Span as Span
-from headrace.memory.budget import parse_size
 from headrace.memory.machine import cache_folder
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """How files that are far away are reached, and kept.
-
-    Attributes:
-        storage_options: to fsspec.
-        retries, deadline: see `Remote`.
-        cache_dir: for what is kept on this machine; None: headrace's part of the user's cache folder.
-        disk_cache_size: bytes (or "20GB") of what was fetched that are kept there; None: none.
-    """
-
-    storage_options: dict[str, Any] | None = None
-    retries: int | None = None
-    deadline: float | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    disk_cache_size: int | str | None = None
-
-    def disk_cache(self) -> DiskCache | None:
-        """The disk cache, if there is to be one.
-
-        Raises:
-            ConfigError: a size that makes no sense, or a system without it.
-        """
-        if self.disk_cache_size is None:
-            return None
-        return DiskCache(str(cache_folder(self.cache_dir)), parse_size(self.disk_cache_size, "disk_cache_size"))
 
 
 class RemoteFiles:
@@ -77,7 +48,7 @@ class RemoteFiles:
             with contextlib.suppress(OSError):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)
         remote = Remote(url, options.storage_options, retries=options.retries, deadline=options.deadline)
-        self._bytes = CachedRemote(remote, options.disk_cache())
+        self._bytes = CachedRemote(remote, disk_cache_of(options.disk_cache_size, options.cache_dir))
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 
-from headrace.datasets.core.options import DataPath, FormatOptions
+from headrace.datasets.options import DataPath, FormatOptions
 
 
 class Indexable(Protocol):

@@ -10,18 +10,19 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
+from headrace.io.cache.disk_cache import disk_cache_of
 from headrace.io.cache.whole_files import WholeFiles
 from headrace.io.hints import HINTS, TO_THE_END
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
+from headrace.memory.machine import cache_folder
 from headrace.storage.source import Source
 
 _OPEN = 64  # files that are open at once
@@ -36,27 +37,21 @@ class FilesSource(Source):
     Args:
         data_path: folder, file, glob, fsspec URL, or a list of these.
         extensions: endings of the files that count, in any case.
-        storage_options: passed to fsspec.
-        cache_dir: a folder, made if it is missing, where listings of local folders are kept and found again while they still hold
-            (see `headrace.io.resolve.listings`); None: a folder is listed at every start.
-        retries, deadline: for URLs, see `Remote`.
-        disk_cache_size: for URLs: bytes (or "20GB") of files that are kept in `cache_dir`; None: none.
+        remote: how URLs are read. Its `cache_dir`, made if it is missing, also keeps listings of local folders, which are used again while
+            they still hold (see `headrace.io.resolve.listings`); without one a folder is listed at every start.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.
-        ConfigError: URLs and paths are mixed, or of several file systems; `cache_dir` is no local path.
+        ConfigError: URLs and paths are mixed, or of several file systems.
     """
 
     def __init__(
         self,
         data_path: DataPath,
         extensions: Sequence[str],
-        storage_options: dict[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
+        remote: RemoteOptions | None = None,
     ) -> None:
+        options = remote or RemoteOptions()
         entries = entries_of(data_path)
         urls = [e for e in entries if is_url(e)]
         self._far: WholeFiles | None = None
@@ -66,17 +61,19 @@ class FilesSource(Source):
         if urls:
             first, chained, rest = str(urls[0]).partition("::")
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
-            options = RemoteOptions(storage_options, retries, deadline, cache_dir, disk_cache_size)
             shown = functools.partial(_shown, self._url_ends)
-            remote = Remote(str(urls[0]), storage_options, retries=retries, deadline=deadline, shown=shown)
-            check_one_filesystem(urls, remote.filesystem)
-            files = scan(entries, extensions, remote, asks=_are_folders(urls, extensions, remote))
-            remote.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
+            server = Remote(str(urls[0]), options.storage_options, retries=options.retries, deadline=options.deadline, shown=shown)
+            check_one_filesystem(urls, server.filesystem)
+            files = scan(entries, extensions, server, asks=_are_folders(urls, extensions, server))
+            server.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
         else:
-            files = scan(entries, extensions, cache_dir=None if cache_dir is None else _folder(cache_dir))
+            files = scan(
+                entries, extensions, cache_dir=None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
+            )
         self.files: FileList = files
         if urls:
-            self._far = WholeFiles(remote, options.disk_cache(), len(files.names), self._url)
+            disk_cache = disk_cache_of(options.disk_cache_size, options.cache_dir)
+            self._far = WholeFiles(server, disk_cache, len(files.names), self._url)
 
     def __len__(self) -> int:
         return len(self.files.names)
@@ -144,12 +141,6 @@ def _are_folders(urls: Sequence[str], extensions: Sequence[str], remote: Remote)
     named = [url for url in urls if names_file(url, endings)]
     empty = [url for url, version in zip(named, remote.versions(named), strict=True) if not version.size]
     return any(map(remote.is_folder, empty))
-
-
-def _folder(cache_dir: object) -> str:
-    if not isinstance(cache_dir, (str, os.PathLike)) or is_url(cache_dir) or not os.fspath(cache_dir):
-        raise ConfigError(f"cache_dir must be a local folder or None, not {redact(cache_dir)!r}")
-    return os.path.abspath(os.path.expanduser(os.fsdecode(cache_dir)))
 
 
 def _shown(ends: tuple[str, str], path: str) -> str:

@@ -60,14 +60,14 @@ def test_the_error_names_sample_sizes_and_remedy(folder: Path, mode: str) -> Non
         r"budget leaves \d+\.\d MB: make the image smaller, use fewer workers .*raise max_memory_usage; .*on_error=\"skip\""
     )
     with pytest.raises(SampleError, match=said):
-        ImageDataset(folder, 24, targets=None, loading_mode=mode, max_memory_usage=BUDGET, progress=False)[1]
+        ImageDataset(folder, image_size=24, targets=None, loading_mode=mode, max_memory_usage=BUDGET, progress=False)[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_skip_leaves_it_out(folder: Path, make_loader: Any, mode: str, workers: int) -> None:
     options: dict[str, Any] = {"loading_mode": mode, "on_error": "skip", "max_memory_usage": BUDGET, "progress": False}
-    with ImageDataset(folder, 24, targets=None, **options) as dataset:
+    with ImageDataset(folder, image_size=24, targets=None, **options) as dataset:
         loader = make_loader(dataset, batch_size=3, num_workers=workers)
         assert [len(images) for images, _ in loader] == [2]
         assert "1 x 40,000,000 pixels" in str(loader.get_stats()["skipped_samples"])
@@ -119,7 +119,7 @@ def test_ordinary_images_ask_nobody() -> None:
 
 
 def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ImageDataset(folder, 24, targets=None, max_memory_usage=BUDGET) as dataset:
+    with ImageDataset(folder, image_size=24, targets=None, max_memory_usage=BUDGET) as dataset:
         whole = dataset.left_of_budget()
         assert whole == dataset.budget.available
         monkeypatch.setattr("headrace.datasets.core.base.get_worker_info", lambda: type("Info", (), {"num_workers": 4}))

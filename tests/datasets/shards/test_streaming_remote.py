@@ -18,7 +18,8 @@ import pytest
 from headrace import ConfigError, StreamingDataset, TarSource
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
 from headrace.io.index import index_bytes
-from headrace.io.remote_files import RemoteFiles, RemoteOptions
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.tar import build as tar_made
 from headrace.storage.tar import source as tar
 from headrace.storage.text import source as texts

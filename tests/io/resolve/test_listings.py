@@ -21,6 +21,7 @@ import pytest
 from headrace import ImageDataset
 from headrace.errors import ConfigError, HeadraceWarning
 from headrace.io import array_file as kept_files
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve import listings
 from headrace.io.resolve.folders import list_folder
 from headrace.storage.files import FilesSource
@@ -56,7 +57,7 @@ class Place:
         return list_folder(*args)
 
     def names(self, root: Any = None, endings: tuple[str, ...] = ENDINGS) -> list[str]:
-        return [os.fsdecode(n) for n in FilesSource(root or self.root, endings, cache_dir=self.cache).files.names]
+        return [os.fsdecode(n) for n in FilesSource(root or self.root, endings, RemoteOptions(cache_dir=self.cache)).files.names]
 
     @property
     def files(self) -> list[Path]:
@@ -77,7 +78,7 @@ def kept(place: Place) -> Place:
 
 class TestFoundAgain:
     def test_without_listing(self, kept: Place) -> None:
-        first, again = FilesSource(kept.root, ENDINGS), FilesSource(kept.root, ENDINGS, cache_dir=kept.cache)
+        first, again = FilesSource(kept.root, ENDINGS), FilesSource(kept.root, ENDINGS, RemoteOptions(cache_dir=kept.cache))
         assert kept.count == 1
         assert (again.files.roots, again.files.folders, list(again.files.names)) == (
             first.files.roots,
@@ -92,7 +93,7 @@ class TestFoundAgain:
         monkeypatch.chdir(kept.root.parent)
         monkeypatch.setenv("HOME", str(kept.root.parent))
         for path in ("data", "./data/", "~/data", os.fsencode(kept.root), f"{kept.root}/a/.."):
-            source = FilesSource(path, ENDINGS, cache_dir="~/cache")
+            source = FilesSource(path, ENDINGS, RemoteOptions(cache_dir="~/cache"))
             assert os.path.samefile(source.files.path(0), kept.root / NAMES[0])
         assert kept.count == 1
 
@@ -119,9 +120,9 @@ class TestFoundAgain:
         open(os.path.join(folder, b"\xff\n.jpg"), "wb").close()
         settle(place.root)
         for _ in range(2):
-            source = FilesSource(place.root, ENDINGS, cache_dir=place.cache)
+            source = FilesSource(place.root, ENDINGS, RemoteOptions(cache_dir=place.cache))
             assert b"caf\xe9/\xff\n.jpg" in list(source.files.names)
-            assert FilesSource(folder, ENDINGS, cache_dir=place.cache).files.path(0) == os.path.join(folder, b"\xff\n.jpg")
+            assert FilesSource(folder, ENDINGS, RemoteOptions(cache_dir=place.cache)).files.path(0) == os.path.join(folder, b"\xff\n.jpg")
         assert place.count == 2
 
     def test_by_an_image_dataset(self, tmp_path: Path, place: Place) -> None:
@@ -343,20 +344,20 @@ class TestCacheDir:
     @pytest.mark.parametrize("wrong", [3, "", b"", ["a"], True, "s3://bucket/cache"])
     def test_that_is_none(self, place: Place, wrong: Any) -> None:
         with pytest.raises(ConfigError, match="cache_dir must be a local folder"):
-            FilesSource(place.root, ENDINGS, cache_dir=wrong)
+            FilesSource(place.root, ENDINGS, RemoteOptions(cache_dir=wrong))
 
     def test_of_what_is_no_local_folder_stays_empty(self, place: Place) -> None:
         memory = fsspec.filesystem("memory")
         memory.pipe("/listing/x.jpg", b"x")
         for path in (place.root / "d.jpg", str(place.root / "*/*.jpg"), "memory://listing", f"file://{place.root}"):
-            FilesSource(path, ENDINGS, cache_dir=place.cache)
+            FilesSource(path, ENDINGS, RemoteOptions(cache_dir=place.cache))
         memory.rm("/listing", recursive=True)
         assert not place.cache.exists()
 
 
 def be_killed(root: Path, cache: Path, at: str) -> None:
     setattr(os, at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    FilesSource(root, ENDINGS, cache_dir=cache)
+    FilesSource(root, ENDINGS, RemoteOptions(cache_dir=cache))
 
 
 class TestWriters:

@@ -72,38 +72,38 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _photos(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
-    return photos, lambda url: ImageDataset(url, image_size=8)
+def _photos(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
+    return photos, lambda url, **options: ImageDataset(url, image_size=8, **options)
 
 
-def _text_files(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
+def _text_files(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     (tmp_path / "a").mkdir()
     for name in ("a/1.txt", "2.txt"):
         (tmp_path / name).write_text(f"of {name}\nand more\n")
-    return tmp_path, lambda url: TextDataset(url, max_length=None, cache_dir=tmp_path / "kept")
+    return tmp_path, lambda url, **options: TextDataset(url, max_length=None, cache_dir=tmp_path / "kept", **options)
 
 
-def _lines(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
+def _lines(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     _text_files(photos, tmp_path)
-    return tmp_path, lambda url: TextDataset(url, unit="line", max_length=None, cache_dir=tmp_path / "kept")
+    return tmp_path, lambda url, **options: TextDataset(url, unit="line", max_length=None, cache_dir=tmp_path / "kept", **options)
 
 
-def _shards(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
+def _shards(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     for name in ("0.jsonl", "1.jsonl"):
         (tmp_path / name).write_text('{"text": "a"}\n{"text": "b"}\n')
-    return tmp_path, lambda url: StreamingDataset(url, cache_dir=tmp_path / "kept")
+    return tmp_path, lambda url, **options: StreamingDataset(url, cache_dir=tmp_path / "kept", **options)
 
 
-def _shards_by_glob(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
+def _shards_by_glob(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     folder, make = _shards(photos, tmp_path)
-    return folder, lambda url: make(f"{url}/*.jsonl")
+    return folder, lambda url, **options: make(f"{url}/*.jsonl", **options)
 
 
-def _store(photos: Path, tmp_path: Path) -> tuple[Path, Callable[[str], Any]]:
+def _store(photos: Path, tmp_path: Path) -> tuple[Path, Callable[..., Any]]:
     """Without consolidated metadata: its arrays are found by listing."""
     group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
     group.create_array("images", data=np.arange(24, dtype="u1").reshape(6, 4), chunks=(2, 4))
-    return tmp_path, lambda url: ZarrDataset(f"{url}/a.zarr")
+    return tmp_path, lambda url, **options: ZarrDataset(f"{url}/a.zarr", **options)
 
 
 _KINDS = [_photos, _text_files, _lines, _shards, _shards_by_glob, _store]
@@ -123,13 +123,12 @@ def test_each_second_answer_is_an_error(tiny_photos: Path, tmp_path: Path, flaky
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_no_answer_at_all(tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_at_all(tiny_photos: Path, tmp_path: Path, flaky: Any, kind: Any) -> None:
     folder, make = kind(tiny_photos, _made(tmp_path / "data"))
     _put(folder, flaky)
     flaky.fails = itertools.repeat(True)
-    monkeypatch.setattr("headrace.io.remote.client.RETRIES", 2)
     with pytest.raises(RemoteError, match=r"flaky:///?top.*: 3 attempts in .*ConnectionResetError"):
-        make("flaky://top")
+        make("flaky://top", retries=2)
 
 
 @pytest.mark.parametrize("kind", _KINDS)

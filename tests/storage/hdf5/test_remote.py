@@ -16,7 +16,8 @@ from h5py._objects import phil
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, RemoteError
 from headrace.io.index import index_bytes
 from headrace.io.library_errors import asking, remember
-from headrace.io.remote_files import RemoteFiles, RemoteOptions
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5 import remote as hdf5_far
 from headrace.storage.hdf5.index import INDEX

@@ -20,7 +20,8 @@ import pytest
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError
 from headrace.io import sequential as in_order
 from headrace.io.index import index_bytes
-from headrace.io.remote_files import RemoteFiles, RemoteOptions
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.scan import scan
 from headrace.storage.text import source as texts
 from headrace.storage.text.remote import INDEX, FarLinesSource, far_texts

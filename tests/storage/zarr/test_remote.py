@@ -22,7 +22,8 @@ from headrace import ConfigError, DataNotFoundError, MissingNameError, SampleErr
 from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError
 from headrace.io.index import index_bytes
 from headrace.io.remote.client import Remote
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, below, with_index
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles, below, with_index
 from headrace.storage.zarr import shards as zarr_shards
 from headrace.storage.zarr.shards import INDEX, indexed
 from headrace.storage.zarr.stores import ZarrUrl

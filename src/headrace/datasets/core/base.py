@@ -10,7 +10,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self, SupportsIndex, TypedDict, overload
+from typing import Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +46,6 @@ from headrace.storage.source import Source
 CHUNK_BYTES = 64 << 20
 """Decoded chunks that each process holds where the order does not say how many are of use."""
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
-
-
-class SharedOptions(TypedDict, total=False):
-    """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
-
-    target_transform: Callable[[Any], Any] | None
-    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
-    cache_size: int | str | None
-    cache_policy: Literal["auto", "keep", "lru"]
-    hold: Literal["decoded", "encoded"] | None
-    shared: Literal["rank", "machine"]
-    cache_dir: str | os.PathLike[str] | None
-    on_error: OnError
-    return_index: bool
-    progress: bool | None
-
-
-class CommonOptions(SharedOptions, total=False):
-    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
-
-    max_memory_usage: float | int | str
-    seed: int
 
 
 class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta):
@@ -106,6 +84,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     fork_safe = True
     """May a process that has read from it fork? If not, `Loader` starts workers by forkserver."""
+    reads_urls = False
+    """True if it is given paths, and so takes the options of `RemoteOptions` too."""
     transform: Callable[[Any], Any] | None
     target_transform: Callable[[Any], Any] | None
     transforms: Callable[[Any, Any], tuple[Any, Any]] | None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from headrace.arguments import check_callable, check_names, described
+from headrace.datasets.core.options import REMOTE
 from headrace.datasets.image.augment import chained
 from headrace.errors import ConfigError
 from headrace.io.resolve.scan import entries_of
@@ -44,7 +45,7 @@ def keywords_of(cls: type) -> frozenset[str]:
         if base is not object and "__init__" in vars(base):
             names -= {"source", "targets"}  # which a class passes to `BaseDataset` by itself
             names |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in _NAMED}  # type: ignore[misc]
-    return frozenset(names - {"self"})
+    return frozenset(names - {"self"}) | (REMOTE if getattr(cls, "reads_urls", False) else frozenset())
 
 
 def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any], name: str = "data_path", **given: Any) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
+from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.io.array_file import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import path_in
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, with_index
+from headrace.io.remote.options import RemoteOptions, ServerKeywords
+from headrace.io.remote_files import RemoteFiles, with_index
 from headrace.io.resolve.scan import DataPath, entries_of, scan
 from headrace.storage.hdf5.index import INDEX as HDF5
 from headrace.storage.tar.build import INDEX as TAR
@@ -31,9 +33,7 @@ _KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5"), HDF5)
 _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
 
-def write_index(
-    data_path: DataPath, *, storage_options: dict[str, Any] | None = None, retries: int | None = None, deadline: float | None = None
-) -> list[str]:
+def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
     """Writes beside each file what a dataset must know of it before its samples can be read: whoever reads it by URL then begins in a few
     round trips, from the first run on.
 
@@ -42,22 +42,23 @@ def write_index(
     Args:
         data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .txt, .md, .csv, .tsv,
             .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .txt, .jsonl and .zarr.zip are looked for.
-        storage_options, retries, deadline: see `headrace.ImageDataset`.
+        **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
         The paths or URLs of the indices that were written.
 
     Raises:
-        ConfigError: a file that has no index: compressed texts, say, are unpacked on each machine.
+        ConfigError: an option makes no sense; or a file that has no index: compressed texts, say, are unpacked on each machine.
         DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read, or is damaged.
         WriteError: the index can't be written there.
     """
-    written = []
+    check_names("write_index", options, ServerKeywords.__optional_keys__)
+    remote, written = RemoteOptions.taken_from(options), []
     for entry in entries_of(data_path):
         text = os.fsdecode(entry) if not isinstance(entry, str) else entry
         local = not is_url(text)
         url = f"file://{os.path.abspath(os.path.expanduser(text))}" if local else text
-        files = RemoteFiles(url, RemoteOptions(storage_options, retries, deadline))
+        files = RemoteFiles(url, remote)
         try:
             for one, kind in _wanted(url, text, local, files):
                 files.learn([one])

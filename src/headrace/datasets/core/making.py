@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from headrace.datasets.core.checks import explain_call
+from headrace.datasets.core.options import COMMON, REMOTE
 from headrace.errors import ConfigError
 from headrace.io.resolve.scan import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
@@ -136,11 +137,7 @@ def describe_argument(name: str, value: Any) -> str:
     return f"{name}={shown_tokenizer(value) if name == 'tokenizer' else _shown(value)}"
 
 
-_OF_LOADING = {
-    *("data_path", "storage_options", "transform", "target_transform", "transforms", "loading_mode", "cache_size", "max_memory_usage"),
-    *("cache_policy", "hold", "shared", "cache_dir", "on_error", "seed", "return_index", "progress"),
-    *("retries", "deadline", "disk_cache_size"),
-}
+_OF_LOADING = {"data_path", "transform", "loading_mode"} | COMMON | REMOTE
 """Arguments that don't change what is held of a sample."""
 
 

@@ -1,65 +1,50 @@
-"""The keywords of `open_dataset`, for type checkers and editors."""
+"""Declares the keywords that every dataset takes; those of the formats are in `headrace.datasets.options`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import os
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, cast
 
-import numpy.typing as npt
-
-from headrace.datasets.core.base import SharedOptions
-from headrace.datasets.image.labels import TargetsArgument
-from headrace.io.resolve.scan import DataPath as DataPath
-from headrace.modes import LoadingMode, ModeName
-from headrace.storage.text.lines import Newline
-from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.volumes import Extents
+from headrace.datasets.core.reading import OnError
+from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 
 
-class FormatOptions(SharedOptions, total=False):
-    """What `ImageDataset`, `TextDataset`, `HDF5Dataset` and `ZarrDataset` take, as far as no loader has the same word."""
+class SharedOptions(TypedDict, total=False):
+    """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
 
-    transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
-    loading_mode: LoadingMode | ModeName
-    storage_options: dict[str, Any] | None
-    retries: int | None
-    deadline: float | None
-    disk_cache_size: int | str | None
-    # images
-    image_size: int | tuple[int, int] | None
-    targets: TargetsArgument
-    color: Literal["RGB", "L"]
-    normalize: bool
-    transform_input: Literal["pil", "tensor", "numpy"]
-    decode: Literal["fast", "exact"]
-    # texts
-    tokenizer: Any
-    max_length: int | None
-    unit: Literal["file", "line", "record"] | None
-    text_field: str | Callable[[Any], str]
-    target_field: str | None
-    labels: Literal["folders"] | None
-    packing: bool
-    end_token: int | None
-    newline: Newline
-    encoding: str | None  # of texts: a str
-    errors: str
-    # arrays
-    dataset_name: str | Sequence[str] | None
-    target_name: str | None
-    dtype: npt.DTypeLike | None
-    direct: bool
-    patch_shape: Extents | int | None
-    stride: Extents | int | None  # of texts: an int
-    scale: Scale | None
-    edges: Literal["drop", "pad", "shift"]
-    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None
-    missing: Literal["fill", "error"]
+    target_transform: Callable[[Any], Any] | None
+    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
+    cache_size: int | str | None
+    cache_policy: Literal["auto", "keep", "lru"]
+    hold: Literal["decoded", "encoded"] | None
+    shared: Literal["rank", "machine"]
+    cache_dir: str | os.PathLike[str] | None
+    on_error: OnError
+    return_index: bool
+    progress: bool | None
 
 
-class OpenOptions(FormatOptions, total=False):
-    """What one of the four takes."""
+class CommonOptions(SharedOptions, total=False):
+    """The keywords that every dataset takes, beside those of its format; see `BaseDataset`."""
 
-    pad: Literal["reflect", "edge", "constant"]
     max_memory_usage: float | int | str
     seed: int
+
+
+class PathOptions(CommonOptions, RemoteKeywords, total=False):
+    """The keywords of every dataset that reads paths and URLs; see `BaseDataset` and, for URLs, `RemoteOptions`."""
+
+
+COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys__
+"""Their names."""
+
+
+def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
+    """How URLs are read, and the keywords of `BaseDataset`.
+
+    Raises:
+        ConfigError: a remote option makes no sense, whether there are URLs or not.
+    """
+    keywords = dict(options)
+    return RemoteOptions.taken_from(keywords), cast(CommonOptions, keywords)

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from headrace.datasets.core.base import BaseDataset, CommonOptions
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import Augment, Drawn, Whole, image_sides, split_augment
 from headrace.datasets.image.labels import FOLDERS, Targets, TargetsArgument, checked_targets, folder_targets, given_targets
 from headrace.datasets.image.pixels import (
@@ -27,7 +28,7 @@ from headrace.datasets.image.pixels import (
 )
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.remote_list import far_files
 from headrace.io.resolve.scan import DataPath, entries_of, redact
 from headrace.modes import LoadingMode, ModeName
@@ -67,11 +68,7 @@ class ImageDataset(BaseDataset):
         decode: "fast": a JPEG that is at least twice, 4 or 8 times as large as what is wanted of it is decoded at a half, a quarter or an
             eighth of its size, so its pixels differ a little (372 photographs of 400 x 533 at 128 x 128: by 0.7 grey levels in the mean,
             the worst has a PSNR of 32 dB; see docs/images.md); "exact": each is decoded whole, and then resized.
-        storage_options: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a file is given up.
-        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
-            on this machine, and found again by the next job; None: none.
-        **options: see `BaseDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
         classes: names of the classes, sorted; [] without.
@@ -84,6 +81,7 @@ class ImageDataset(BaseDataset):
         ConfigError: an argument makes no sense; the message names it.
     """
 
+    reads_urls = True
     always_pairs = True
 
     def __init__(
@@ -98,11 +96,7 @@ class ImageDataset(BaseDataset):
         normalize: bool = True,
         transform_input: Literal["pil", "tensor", "numpy"] = "pil",
         decode: Literal["fast", "exact"] = "fast",
-        storage_options: dict[str, Any] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path, targets = data_path, checked_targets(targets, data_path)
@@ -112,7 +106,7 @@ class ImageDataset(BaseDataset):
             raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
         if decode not in ("fast", "exact"):
             raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
-        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        reach, common = split_options(options)
         self.classes: list[str]
         source, found, self.classes = _open(data_path, targets, reach)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
@@ -127,7 +121,7 @@ class ImageDataset(BaseDataset):
         self._is_encoded_until_drawn = self._crops_encoded(options.get("hold"))
         self._transformed = transformed
         self._channels_first = self._augment is None and self._shows_channels_first
-        super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **options)
+        super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **common)
 
     def _replace_transform(self, transform: Any) -> None:
         """What is held stays as it is, so it may be held in another layout than the one that is shown."""
@@ -307,9 +301,7 @@ def _open(
             raise FormatError(
                 f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page in its place; fetch it again"
             )
-    source = FilesSource(
-        data_path, EXTENSIONS, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
-    )
+    source = FilesSource(data_path, EXTENSIONS, reach)
     if not _are_folders(targets):
         return source, *given_targets(targets, source.files)
     found, classes = folder_targets(source.files)

@@ -16,7 +16,8 @@ from headrace.datasets.shards.members import Decoders, TarSamples
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.remote_files import RemoteFiles, RemoteOptions
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.remote_list import list_far, name_of
 from headrace.io.resolve.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.memory.budget import MemoryBudget
@@ -84,8 +85,8 @@ def open_shards(
     if is_url(entries[0]) and kind == "h5":
         return kind, _far_hdf5(entries, dataset_name, target_name, of_loading, reach)
     if is_url(entries[0]) and kind == "zarr":
-        how: dict[str, Any] = {"storage_options": reach.storage_options, "retries": reach.retries, "deadline": reach.deadline}
-        return kind, ZarrDataset(entries, dataset_name, target_name=target_name, **how, disk_cache_size=reach.disk_cache_size, **of_loading)
+        how = reach.keywords()
+        return kind, ZarrDataset(entries, dataset_name, target_name=target_name, **how, **of_loading)
     paths: list[str] = _paths(found)
     if kind == "zarr":
         return kind, ZarrDataset(paths, dataset_name, target_name=target_name, **of_loading)
@@ -127,8 +128,7 @@ def _far_hdf5(
     files = RemoteFiles(urls[0], reach)
     found = list_far(urls, KINDS["h5"], files)[1]
     files.close()
-    options: dict[str, Any] = {**of_loading, "storage_options": reach.storage_options, "retries": reach.retries}
-    options |= {"deadline": reach.deadline, "disk_cache_size": reach.disk_cache_size}
+    options: dict[str, Any] = {**of_loading, **reach.keywords()}
     kind = far_kind(found, reach) if dataset_name is None and target_name is None else ""
     if kind == "image":
         return ImageDataset(found, **options)

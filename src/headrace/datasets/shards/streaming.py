@@ -7,14 +7,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from headrace.datasets.core.base import CommonOptions
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.delegating import DelegatingDataset
+from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.shards.members import Decoders, describe_decoders
 from headrace.datasets.shards.shards import open_shards
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.io.remote_files import RemoteOptions
 from headrace.io.resolve.scan import DataPath
 from headrace.modes import LoadingMode
 from headrace.order.lanes import interleave_for, lanes_for
@@ -47,11 +46,8 @@ class StreamingDataset(DelegatingDataset):
         decode: of .tar: True: as above; False: members stay bytes; or a dict from extension ("jpg", "seg.png") to a callable that takes
             bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
         dataset_name, target_name: of .h5 and .zarr, see there.
-        storage_options: passed to fsspec.
-        retries, deadline: for URLs: attempts after the first (8), and seconds for all of them (60), until a range is given up.
-        disk_cache_size: for URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
-            on this machine, and found again by the next job; None: none.
-        **options: see `BaseDataset`; what concerns holding (cache_size, cache_policy, hold, shared) has no meaning here.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`; what concerns holding (cache_size, cache_policy, hold, shared) has no
+            meaning here.
 
     Raises:
         ConfigError: an argument makes no sense, shards of several kinds, or an option for shards of another kind.
@@ -60,6 +56,7 @@ class StreamingDataset(DelegatingDataset):
         RemoteError: a server does not give what it is asked for.
     """
 
+    reads_urls = True
     buffer_size: int
     kind: str
     _in_mode = LoadingMode.STREAMING
@@ -73,11 +70,7 @@ class StreamingDataset(DelegatingDataset):
         decode: bool | Decoders = True,
         dataset_name: str | Sequence[str] | None = None,
         target_name: str | None = None,
-        storage_options: dict[str, Any] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[PathOptions],
     ) -> None:
         if isinstance(buffer_size, bool) or not isinstance(buffer_size, (int, np.integer)) or buffer_size < 1:
             raise ConfigError(f"buffer_size must be a number of samples of at least 1, not {buffer_size!r}")
@@ -92,12 +85,12 @@ class StreamingDataset(DelegatingDataset):
         transforms: dict[str, Any] = {"transform": transform, "target_transform": options.get("target_transform")}
         transforms["transforms"] = options.get("transforms")
         of_loading = {name: value for name, value in options.items() if name in ("cache_dir", "progress", "max_memory_usage")}
-        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        reach, common = split_options(options)
         self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
         if inner._source.block_nbytes:
             inner.hold_chunks(0)  # this dataset sets room aside for them
         self._inner, self._decode = inner, decode
-        rest: dict[str, Any] = {name: value for name, value in options.items() if name not in transforms}
+        rest: dict[str, Any] = {name: value for name, value in common.items() if name not in transforms}
         given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself
         super().__init__(inner._source, targets=inner.targets, loading_mode=self._in_mode, **given, **rest)
         self._adopt_traits()

@@ -14,7 +14,7 @@ from headrace.datasets.core.making import describe_argument
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.remote_list import far_files
 from headrace.storage.hdf5.files import ENDINGS, is_far_hdf5, is_hdf5
 from headrace.storage.hdf5.index import INDEX

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.datasets.core.base import CommonOptions
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.making import describe_held
+from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.labels import folder_targets
 from headrace.datasets.text.filling import TextFilling
 from headrace.datasets.text.options import check_text_options
@@ -21,7 +21,7 @@ from headrace.datasets.text.passes import folder_of, record_columns, target_as, 
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.io.mapped_file import MappedArrays
 from headrace.io.paths import is_url, without_query
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, entries_of
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
@@ -78,11 +78,7 @@ class TextDataset(TextFilling):
         end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
         newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
         encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
-        storage_options: of URLs: passed to fsspec.
-        retries, deadline: of URLs: attempts after the first (8), and seconds for all of them (60), until a request is given up.
-        disk_cache_size: of URLs: bytes (or "20GB") of what was fetched that are kept in `cache_dir`, shared by all processes of this user
-            on this machine, and found again by the next job; None: none.
-        **options: see `BaseDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
         tokenizer, max_length: as they are used; of a packed file that was not made with a `CharTokenizer` the first is None.
@@ -100,6 +96,7 @@ class TextDataset(TextFilling):
         RemoteError, FileChangedError: a server does not give what it was asked for; a file there is another one than when it was opened.
     """
 
+    reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = "text"
 
     def __init__(
@@ -120,11 +117,7 @@ class TextDataset(TextFilling):
         newline: Newline = None,
         encoding: str = "utf-8",
         errors: str = "strict",
-        storage_options: dict[str, Any] | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        disk_cache_size: int | str | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
@@ -139,7 +132,7 @@ class TextDataset(TextFilling):
         self._target_kind: str | None = None
         self._text_field, self._target_field = text_field, target_field
         self._encoding, self._errors = check_encoding(encoding, errors), errors
-        reach = RemoteOptions(storage_options, retries, deadline, options.get("cache_dir"), disk_cache_size)
+        reach, common = split_options(options)
         self._documents: TextDataset | None = None
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
         of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
@@ -155,7 +148,7 @@ class TextDataset(TextFilling):
             targets: npt.NDArray[Any] | None = packed.targets
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
-            of_reading.update(storage_options=storage_options, retries=retries, deadline=deadline, disk_cache_size=disk_cache_size)
+            of_reading.update(reach.keywords())
             self._documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
             self._unit = self._documents._unit
             tokens, fingerprint = tokens_of(self._documents, end_token)
@@ -169,14 +162,14 @@ class TextDataset(TextFilling):
             targets, self.collate = None, None
         elif targets is not None and stride is not None:
             targets = targets[source.document_of(np.arange(len(source)))]
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **options)
+        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
         if target_field is not None:
             self._target_kind, self.targets, self.classes = targets_in(self._record_columns(), target_field)
             self._reset_report()  # what can't be read is counted when its sample is asked for
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
     def _opened(
-        self, data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, options: CommonOptions
+        self, data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, options: PathOptions
     ) -> TextFilesSource | LinesSource:
         room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
         listing: FileList | None = None

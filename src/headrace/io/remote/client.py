@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, RemoteError
+from headrace.errors import AccessError, DataNotFoundError, RemoteError
 from headrace.io.paths import redact
 from headrace.io.ranges import Range as Range
 from headrace.io.ranges import Version as Version
@@ -38,10 +38,10 @@ from headrace.io.remote.concurrency import MOST, Flow, together
 from headrace.io.remote.errors import judged, status_of
 from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of, open_filesystem, path_in
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.timeouts import Attempt, in_time
 from headrace.memory.per_process import PerProcess, renew_after_fork
 
-RETRIES, DEADLINE = 8, 60.0
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
@@ -79,12 +79,9 @@ class Remote:
         window: int = WINDOW,
         shown: Callable[[str], str] = redact,
     ) -> None:
-        self.retries: int = RETRIES if retries is None else retries
-        self.deadline: float = DEADLINE if deadline is None else float(deadline)
-        if isinstance(retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ConfigError(f"retries must be an integer of at least 0, not {retries!r}")
-        if not 0 < self.deadline < float("inf"):
-            raise ConfigError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+        given = {"storage_options": storage_options, "retries": retries, "deadline": deadline}
+        checked = RemoteOptions.taken_from(given)
+        self.retries, self.deadline = checked.retries, float(checked.deadline)
         self._window, self._shown = window, shown
         options = storage_options or {}
         self.place: str = repr(

@@ -10,7 +10,8 @@ from typing import Any
 from headrace.errors import ConfigError, DataNotFoundError
 from headrace.io.packed_strings import PackedNames, order_of_parts
 from headrace.io.paths import is_url, redact
-from headrace.io.remote_files import RemoteFiles, RemoteOptions
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.scan import check_one_filesystem, scan
 
 

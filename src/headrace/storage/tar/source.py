@@ -20,7 +20,8 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.index import is_unknown
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import is_url, redact
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.resolve.remote_list import list_far
 from headrace.io.resolve.scan import DataPath, entries_of, scan
 from headrace.io.stretches import Files, Stretch, read_stretches

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.io.paths import without_query
 from headrace.io.remote.client import Range, Version
-from headrace.io.remote_files import RemoteOptions
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath
 from headrace.storage.files import FilesSource
 from headrace.storage.text.plain import Room, decompressed
@@ -20,9 +20,7 @@ class TextFilesSource(FilesSource):
     """Whole files, of which none is read that is too large for the budget."""
 
     def __init__(self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room) -> None:
-        super().__init__(
-            data_path, extensions, reach.storage_options, reach.cache_dir, reach.retries, reach.deadline, reach.disk_cache_size
-        )
+        super().__init__(data_path, extensions, reach)
         self._room = room
         self._still: list[Version] | None = None
 

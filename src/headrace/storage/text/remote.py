@@ -23,7 +23,8 @@ from headrace.io.mapped_file import MappedArrays
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.fsspec_calls import path_in
-from headrace.io.remote_files import RemoteFiles, RemoteOptions, Span
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
 from headrace.io.single_flight import one_builder
 from headrace.memory.machine import cache_folder

@@ -1,0 +1,62 @@
+"""Declares the keywords of `open_dataset`, for type checkers and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from headrace.datasets.core.options import SharedOptions
+from headrace.datasets.image.labels import TargetsArgument
+from headrace.io.remote.options import RemoteKeywords
+from headrace.io.resolve.scan import DataPath as DataPath
+from headrace.modes import LoadingMode, ModeName
+from headrace.storage.text.lines import Newline
+from headrace.storage.zarr.ome import Scale
+from headrace.storage.zarr.volumes import Extents
+
+
+class FormatOptions(SharedOptions, RemoteKeywords, total=False):
+    """What `ImageDataset`, `TextDataset`, `HDF5Dataset` and `ZarrDataset` take, as far as no loader has the same word."""
+
+    transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
+    loading_mode: LoadingMode | ModeName
+    # images
+    image_size: int | tuple[int, int] | None
+    targets: TargetsArgument
+    color: Literal["RGB", "L"]
+    normalize: bool
+    transform_input: Literal["pil", "tensor", "numpy"]
+    decode: Literal["fast", "exact"]
+    # texts
+    tokenizer: Any
+    max_length: int | None
+    unit: Literal["file", "line", "record"] | None
+    text_field: str | Callable[[Any], str]
+    target_field: str | None
+    labels: Literal["folders"] | None
+    packing: bool
+    end_token: int | None
+    newline: Newline
+    encoding: str | None  # of texts: a str
+    errors: str
+    # arrays
+    dataset_name: str | Sequence[str] | None
+    target_name: str | None
+    dtype: npt.DTypeLike | None
+    direct: bool
+    patch_shape: Extents | int | None
+    stride: Extents | int | None  # of texts: an int
+    scale: Scale | None
+    edges: Literal["drop", "pad", "shift"]
+    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None
+    missing: Literal["fill", "error"]
+
+
+class OpenOptions(FormatOptions, total=False):
+    """What one of the four takes."""
+
+    pad: Literal["reflect", "edge", "constant"]
+    max_memory_usage: float | int | str
+    seed: int

@@ -1,0 +1,76 @@
+"""Declares, documents and checks the options of everything that reads URLs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict
+
+from headrace.arguments import described
+from headrace.errors import ConfigError
+from headrace.io.paths import is_url, redact
+from headrace.memory.budget import parse_size
+
+RETRIES, DEADLINE = 8, 60.0
+
+
+class ServerKeywords(TypedDict, total=False):
+    """How a server is asked; see `RemoteOptions`."""
+
+    storage_options: dict[str, Any] | None
+    retries: int | None
+    deadline: float | None
+
+
+class RemoteKeywords(ServerKeywords, total=False):
+    """The keywords of every dataset that concern URLs only; see `RemoteOptions`."""
+
+    disk_cache_size: int | str | None
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How URLs are read. Every dataset takes these options as keywords; None stands for the default. Local paths need none of them.
+
+    Attributes:
+        storage_options: passed to fsspec: credentials, ``endpoint_url``, ...
+        retries: attempts after the first (8), for each request that fails in a way that may pass.
+        deadline: seconds (60) for all attempts of a request; while bytes still come, a request may take longer.
+        cache_dir: folder on this machine for indices and for what `disk_cache_size` allows; None: the user's cache folder.
+        disk_cache_size: bytes (or "20GB") of fetched data that are cached in `cache_dir`, shared by all processes of this user on this
+            machine, and found again by the next job; None: nothing is cached on disk.
+
+    Raises:
+        ConfigError: an option makes no sense; the message names it.
+    """
+
+    storage_options: dict[str, Any] | None = None
+    retries: int = RETRIES
+    deadline: float = DEADLINE
+    cache_dir: str | os.PathLike[str] | None = None
+    disk_cache_size: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.storage_options, (Mapping, type(None))):
+            raise ConfigError(f"storage_options must be a dict of fsspec's options, or None, not {described(self.storage_options)}")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise ConfigError(f"retries must be an integer of at least 0, not {self.retries!r}")
+        if isinstance(self.deadline, bool) or not isinstance(self.deadline, (int, float)) or not 0 < self.deadline < float("inf"):
+            raise ConfigError(f"deadline must be a number of seconds above 0, not {self.deadline!r}")
+        is_path = isinstance(self.cache_dir, (str, os.PathLike)) and os.fspath(self.cache_dir) and not is_url(self.cache_dir)
+        if self.cache_dir is not None and not is_path:
+            raise ConfigError(f"cache_dir must be a local folder or None, not {redact(self.cache_dir)!r}")
+        if self.disk_cache_size is not None:
+            parse_size(self.disk_cache_size, "disk_cache_size")
+
+    @classmethod
+    def taken_from(cls, keywords: Any) -> Self:
+        """The remote options among the keywords of a dataset, which are removed from them, but for `cache_dir`: local data use it too."""
+        given = {name: keywords.pop(name) for name in RemoteKeywords.__optional_keys__ if name in keywords}
+        given["cache_dir"] = keywords.get("cache_dir")
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as keywords of a dataset, without `cache_dir`."""
+        return {name: getattr(self, name) for name in RemoteKeywords.__optional_keys__}
