@@ -216,12 +216,12 @@ CHAPTERS: dict[str, list[Misuse]] = {
         Misuse(
             "The wrong argument in second place",
             'ImageDataset("photos", "train")',
-            "The second argument is the image size; there is no argument for a part, which is a folder.",
+            "All arguments but the path are passed by name, and there is none for a part, which is a folder.",
             'Pass the folder, `ImageDataset("photos/train")`.',
         ),
         Misuse(
             "The name of a tokenizer",
-            'TextDataset("texts", "gpt2")',
+            'TextDataset("texts", tokenizer="gpt2")',
             "headrace downloads nothing, and so knows no tokenizer by name.",
             'Pass the tokenizer itself, such as `AutoTokenizer.from_pretrained("gpt2")`.',
         ),
