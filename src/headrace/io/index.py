@@ -6,7 +6,7 @@ NOTE [ life of an index ]
 * It is looked for in `cache_dir`, by URL, size and version of the file; and beside the file, under its URL and ".index", where whoever
   wrote the file may have put it (`headrace.write_index`), by its size alone. Neither is trusted without its checksum.
 * One that was made is kept in `cache_dir`. That it can't be kept is said, and nothing else becomes of it.
-* See also NOTE [ life of a kept file ].
+* See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,16 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numpy.typing as npt
+from typing import NamedTuple
 
 from headrace.errors import warn
-from headrace.io.array_file import KeptArrays, UntrustedError, read_arrays, write_arrays
-from headrace.io.paths import redact
+from headrace.io.array_file import ArrayFile, Arrays, Contents, UntrustedError, array_bytes, load_arrays
+from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
-from headrace.memory.machine import cache_folder
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"headrace-index"
 _HINT_S = 5.0
-
-Arrays = list[npt.NDArray[Any]]
 
 
 class IndexKind(NamedTuple):
@@ -82,13 +76,9 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     """The index of a file as it is kept on this machine, or lies beside the file; None: it is nowhere, or not to be trusted."""
     version, beside = files.version(url), files.beside(url)
     if version.tag is not None:
-        kept = kept_index(files, url, kind)
-        try:
-            return kept.read()
-        except FileNotFoundError:
-            pass
-        except (UntrustedError, OSError) as error:
-            _log.info("%s is not used: %s", redact(kept.path), error)
+        cached = kept_index(files, url, kind).loaded()
+        if cached is not None:
+            return cached
     if beside is not None:
         try:
             return from_bytes(beside, kind, version.size)
@@ -119,18 +109,16 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
             )
 
 
-def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> KeptArrays:
+def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
     """Where the index of a file is kept on this machine."""
     version = files.version(url)
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    return KeptArrays(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", kind.version, about, kind.types)
+    return ArrayFile(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", about, kind.version, kind.types)
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
     """The index of a file of `size` bytes as it lies beside it."""
-    file = io.BytesIO()
-    write_arrays(file, arrays, _MAGIC, kind.version, _meta(kind, size), kind.types)
-    return file.getvalue()
+    return array_bytes(arrays, _contents(kind, size))
 
 
 def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
@@ -139,8 +127,8 @@ def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
     Raises:
         UntrustedError: it is damaged, or about something else.
     """
-    return read_arrays(io.BytesIO(data), len(data), _MAGIC, kind.version, _meta(kind, size), kind.types)
+    return load_arrays(io.BytesIO(data), len(data), _contents(kind, size))
 
 
-def _meta(kind: IndexKind, size: int) -> bytes:
-    return json.dumps({"kind": kind.name, "size": size}).encode()
+def _contents(kind: IndexKind, size: int) -> Contents:
+    return Contents(json.dumps({"kind": kind.name, "size": size}).encode(), "index", kind.version, kind.types)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 
 def is_url(path: object) -> bool:
@@ -23,3 +24,10 @@ def redact(path: object) -> str:
 def without_query(path: str) -> str:
     """A path, or a URL of the web without its query: its ending is that of the file."""
     return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+
+
+def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG)."""
+    if cache_dir is not None:
+        return Path(os.path.expanduser(cache_dir))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "headrace"

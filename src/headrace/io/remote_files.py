@@ -18,14 +18,13 @@ from typing import Any
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.cache.blocks import CachedRemote
 from headrace.io.cache.disk_cache import disk_cache_of
-from headrace.io.paths import redact
+from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import Range, Version
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import WHOLE as WHOLE
 from headrace.io.remote.prefetch import Ahead
 from headrace.io.remote.prefetch import Span as Span
-from headrace.memory.machine import cache_folder
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""

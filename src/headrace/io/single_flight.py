@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from headrace.io.array_file import TEMPORARY, user_id
+from headrace.io.atomic import TEMPORARY, user_id
 from headrace.memory.locks import HAS_LOCKS, unlock, wait_for_lock
 
 _POLL_S = 0.02

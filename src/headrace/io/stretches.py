@@ -18,6 +18,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.hints import HINTS
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles, Span
+from headrace.memory.whole import read_full
 
 _GAP = 16 << 10  # bytes between two stretches that are rather read than left out
 _RUN = 8 << 20  # bytes that one call reads at most
@@ -208,14 +209,5 @@ def bytes_of(array: npt.NDArray[Any]) -> memoryview:
 def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
     """Reads from a file until buffers are full."""
     wanted = sum(map(len, buffers))
-    got = 0
-    while got < wanted:  # one call gives 2 GiB at most
-        more = os.preadv(fd, buffers, offset + got)
-        if more == 0:
-            raise FormatError(f"{redact(path)} ends before byte {offset + wanted:,}: the file is cut short")
-        got += more
-        while buffers and more >= len(buffers[0]):
-            more -= len(buffers[0])
-            buffers = buffers[1:]
-        if more:
-            buffers = [buffers[0][more:], *buffers[1:]]
+    if read_full(fd, buffers, offset) < wanted:
+        raise FormatError(f"{redact(path)} ends before byte {offset + wanted:,}: the file is cut short")

@@ -31,19 +31,13 @@ from headrace.memory.locks import HAS_LOCKS, try_lock, wait_for_lock
 from headrace.memory.row_store import RowStore
 from headrace.memory.rows import Layout
 from headrace.memory.store import SampleStore
+from headrace.memory.whole import write_full
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
 VERSION = "2"
 _PATIENCE = 10.0  # seconds that the door is waited for
 
 _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
-
-
-def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache folder (XDG)."""
-    if cache_dir is not None:
-        return Path(os.path.expanduser(cache_dir))
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "headrace"
 
 
 def open_machine_store(
@@ -145,10 +139,7 @@ class SharedFile(AnonymousMemory):
         weakref.finalize(self, _leave, fd, path, os.getpid())
 
     def write(self, offset: int, data: memoryview) -> None:
-        data = data.cast("B") if data.nbytes else data
-        done = 0
-        while done < data.nbytes:
-            done += os.pwrite(self.fd, data[done:], offset + done)
+        write_full(self.fd, data, offset)
 
 
 def _leave(fd: int, path: str, pid: int) -> None:

@@ -23,6 +23,7 @@ from h5py import h5d, h5f, h5p, h5s, h5t
 from headrace.errors import WriteError
 from headrace.io.resolve.scan import redact
 from headrace.memory.budget import format_size
+from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
 from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
@@ -82,11 +83,8 @@ class PackedWriter:
         self._write(self._crc, self._places[CRC])
 
     def _write(self, array: npt.NDArray[Any], place: int) -> None:
-        left = bytes_of(array).data
         with self._part.explained():
-            while left:
-                wrote = os.pwrite(self._part.fd, left, place)
-                left, place = left[wrote:], place + wrote
+            write_full(self._part.fd, bytes_of(array).data, place)
 
     def _check_space(self, needed: int) -> None:
         free = shutil.disk_usage(os.path.dirname(self._part.path)).free

@@ -22,7 +22,7 @@ from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
-from headrace.memory.machine import cache_folder
+from headrace.io.paths import cache_folder
 from headrace.storage.source import Source
 
 _OPEN = 64  # files that are open at once

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.errors import BudgetError, HeadraceWarning, SampleError
-from headrace.io.mapped_file import MappedArrays
+from headrace.io.array_file import MappedArrays
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.tokenizer import CharTokenizer

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError, HeadraceWarning
-from headrace.io.mapped_file import HEAD
+from headrace.io.array_file import HEAD
 from headrace.io.resolve.scan import scan
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
@@ -211,6 +211,7 @@ class TestWhileOpen:
         monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 2), at))
         assert source.read(range(len(LINES))) == LINES
         monkeypatch.setattr(os, "pread", lambda fd, size, at: b"")
+        monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: 0)
         with pytest.raises(AccessError, match="shorter than it was"):
             source.read([0])
 
@@ -237,7 +238,7 @@ class TestTables:
             def full(*_: Any) -> None:
                 raise OSError(28, "No space left on device")
 
-            monkeypatch.setattr("headrace.io.mapped_file.MappedWriter.write", full)
+            monkeypatch.setattr("headrace.io.array_file.ArrayWriter.write", full)
         with pytest.warns(HeadraceWarning, match="cache_dir=.*kept.*is not kept.*made at every start"):
             source = opened(folder, cache_dir=kept)
         assert source.read(range(5)) == LINES[:5]

@@ -25,9 +25,9 @@ from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.image.augment import chained
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, SampleError
+from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.memory.machine import cache_folder
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
-from headrace.io.array_file import written_to
+from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import path_in

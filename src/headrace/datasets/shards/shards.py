@@ -16,12 +16,12 @@ from headrace.datasets.shards.members import Decoders, TarSamples
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
+from headrace.io.paths import cache_folder
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.remote_list import list_far, name_of
 from headrace.io.resolve.scan import DataPath, FileList, entries_of, is_url, redact, scan
 from headrace.memory.budget import MemoryBudget
-from headrace.memory.machine import cache_folder
 from headrace.order import detect_world
 from headrace.storage.hdf5.files import is_hdf5
 from headrace.storage.hdf5.packed import packed_info

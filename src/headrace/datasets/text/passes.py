@@ -16,11 +16,10 @@ from headrace.datasets.core.reading import raise_if_of_the_machine
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import HeadraceError, SampleError, warn
-from headrace.io.array_file import UntrustedError
-from headrace.io.mapped_file import MappedArrays, MappedFile
+from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
+from headrace.io.paths import cache_folder
 from headrace.io.single_flight import one_builder
 from headrace.io.version import Stamp
-from headrace.memory.machine import cache_folder
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.remote import FarLinesSource
 from headrace.storage.text.source import HeldArrays, LinesSource
@@ -115,10 +114,10 @@ def record_columns(dataset: Any) -> MappedArrays | HeldArrays:
         about = {"version": _VERSION, "of": of, "fields": [dataset._text_field, dataset._target_field], "newline": source.newline}
         about |= {"encoding": [dataset._encoding, dataset._errors], "skips": dataset.on_error != "raise"}
         folder = folder_of(dataset._cache_dir)
-        file = MappedFile(str(folder), "records", about)
+        file = ArrayFile(str(folder), "records", about)
         try:
             with one_builder(file.path, _PATIENCE_S):  # other processes wait, and find it then
-                if (kept := file.kept()) is not None:
+                if (kept := file.found()) is not None:
                     return kept
                 made = found()
                 with file.writing("<i8") as writer:

@@ -19,7 +19,7 @@ from headrace.datasets.text.options import check_text_options
 from headrace.datasets.text.packed import packed_source, packed_tokens, source_over, tokenizer_of
 from headrace.datasets.text.passes import folder_of, record_columns, target_as, targets_in, tokens_of
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.io.mapped_file import MappedArrays
+from headrace.io.array_file import MappedArrays
 from headrace.io.paths import is_url, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, entries_of

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, HeadraceError, SampleError, warn
-from headrace.io.array_file import UntrustedError
-from headrace.io.mapped_file import MappedFile
+from headrace.io.array_file import ArrayFile, UntrustedError
 from headrace.io.single_flight import one_builder
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
@@ -97,12 +96,12 @@ class Tokenising:
             why = "they have no version" if self._way else f"a {name} has no `fingerprint` (str) to know it by"
             _log.info("the tokens of these texts are not kept: %s", why)
             return self._held(budget)
-        kept = MappedFile(str(folder), "tokens", self._about)
-        if (found := kept.kept()) is not None:
+        kept = ArrayFile(str(folder), "tokens", self._about)
+        if (found := kept.found()) is not None:
             return found
         try:
             with one_builder(kept.path, _PATIENCE_S):  # other processes wait, and find them then
-                if (found := kept.kept()) is not None:
+                if (found := kept.found()) is not None:
                     return found
                 return self._written(kept)
         except HeadraceError:
@@ -113,7 +112,7 @@ class Tokenising:
             )
         return self._held(budget)
 
-    def _written(self, kept: MappedFile) -> Tokens:
+    def _written(self, kept: ArrayFile) -> Tokens:
         with kept.writing("<i4") as writer:
             for tokens in self._all():
                 writer.write(tokens)

@@ -31,13 +31,14 @@ from typing import Any
 import google_crc32c
 
 from headrace.errors import ConfigError, warn
-from headrace.io.array_file import is_ours, user_id
+from headrace.io.atomic import is_ours, user_id
 from headrace.io.paths import redact
 from headrace.io.single_flight import single_flight
 from headrace.memory.budget import format_size, parse_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
-from headrace.memory.machine import cache_folder
+from headrace.io.paths import cache_folder
 from headrace.memory.per_process import renew_after_fork
+from headrace.memory.whole import write_full
 
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"hr-blk-1"
@@ -139,8 +140,8 @@ class DiskCache:
     def _write(self, fd: int, key: str, data: bytes) -> None:
         temporary = self._temporary(key, _HEAD.size + len(data))
         try:
-            _write_all(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(bytes(data))))
-            _write_all(fd, data)
+            write_full(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(bytes(data))))
+            write_full(fd, data)
             os.fsync(fd)
             os.replace(temporary, self._path(key))
         except BaseException:
@@ -305,12 +306,6 @@ def _has_writer(path: str) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _is_whole(content: bytes) -> bool:

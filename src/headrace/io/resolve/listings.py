@@ -7,7 +7,7 @@ NOTE [ life of a kept listing ]
 * It is used again if no folder has changed, and every link still leads to a file, to a folder or to nothing, as it did. That costs a
   `stat` for each folder and link, and none for a file.
 * A folder that changed less than 2 s before it was listed may change again without its time changing: such a listing is not kept.
-* See also NOTE [ life of a kept file ].
+* See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import warn
-from headrace.io.array_file import KeptArrays, UntrustedError
+from headrace.io.array_file import ArrayFile
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.folders import FILE, FOLDER, OTHER, THREADS, Listing, list_folder
@@ -46,16 +46,13 @@ def kept_listing(root: str, endings: tuple[bytes, ...], cache_dir: str) -> Listi
     """
     root, endings = os.path.abspath(root), tuple(sorted(set(endings)))
     about = {"root": root, "endings": [os.fsdecode(e) for e in endings]}
-    file = KeptArrays(cache_dir, "listing", VERSION, about, _TYPES)
-    try:
-        kept = _listing(file.read())
+    file = ArrayFile(cache_dir, "listing", about, VERSION, _TYPES)
+    arrays = file.loaded()
+    if arrays is not None:
+        kept = _listing(arrays)
         if _still_holds(os.fsencode(root), endings, kept):
             return kept
         _log.info("%s: the folder has changed since it was listed", redact(root))
-    except FileNotFoundError:
-        pass
-    except (UntrustedError, OSError) as error:
-        _log.info("%s is not used: %s", redact(file.path), error)
     began = time.time_ns()
     listing = list_folder(os.fsencode(root), endings)
     if np.any(listing.times[:, 0] > began - SETTLED_NS):
@@ -125,7 +122,7 @@ def _listing(arrays: list[npt.NDArray[Any]]) -> Listing:
     return Listing(names[0], names[1], times.reshape(-1, 2), names[2], kinds)
 
 
-def _keep(file: KeptArrays, listing: Listing, root: str) -> None:
+def _keep(file: ArrayFile, listing: Listing, root: str) -> None:
     folder = os.path.dirname(file.path)
     shown = f"cache_dir={redact(folder)!r}: the listing of {redact(root)} is not kept"
     if _lies_in(folder, root):

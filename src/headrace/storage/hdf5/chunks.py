@@ -22,14 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.array_file import KeptArrays, UntrustedError
+from headrace.io.array_file import ArrayFile
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.paths import redact
+from headrace.io.paths import cache_folder, redact
 from headrace.io.stretches import Files, Places, Stretch
 from headrace.io.version import KnownFile
 from headrace.memory.anonymous import SharedArray
-from headrace.memory.machine import cache_folder
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.hdf5.filters import codecs_of
@@ -273,7 +272,7 @@ def _table(
         about["place"] = far.files.place
     folder = cache_folder(cache_dir)
     is_kept = number >= KEPT_FROM and file.when is not None
-    kept = KeptArrays(os.fspath(folder), "chunks", TABLE_VERSION, about, ["<i8"]) if is_kept else None
+    kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
     # h5py's own list must be part of the index of what is far away
     is_wanted = kept is not None and (far is None or far.is_found(file.path))
     table, numbers = _kept(kept, number) if kept is not None and is_wanted else None, None
@@ -335,18 +334,12 @@ def _in_order(places: npt.NDArray[np.int64]) -> bool:
     return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())
 
 
-def _kept(kept: KeptArrays, number: int) -> npt.NDArray[np.int64] | None:
-    try:
-        flat = kept.read()[0]
-    except FileNotFoundError:
-        return None
-    except (UntrustedError, OSError) as error:
-        _log.info("%s is not used: %s", redact(kept.path), error)
-        return None
-    return flat.reshape(3, number) if flat.size == 3 * number else None
+def _kept(kept: ArrayFile, number: int) -> npt.NDArray[np.int64] | None:
+    arrays = kept.loaded()
+    return arrays[0].reshape(3, number) if arrays is not None and arrays[0].size == 3 * number else None
 
 
-def _keep(kept: KeptArrays, table: npt.NDArray[np.int64], folder: Path, is_default: bool) -> None:
+def _keep(kept: ArrayFile, table: npt.NDArray[np.int64], folder: Path, is_default: bool) -> None:
     try:
         if is_default:
             os.makedirs(folder.parent, exist_ok=True)

@@ -8,8 +8,9 @@ import h5py
 import numpy as np
 
 from headrace.errors import FileChangedError, HeadraceError, RemoteError, warn
+from headrace.io.array_file import Arrays
 from headrace.io.handles import WorkerFiles
-from headrace.io.index import Arrays, IndexKind
+from headrace.io.index import IndexKind
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.hdf5.chunks import chunks_of

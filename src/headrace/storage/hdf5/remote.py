@@ -31,7 +31,8 @@ import h5py
 import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError, RemoteError
-from headrace.io.index import Arrays, IndexKind, found_index, is_unknown, keep_index
+from headrace.io.array_file import Arrays
+from headrace.io.index import IndexKind, found_index, is_unknown, keep_index
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles, Span

@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from headrace.errors import AccessError, FormatError
-from headrace.io.array_file import KeptArrays, UntrustedError
-from headrace.io.index import Arrays, IndexKind, index_of
-from headrace.io.paths import redact
+from headrace.io.array_file import ArrayFile, Arrays
+from headrace.io.index import IndexKind, index_of
+from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.version import Stamp
-from headrace.memory.machine import cache_folder
 from headrace.storage.tar.index import TarIndex, Wanted, scanned
 
 KEPT_FROM = 1 << 12
@@ -32,12 +31,11 @@ def local_index(stamp: Stamp, cache_dir: str | os.PathLike[str] | None) -> TarIn
     """The index of a local tar, kept or made now."""
     folder = cache_folder(cache_dir)
     about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime}
-    kept = KeptArrays(os.fspath(folder), "tar", _VERSION, about, TarIndex.TYPES)
+    kept = ArrayFile(os.fspath(folder), "tar", about, _VERSION, TarIndex.TYPES)
     try:
-        return TarIndex.from_arrays(kept.read())
-    except FileNotFoundError:
-        pass
-    except (UntrustedError, OSError, ValueError) as error:
+        if (arrays := kept.loaded()) is not None:
+            return TarIndex.from_arrays(arrays)
+    except ValueError as error:
         _log.info("%s is not used: %s", redact(kept.path), error)
     try:
         with open(stamp.path, "rb", buffering=0) as file:

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from headrace.memory.whole import read_full
+
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
 
@@ -185,13 +187,9 @@ class _Buffer:
     def read(self, fd: int, at: int, size: int) -> Piece:
         """The bytes from a place in a file."""
         with memoryview(self._bytes) as whole:
-            done = 0
-            while done < size:
-                with whole[done:size] as rest:
-                    got = os.preadv(fd, [rest], at + done)
-                if not got:
-                    raise EOFError(f"it ends at byte {at + done:,} and not at {at + size:,}")
-                done += got
+            done = read_full(fd, [whole[:size]], at)
+            if done < size:
+                raise EOFError(f"it ends at byte {at + done:,} and not at {at + size:,}")
         data = np.frombuffer(self._bytes, np.uint8, size)
         return Piece(data, self._scratch.behind_feeds(data), self._bytes.find(CR, 0, size) >= 0)
 

@@ -19,8 +19,7 @@ import zstandard
 from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
-from headrace.io.array_file import UntrustedError
-from headrace.io.mapped_file import MappedArrays, MappedFile
+from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
 from headrace.io.paths import redact, without_query
 from headrace.memory.budget import MemoryBudget, format_size
 
@@ -194,11 +193,11 @@ def plain_copy(path: str, encoding: str, errors: str, cache_dir: str) -> MappedA
     except OSError as error:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
     kept = copy_file([os.path.realpath(path), status.st_size, status.st_mtime_ns], encoding, errors, cache_dir)
-    found = kept.kept()
+    found = kept.found()
     return copied(kept, path, encoding, errors, cache_dir) if found is None else found
 
 
-def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> MappedFile:
+def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> ArrayFile:
     """Where a plain copy is kept.
 
     Args:
@@ -206,11 +205,11 @@ def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> M
         encoding, errors: of the text.
         cache_dir: the folder.
     """
-    return MappedFile(cache_dir, "plain", {"of": [_VERSION, *about, encoding, errors]})
+    return ArrayFile(cache_dir, "plain", {"of": [_VERSION, *about, encoding, errors]})
 
 
 def copied(
-    kept: MappedFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO] | None = None
+    kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO] | None = None
 ) -> MappedArrays:
     """Makes a plain copy.
 

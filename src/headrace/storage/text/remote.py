@@ -18,16 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.io.index import Arrays, IndexKind
-from headrace.io.mapped_file import MappedArrays
+from headrace.io.array_file import Arrays, MappedArrays
+from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import is_url, redact, without_query
+from headrace.io.paths import cache_folder, is_url, redact, without_query
 from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
 from headrace.io.single_flight import one_builder
-from headrace.memory.machine import cache_folder
 from headrace.storage.files import fingerprint_names
 from headrace.storage.text import records
 from headrace.storage.text.lines import IntArray, Newline
@@ -153,7 +152,7 @@ class FarLinesSource(LinesSource):
         if any(not text.is_copy and self.far.version(text.path).tag is None for text in self._texts):
             return self._checked(lambda: self._held(progress))  # nobody could say whether what is kept still holds
         kept = self._kept_file()
-        if (found := kept.kept()) is not None:
+        if (found := kept.found()) is not None:
             return found
         with one_builder(kept.path, self.far.patience):  # others wait, and find it then
             return self._checked(lambda: super(FarLinesSource, self)._made(progress))

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import warn
-from headrace.io.array_file import UntrustedError
-from headrace.io.index import Arrays, IndexKind, from_bytes
+from headrace.io.array_file import Arrays, UntrustedError
+from headrace.io.index import IndexKind, from_bytes
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text.lines import IntArray

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from headrace.errors import AccessError, FormatError
-from headrace.io.mapped_file import MappedArrays
+from headrace.io.array_file import MappedArrays
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import opened_in_order
@@ -32,10 +32,10 @@ def far_plain_copy(files: RemoteFiles, url: str, encoding: str, errors: str, cac
             "can tell an old copy from a new one: copy the file to this machine, or decompress and convert it to UTF-8 where it lies"
         )
     kept = copy_file([files.place, redact(url), version.size, version.tag], encoding, errors, cache_dir)
-    if (found := kept.kept()) is not None:
+    if (found := kept.found()) is not None:
         return found
     with one_builder(kept.path, files.patience):
-        if (found := kept.kept()) is not None:  # another process has made it meanwhile
+        if (found := kept.found()) is not None:  # another process has made it meanwhile
             return found
         try:
             return copied(kept, url, encoding, errors, cache_dir, functools.partial(opened_in_order, files, url))

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, HeadraceError, warn
-from headrace.io.array_file import UntrustedError
+from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
 from headrace.io.gather import Gatherer
 from headrace.io.handles import WorkerFiles
 from headrace.io.hints import HINTS
-from headrace.io.mapped_file import HEAD, MappedArrays, MappedFile
 from headrace.io.paths import redact, without_query
 from headrace.io.resolve.scan import FileList
 from headrace.io.version import Stamp
 from headrace.memory.anonymous import SharedArray
+from headrace.memory.whole import read_full
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Source
 from headrace.storage.text import records
@@ -132,9 +132,9 @@ class LinesSource(Source):
         """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
         return self._is_kept or self._size >= KEPT_FROM
 
-    def _kept_file(self) -> MappedFile:
+    def _kept_file(self) -> ArrayFile:
         of = [self._known_by(text) for text in self._texts]
-        return MappedFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+        return ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
 
     def _scan(self, progress: bool | None, size: int) -> Scan:
         return Scan(self._to_scan, progress, size)
@@ -148,7 +148,7 @@ class LinesSource(Source):
         if not self.keeps_tables:
             return HeldArrays(*self._scanned(progress, size))
         kept = self._kept_file()
-        if (found := kept.kept()) is not None:
+        if (found := kept.found()) is not None:
             return found
         try:
             with kept.writing("u1") as writer:
@@ -279,14 +279,10 @@ class LinesSource(Source):
 
     def _rest(self, fd: int, text: TextFile, at: int, size: int) -> bytes:
         """What one call to the system did not give: it stops at 2 GiB."""
-        pieces = []
-        while size:
-            piece = os.pread(fd, size, at)
-            if not piece:
-                raise AccessError(f"{redact(text.path)} is shorter than it was: open the dataset again")
-            pieces.append(piece)
-            at, size = at + len(piece), size - len(piece)
-        return b"".join(pieces)
+        data = bytearray(size)
+        if read_full(fd, [memoryview(data)], at) < size:
+            raise AccessError(f"{redact(text.path)} is shorter than it was: open the dataset again")
+        return bytes(data)
 
     def _newline_in(self, file: int) -> Newline:
         return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline

@@ -21,6 +21,7 @@ from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
+from headrace.memory.whole import read_full
 from headrace.storage.hdf5.files import dataset_named, leads_out, reading_hdf5
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
 from headrace.storage.hdf5.remote import FarHDF5
@@ -224,23 +225,11 @@ class PackedTokens(TokensFile):
                 last = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE // size, side="right")) - 1)
                 last = min(last, first + _PIECE // 8)  # of empty ones any number begins at one place
                 places = ((edges[first : last + 1] - edges[first]) * size).tolist()
-                file.seek(begin + int(edges[first]) * size)
-                data = memoryview(_read(file, places[-1]))
+                data = memoryview(bytearray(places[-1]))
+                data = data[: read_full(file.fileno(), [data], begin + int(edges[first]) * size)]
                 found = [zlib.crc32(data[a:b]) for a, b in itertools.pairwise(places)]
                 yield last - first, (np.flatnonzero(np.array(found, np.uint32) != crc[first:last]) + first).tolist()
                 first = last
-
-
-def _read(file: Any, size: int) -> bytes:
-    """So many bytes, or as many as there are: one call to the system stops at 2 GiB."""
-    pieces = []
-    while size:
-        piece = file.read(min(size, 1 << 30))
-        if not piece:
-            break
-        pieces.append(piece)
-        size -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class PackedDocuments(DocumentsSource):

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.io.array_file import Arrays
 from headrace.io.handles import WorkerFiles
-from headrace.io.index import Arrays, IndexKind, found_index, is_unknown, kept_index, made_index
+from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
 from headrace.io.paths import redact
 from headrace.io.ranges import Version
 from headrace.io.remote_files import WHOLE, RemoteFiles, Span

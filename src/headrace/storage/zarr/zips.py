@@ -21,7 +21,8 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from headrace.errors import FormatError
-from headrace.io.index import Arrays, IndexKind, index_of, is_unknown
+from headrace.io.array_file import Arrays
+from headrace.io.index import IndexKind, index_of, is_unknown
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles

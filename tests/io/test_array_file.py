@@ -16,20 +16,19 @@ import numpy as np
 import pytest
 
 from headrace.errors import AccessError
-from headrace.io import array_file as kept_files
-from headrace.io import mapped_file as mapped
-from headrace.io.array_file import UntrustedError
-from headrace.io.mapped_file import HEAD, MappedArrays, MappedFile
+from headrace.io import array_file as mapped
+from headrace.io import atomic
+from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
 
 LONG = np.arange(1000, dtype=np.int64) * 3
 SHORT = [np.arange(3), np.empty(0, np.int64), np.frombuffer(b"names", np.uint8)]
 
 
-def file_in(folder: Path, **about: Any) -> MappedFile:
-    return MappedFile(str(folder), "test", {"of": 1, **about})
+def file_in(folder: Path, **about: Any) -> ArrayFile:
+    return ArrayFile(str(folder), "test", {"of": 1, **about})
 
 
-def written(folder: Path, long: Any = LONG, short: Any = SHORT, pieces: int = 3) -> MappedFile:
+def written(folder: Path, long: Any = LONG, short: Any = SHORT, pieces: int = 3) -> ArrayFile:
     file = file_in(folder)
     with file.writing(np.asarray(long).dtype.str) as writer:
         for piece in np.array_split(long, pieces):
@@ -70,10 +69,10 @@ def test_a_narrower_dtype(count: int, tmp_path: Path) -> None:
 
 class TestNotTrusted:
     @pytest.fixture
-    def file(self, tmp_path: Path) -> MappedFile:
+    def file(self, tmp_path: Path) -> ArrayFile:
         return written(tmp_path)
 
-    def test_any_flipped_bit(self, file: MappedFile) -> None:
+    def test_any_flipped_bit(self, file: ArrayFile) -> None:
         """Of the head line as of the arrays; the zeros that fill the head up mean nothing."""
         whole = Path(file.path).read_bytes()
         end = whole.index(b"\n") + 1
@@ -89,12 +88,12 @@ class TestNotTrusted:
             assert place < end
 
     @pytest.mark.parametrize("size", [0, 1, 100, HEAD - 1, HEAD, HEAD + 1, -1])
-    def test_a_part(self, file: MappedFile, size: int) -> None:
+    def test_a_part(self, file: ArrayFile, size: int) -> None:
         os.truncate(file.path, size % os.path.getsize(file.path))
         with pytest.raises(UntrustedError):
             file.open()
 
-    def test_more_than_there_should_be(self, file: MappedFile) -> None:
+    def test_more_than_there_should_be(self, file: ArrayFile) -> None:
         with open(file.path, "ab") as opened:
             opened.write(b"\0")
         with pytest.raises(UntrustedError, match="damaged"):
@@ -103,31 +102,31 @@ class TestNotTrusted:
     @pytest.mark.parametrize(
         "head", [b"", b"[]", b"{}", b"null", b"[" * 4000, b"\xff", json.dumps({"format": 1, "about": 2, "checksum": []}).encode()]
     )
-    def test_another_head(self, file: MappedFile, head: bytes) -> None:
+    def test_another_head(self, file: ArrayFile, head: bytes) -> None:
         whole = Path(file.path).read_bytes()
         Path(file.path).write_bytes((head + b"\n").ljust(HEAD, b"\0")[:HEAD] + whole[HEAD:])
         with pytest.raises(UntrustedError):
             file.open()
 
-    def test_what_is_about_something_else(self, file: MappedFile) -> None:
+    def test_what_is_about_something_else(self, file: ArrayFile) -> None:
         other = file_in(Path(file.path).parent, of=2)
         assert other.path != file.path
         os.rename(file.path, other.path)
         with pytest.raises(UntrustedError, match="something else"):
             other.open()
 
-    def test_what_others_may_write_to(self, file: MappedFile) -> None:
+    def test_what_others_may_write_to(self, file: ArrayFile) -> None:
         assert os.stat(file.path).st_mode & 0o777 == 0o600
         os.chmod(file.path, 0o620)
         with pytest.raises(UntrustedError, match="others may write"):
             file.open()
 
-    def test_another_users(self, file: MappedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kept_files, "user_id", lambda: 12345)
+    def test_another_users(self, file: ArrayFile, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(atomic, "user_id", lambda: 12345)
         with pytest.raises(UntrustedError, match="another user's"):
             file.open()
 
-    def test_a_link_or_a_folder(self, file: MappedFile, tmp_path: Path) -> None:
+    def test_a_link_or_a_folder(self, file: ArrayFile, tmp_path: Path) -> None:
         os.rename(file.path, tmp_path / "elsewhere")
         os.symlink(tmp_path / "elsewhere", file.path)
         with pytest.raises(OSError):
@@ -137,7 +136,7 @@ class TestNotTrusted:
         with pytest.raises((OSError, UntrustedError)):
             file.open()
 
-    def test_a_pipe_is_not_waited_for(self, file: MappedFile) -> None:
+    def test_a_pipe_is_not_waited_for(self, file: ArrayFile) -> None:
         os.unlink(file.path)
         os.mkfifo(file.path)
         with pytest.raises(UntrustedError):
