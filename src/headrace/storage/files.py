@@ -18,11 +18,10 @@ from headrace.errors import ConfigError
 from headrace.io.cache.disk_cache import disk_cache_of
 from headrace.io.cache.whole_files import WholeFiles
 from headrace.io.hints import HINTS, TO_THE_END
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import cache_folder, is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
-from headrace.io.paths import cache_folder
 from headrace.storage.source import Source
 
 _OPEN = 64  # files that are open at once

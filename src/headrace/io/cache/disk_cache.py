@@ -32,11 +32,10 @@ import google_crc32c
 
 from headrace.errors import ConfigError, warn
 from headrace.io.atomic import is_ours, user_id
-from headrace.io.paths import redact
+from headrace.io.paths import cache_folder, redact
 from headrace.io.single_flight import single_flight
 from headrace.memory.budget import format_size, parse_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
-from headrace.io.paths import cache_folder
 from headrace.memory.per_process import renew_after_fork
 from headrace.memory.whole import write_full
 
