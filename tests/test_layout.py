@@ -8,8 +8,9 @@ import pytest
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("errors", "arguments", "display")  # in this order
+GROUND = ("types", "errors", "arguments", "display")  # in this order
 BELOW: dict[str, set[str]] = {
+    "types": set(),
     "errors": set(),
     "arguments": set(),
     "display": set(),

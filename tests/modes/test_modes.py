@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, MemoryBudget, SampleError, Source
 from headrace.memory.anonymous import SharedInt
+from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes import eager as eager_module
@@ -23,7 +24,7 @@ from headrace.modes import held as held_module
 from headrace.modes.cached import SHARE, Cached
 from headrace.modes.eager import Eager
 from headrace.modes.lazy import Lazy
-from headrace.modes.streaming import Streaming, size_of
+from headrace.modes.streaming import Streaming
 
 MB = 1_000_000
 

@@ -25,8 +25,8 @@ from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.worker.fetch import inner_datasets
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
+from headrace.memory.limits import usable_cpus
 from headrace.modes import LoadingMode
-from headrace.modes.eager import usable_cpus
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
 

@@ -24,7 +24,7 @@ import re
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -354,3 +354,12 @@ def _check_usage(value: Any) -> float:
         "max_memory_usage must be a fraction of the headroom (0 < f <= 1, such as 0.8) or a number of bytes "
         f"(such as '500MB', '2GB' or an int), not {value!r}"
     )
+
+
+def size_of(record: Any) -> int:
+    """Bytes of a record, as far as it says."""
+    if isinstance(record, (bytes, str)):
+        return len(record)
+    if isinstance(record, (tuple, list, dict)):
+        return sum(map(size_of, record.values() if isinstance(record, dict) else record))
+    return int(getattr(record, "nbytes", 0)) or (len(record) if isinstance(record, Sized) else 64)

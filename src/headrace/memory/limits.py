@@ -250,3 +250,10 @@ def _read(path: Path, notes: list[str]) -> str | None:
 def _unescape(field: str) -> str:
     """Undo mountinfo's octal escapes (space, tab, newline and backslash)."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def usable_cpus() -> set[int]:
+    """The CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -14,6 +13,7 @@ import numpy as np
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, format_size
+from headrace.memory.limits import usable_cpus
 from headrace.memory.pressure import PressureWatch
 from headrace.memory.row_store import RowStore, row_layout
 from headrace.memory.rows import Layout
@@ -187,10 +187,3 @@ def _if_picklable(error: BaseException | None) -> BaseException | None:
     except Exception:
         return None
     return error
-
-
-def usable_cpus() -> set[int]:
-    """The CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))

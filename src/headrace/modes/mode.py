@@ -11,10 +11,10 @@ import numpy.typing as npt
 from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
 from headrace.storage.source import Source
+from headrace.types import IntArray
 
 Read = Callable[[Sequence[int]], list[Any]]
 """Reads the records of some indices; raises if one of them can't be read."""
-IntArray = npt.NDArray[np.int64]
 
 
 class Coming(NamedTuple):

@@ -10,16 +10,18 @@ The order of an epoch is known, so each worker knows which batches it will be as
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from headrace.io.remote_files import RemoteFiles
+from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
-from headrace.modes.mode import Coming, IntArray, Mode, Read
+from headrace.modes.mode import Coming, Mode, Read
 from headrace.storage.source import Source
+from headrace.types import IntArray
 
 THREADS = 4
 WINDOW = 64 << 20
@@ -28,15 +30,6 @@ ASKED = 16
 """Batches that are computed together, and for which is asked together where their samples lie, if that must be asked for."""
 AHEAD = 2
 """Batches, beside the next one, whose records are read ahead."""
-
-
-def size_of(record: Any) -> int:
-    """Bytes of a record, as far as it says."""
-    if isinstance(record, (bytes, str)):
-        return len(record)
-    if isinstance(record, (tuple, list, dict)):
-        return sum(map(size_of, record.values() if isinstance(record, dict) else record))
-    return int(getattr(record, "nbytes", 0)) or (len(record) if isinstance(record, Sized) else 64)
 
 
 class Streaming(Mode):

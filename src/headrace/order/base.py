@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError
+from headrace.types import IntArray
 
-IntArray: TypeAlias = NDArray[np.int64]
 Shuffle: TypeAlias = bool | Literal["block"]
 
 DEFAULT_GLOBAL_BATCH = 64

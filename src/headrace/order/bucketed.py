@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError
-from headrace.order.base import DEFAULT_GLOBAL_BATCH, IntArray, Order, digest_of
+from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, digest_of
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
+from headrace.types import IntArray
 
 POOL = 64
 """Global batches of a pool."""

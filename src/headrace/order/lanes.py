@@ -21,15 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
-
-IntArray: TypeAlias = NDArray[np.int64]
-
+from headrace.types import IntArray
 
 LAYOUT = 2
 """Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""

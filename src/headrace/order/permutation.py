@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError
-
-IntArray: TypeAlias = NDArray[np.int64]
+from headrace.types import IntArray
 
 ROUNDS = 6
 ROUNDS_SMALL = 8  # few bits mix slowly: with 6 rounds the orders of a small range are visibly not equally likely

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.order.base import IntArray, Order
+from headrace.order.base import Order
 from headrace.order.epoch import EpochOrder, pass_epoch
+from headrace.types import IntArray
 
 
 class ResizedOrder(Order):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.base import IntArray
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
+from headrace.types import IntArray
 
 
 def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any = None, groups: Any = None) -> list[IntArray]:

@@ -8,16 +8,14 @@ batches and the workers from one to the next, both periodically, so that a stret
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from headrace.order.epoch import EpochOrder
 from headrace.order.lanes import BlockSequence, Lanes
 from headrace.order.ranks import RankBatches
-
-IntArray: TypeAlias = NDArray[np.int64]
+from headrace.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

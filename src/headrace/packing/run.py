@@ -28,7 +28,7 @@ from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, WriteError, warn
 from headrace.io.resolve.scan import DataPath, redact
-from headrace.modes.eager import usable_cpus
+from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan, make_plan

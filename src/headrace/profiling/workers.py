@@ -22,8 +22,8 @@ from headrace.loader.build import check_dataset, is_path
 from headrace.loader.config import check_options
 from headrace.loader.loader import open_path
 from headrace.loader.options import PathOptions
+from headrace.memory.limits import usable_cpus
 from headrace.modes import LoadingMode
-from headrace.modes.eager import usable_cpus
 from headrace.order import detect_world
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.room import finish_kernels

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError, SampleError
 from headrace.io.library_errors import is_of_machine
+from headrace.memory.budget import size_of
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
-from headrace.modes.streaming import size_of
 from headrace.storage.source import Source
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import renew_after_fork
-from headrace.modes.eager import usable_cpus
 from headrace.order import detect_world
 
 SHARE = 0.75

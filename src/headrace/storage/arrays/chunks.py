@@ -18,8 +18,7 @@ from headrace.errors import BudgetError, FormatError
 from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.stretches import Files, Places, Stretch, places_of, read_stretches
 from headrace.storage.arrays.codecs import Pipeline
-
-IntArray = npt.NDArray[np.int64]
+from headrace.types import IntArray
 
 
 class Grid(NamedTuple):

@@ -28,8 +28,9 @@ import numpy.typing as npt
 from headrace.io.remote_files import Span
 from headrace.io.stretches import Places, bytes_of, read_parts, read_places
 from headrace.memory.lru import LRUCache, held_bytes
-from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, IntArray
+from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
+from headrace.types import IntArray
 
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.memory.whole import read_full
+from headrace.types import IntArray
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
 
 PIECE = 1 << 20

@@ -20,8 +20,9 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.scan import FileList
 from headrace.memory.per_process import PerProcess
-from headrace.storage.text.lines import IntArray, Newline
+from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import COMPRESSED, without_compression
+from headrace.types import IntArray
 
 TEXT_FIELD = "text"
 """The field that holds a record's text, where none is named."""

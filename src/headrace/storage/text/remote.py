@@ -29,13 +29,14 @@ from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, e
 from headrace.io.single_flight import one_builder
 from headrace.storage.files import fingerprint_names
 from headrace.storage.text import records
-from headrace.storage.text.lines import IntArray, Newline
+from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room, is_compressed
 from headrace.storage.text.remote_index import LineIndex, arrays_of, index_beside
 from headrace.storage.text.remote_plain import far_plain_copy
 from headrace.storage.text.remote_scan import FarScan, NotedScan, OddQuotesError
 from headrace.storage.text.scan import Scan, TextFile
 from headrace.storage.text.source import HeldArrays, LinesSource
+from headrace.types import IntArray
 
 _AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
 

@@ -22,8 +22,9 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Fo
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
 from headrace.storage.text import records
-from headrace.storage.text.lines import QUOTE, IntArray, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.text.lines import QUOTE, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.text.plain import Room
+from headrace.types import IntArray
 
 UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown

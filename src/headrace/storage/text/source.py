@@ -31,9 +31,10 @@ from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Source
 from headrace.storage.text import records
 from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
-from headrace.storage.text.lines import IntArray, Newline, strip_end
+from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
 from headrace.storage.text.scan import UTF8_MARK, Scan, Scanned, TextFile
+from headrace.types import IntArray
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""

@@ -25,8 +25,8 @@ from headrace.memory.whole import read_full
 from headrace.storage.hdf5.files import dataset_named, leads_out, reading_hdf5
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
 from headrace.storage.hdf5.remote import FarHDF5
-from headrace.storage.text.lines import IntArray
 from headrace.storage.tokens.source import AnyTokens, DocumentsSource
+from headrace.types import IntArray
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""

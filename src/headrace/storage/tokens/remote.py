@@ -19,9 +19,9 @@ from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.links import check_way
 from headrace.storage.hdf5.packed import CRC, DATA, OFFSETS
 from headrace.storage.hdf5.remote import FarHDF5
-from headrace.storage.text.lines import IntArray
 from headrace.storage.tokens.packed import TokensFile
 from headrace.storage.tokens.source import RangedTokens
+from headrace.types import IntArray
 
 
 class FarTokens(TokensFile, RangedTokens):

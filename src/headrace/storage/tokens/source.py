@@ -21,7 +21,7 @@ from headrace.io.remote_files import RemoteFiles, Span
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.source import Rows, Source
-from headrace.storage.text.lines import IntArray
+from headrace.types import IntArray
 
 
 class Tokens(Protocol):
