@@ -928,7 +928,7 @@ def traced() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_bad_samples_hold_no_memory(make: Any, make_loader: Any, traced: None, mode: str, workers: int) -> None:
     kept: list[Any] = []

@@ -32,7 +32,7 @@ class DelegatingDataset(BaseDataset):
         self.fork_safe: bool = inner.fork_safe
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         self.always_pairs: bool = inner.always_pairs
-        self._augment = inner._augment
+        self._augment, self.names_warnings = inner._augment, inner.names_warnings
         for name in ("classes", "class_to_idx"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))

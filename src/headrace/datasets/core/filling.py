@@ -196,7 +196,8 @@ class BatchFilling(SampleReading, SampleTransforming):
                     f"says {wanted[1]} {list(wanted[0])}: mend the one or the other"
                 )
             try:
-                self.present_into(value, draws, rows[number, ...])
+                with self._naming(whole[number]):
+                    self.present_into(value, draws, rows[number, ...])
             except Exception as error:
                 if not self.is_late(error):
                     error.add_note(f"headrace: while making sample {request[number]} ({self.source_of(request[number])})")
@@ -227,7 +228,8 @@ class BatchFilling(SampleReading, SampleTransforming):
                     continue
                 seeder(request.seed, request.epoch, self._whole(index), 0 if request.draws is None else request.draws[number])
                 try:
-                    drawn.append(self.draw(given))
+                    with self._naming(self._whole(index)):
+                        drawn.append(self.draw(given))
                 except Exception as error:
                     if not self.is_late(error):
                         raise

@@ -9,12 +9,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.threads import WorkerThreads
+from headrace.datasets.core.warnings import NamedWarnings
 from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError, SampleError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import size_of
@@ -22,6 +24,7 @@ from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.storage.source import Source
 
+_NO_CONTEXT = nullcontext()
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
 
 
@@ -29,6 +32,8 @@ class SampleReading(ABC):
     """The part of a dataset that reads. Indices are those of the whole dataset, not of a view."""
 
     on_error: OnError
+    names_warnings = False
+    """True if the decoder warns of files without naming them, as Pillow does."""
     _source: Source
     _chosen: npt.NDArray[np.int64] | None  # of a view: the indices of the whole dataset
     _counts: Counter[str]
@@ -241,10 +246,15 @@ class SampleReading(ABC):
 
     def _decoded(self, index: int, record: Any) -> Any:
         try:
-            return self.decode(record)
+            with self._naming(index):
+                return self.decode(record)
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self._failed(index, "can't be decoded", error)
+
+    def _naming(self, index: int) -> NamedWarnings | nullcontext[None]:
+        """As a context: warnings of the decoder name the sample, if there may be some."""
+        return NamedWarnings(self._source.location, index) if self.names_warnings else _NO_CONTEXT
 
     def _failed(self, index: int, what: str, error: Exception) -> SampleError:
         text = str(error)

@@ -9,7 +9,7 @@ import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,10 @@ class SampleTransforming(ABC):
         """Raises, or gives, the error of a sample that can't be read."""
 
     @abstractmethod
+    def _naming(self, index: int) -> AbstractContextManager[Any]:
+        """As a context: warnings of the decoder name the sample."""
+
+    @abstractmethod
     def _replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
         """What stands in a batch for a sample that can't be read."""
 
@@ -118,10 +122,11 @@ class SampleTransforming(ABC):
         """The finished sample; or a SampleError, where it turned out here that it can't be decoded."""
         try:
             value, target = self.pair(index, value)
-            if is_random:
-                value, target = self._call_seeded(value, target, seed, epoch, whole, k)
-            else:
-                value = self.present(value)
+            with self._naming(whole):
+                if is_random:
+                    value, target = self._call_seeded(value, target, seed, epoch, whole, k)
+                else:
+                    value = self.present(value)
         except Exception as error:
             if self.is_late(error):
                 return self._failed(whole, "can't be decoded", error)

@@ -83,6 +83,7 @@ class ImageDataset(BaseDataset):
 
     reads_urls = True
     always_pairs = True
+    names_warnings = True
 
     def __init__(
         self,

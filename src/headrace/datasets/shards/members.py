@@ -57,6 +57,8 @@ class TarSamples(BaseDataset):
         ConfigError: `decode` is none of these.
     """
 
+    names_warnings = True
+
     def __init__(self, source: TarSource, decode: bool | Decoders = True, **options: Any) -> None:
         given: dict[str, Callable[[bytes], Any] | None] = {}
         if isinstance(decode, Mapping):
