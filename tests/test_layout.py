@@ -8,9 +8,9 @@ import pytest
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("types", "errors", "arguments", "display")  # in this order
+GROUND = ("dtypes", "errors", "arguments", "display")  # in this order
 BELOW: dict[str, set[str]] = {
-    "types": set(),
+    "dtypes": set(),
     "errors": set(),
     "arguments": set(),
     "display": set(),

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.memory.rows import Rows
 from headrace.memory.store import MISSING
 from headrace.storage.source import Source
-from headrace.types import IntArray
 
 Read = Callable[[Sequence[int]], list[Any]]
 """Reads the records of some indices; raises if one of them can't be read."""

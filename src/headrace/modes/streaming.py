@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 from headrace.modes.mode import Coming, Mode, Read
 from headrace.storage.source import Source
-from headrace.types import IntArray
 
 THREADS = 4
 WINDOW = 64 << 20

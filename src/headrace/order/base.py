@@ -16,8 +16,8 @@ from typing import Any, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
-from headrace.types import IntArray
 
 Shuffle: TypeAlias = bool | Literal["block"]
 

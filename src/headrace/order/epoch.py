@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, check_integer, digest_of
 from headrace.order.lanes import LAYOUT, BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
-from headrace.types import IntArray
 
 DEFAULT_INTERLEAVE = 64
 DEFAULT_TURNS = 12  # divided by 1, 2, 3, 4, 6 and 12 workers, so that each has lanes of its own

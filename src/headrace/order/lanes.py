@@ -24,8 +24,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
-from headrace.types import IntArray
 
 LAYOUT = 2
 """Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""

@@ -16,8 +16,8 @@ import operator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
-from headrace.types import IntArray
 
 ROUNDS = 6
 ROUNDS_SMALL = 8  # few bits mix slowly: with 6 rounds the orders of a small range are visibly not equally likely

@@ -30,10 +30,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import Order
 from headrace.order.shares import check_shared_once
-from headrace.types import IntArray
 
 _PART = 4_096  # indices that an iteration computes at a time: many at once cost an order hardly more than one batch
 _GROWTH = 4  # but it begins with a single batch, so that the first one comes at once, and takes so many times more each time

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.order.base import Order
 from headrace.order.epoch import EpochOrder, pass_epoch
-from headrace.types import IntArray
 
 
 class ResizedOrder(Order):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
-from headrace.types import IntArray
 
 
 def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any = None, groups: Any = None) -> list[IntArray]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headrace.dtypes import IntArray
 from headrace.order.epoch import EpochOrder
 from headrace.order.lanes import BlockSequence, Lanes
 from headrace.order.ranks import RankBatches
-from headrace.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

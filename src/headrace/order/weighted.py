@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, digest_of
 from headrace.order.permutation import derive_keys, mix
-from headrace.types import IntArray
 
 FloatArray = NDArray[np.float64]
 

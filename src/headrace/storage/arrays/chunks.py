@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.io.remote_files import RemoteFiles, Span
 from headrace.io.stretches import Files, Places, Stretch, places_of, read_stretches
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.types import IntArray
 
 
 class Grid(NamedTuple):

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.io.remote_files import Span
 from headrace.io.stretches import Places, bytes_of, read_parts, read_places
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
-from headrace.types import IntArray
 
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.types import IntArray
+from headrace.dtypes import IntArray
 
 BLOCK = 64
 """Places from one that is noted itself to the next: a power of two."""

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.memory.whole import read_full
-from headrace.types import IntArray
 
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
 

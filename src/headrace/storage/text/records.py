@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -22,7 +23,6 @@ from headrace.io.resolve.scan import FileList
 from headrace.memory.per_process import PerProcess
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import COMPRESSED, without_compression
-from headrace.types import IntArray
 
 TEXT_FIELD = "text"
 """The field that holds a record's text, where none is named."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.io.array_file import Arrays, MappedArrays
 from headrace.io.index import IndexKind
@@ -36,7 +37,6 @@ from headrace.storage.text.remote_plain import far_plain_copy
 from headrace.storage.text.remote_scan import FarScan, NotedScan, OddQuotesError
 from headrace.storage.text.scan import Scan, TextFile
 from headrace.storage.text.source import HeldArrays, LinesSource
-from headrace.types import IntArray
 
 _AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
 

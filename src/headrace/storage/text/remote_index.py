@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import warn
 from headrace.io.array_file import Arrays, UntrustedError
 from headrace.io.index import IndexKind, from_bytes
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
-from headrace.types import IntArray
 
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 _TOGETHER = 1 << 18  # places that are passed on at a time

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dtypes import IntArray
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
 from headrace.storage.text.lines import QUOTE, Newline, Piece, line_starts, looked_at
 from headrace.storage.text.remote_index import LineIndex
 from headrace.storage.text.scan import UTF8_MARK, Scan, Scanned, TextBytes, TextFile
-from headrace.types import IntArray
 
 _BEHIND = 4  # pieces that were looked at, and are still there
 

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.display import progress_bar
+from headrace.dtypes import IntArray
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, RemoteError
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
 from headrace.storage.text import records
 from headrace.storage.text.lines import QUOTE, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
 from headrace.storage.text.plain import Room
-from headrace.types import IntArray
 
 UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import AccessError, HeadraceError, warn
 from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
 from headrace.io.gather import Gatherer
@@ -34,7 +35,6 @@ from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
 from headrace.storage.text.scan import UTF8_MARK, Scan, Scanned, TextFile
-from headrace.types import IntArray
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""

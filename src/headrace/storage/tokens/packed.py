@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -26,7 +27,6 @@ from headrace.storage.hdf5.files import dataset_named, leads_out, reading_hdf5
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
 from headrace.storage.hdf5.remote import FarHDF5
 from headrace.storage.tokens.source import AnyTokens, DocumentsSource
-from headrace.types import IntArray
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""

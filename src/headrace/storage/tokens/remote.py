@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.io.remote_files import Span
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.hdf5.files import reading_hdf5
@@ -21,7 +22,6 @@ from headrace.storage.hdf5.packed import CRC, DATA, OFFSETS
 from headrace.storage.hdf5.remote import FarHDF5
 from headrace.storage.tokens.packed import TokensFile
 from headrace.storage.tokens.source import RangedTokens
-from headrace.types import IntArray
 
 
 class FarTokens(TokensFile, RangedTokens):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP
@@ -21,7 +22,6 @@ from headrace.io.remote_files import RemoteFiles, Span
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.source import Rows, Source
-from headrace.types import IntArray
 
 
 class Tokens(Protocol):
