@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
 
 from headrace.storage.zarr.stores import FarStore
+
+if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
 
 
 class FarZarr(Store):
