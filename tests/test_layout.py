@@ -32,6 +32,25 @@ BELOW: dict[str, set[str]] = {
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
+    "order": [
+        *("permutation", "base", "seeding", "shares", "world", "request", "balanced", "bucketed", "weighted", "lanes", "ranks", "splits"),
+        *("epoch", "sampler", "visits"),
+    ],
+    "memory": [
+        *("limits", "per_process", "pressure", "budget", "anonymous", "flags", "locks", "lru", "tree", "ring", "rows", "entry", "store"),
+        *("row_store", "whole", "machine"),
+    ],
+    "monitor": ["stats", "memory"],
+    "collate": ["fields", "stack", "padding", "vision", "pad", "text", "registry"],
+    "loader": [
+        *("torch_private", "options", "config", "data", "cursor", "stateful", "state", "plan", "budget", "device", "worker", "build"),
+        *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
+    ],
+    "loader/device": ["transfer", "prefetcher"],
+    "loader/worker": ["served", "samples", "start", "fetch", "fetch_stream", "processes", "pool"],
+    "loader/multi": ["foreign", "schedule", "passes", "multi"],
+    "packing": ["part", "plan", "verify", "hdf5", "texts", "run"],
+    "profiling": ["room", "tune", "workers"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

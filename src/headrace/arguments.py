@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Collection, Iterable, Mapping
+from typing import overload
+
+import numpy as np
 
 from headrace.errors import ConfigError
 
@@ -60,6 +64,32 @@ def check_names(door: str, names: Iterable[str], known: Collection[str], hints: 
         hint, meant = (hints or {}).get(name), nearest(name, known)
         remedy = f"use {hint}" if hint else f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
         raise ConfigError(f"{door} has no {name!r}: {remedy}")
+
+
+@overload
+def check_integer(name: str, value: object, least: int | None = None) -> int: ...
+@overload
+def check_integer(name: str, value: object, least: int | None = None, *, optional: bool) -> int | None: ...
+def check_integer(name: str, value: object, least: int | None = None, *, optional: bool = False) -> int | None:
+    """An integer of any kind (numpy's too) as an int.
+
+    Raises:
+        ConfigError: it is none, is below `least`, or is None where it is not optional.
+    """
+    if value is None and optional:
+        return None
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    number = operator.index(value) if is_integer else None  # type: ignore[arg-type]
+    if number is None or (least is not None and not least <= number < 2**62):
+        at_least = "" if least is None else f" of at least {least}"
+        raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {described(value)}")
+    return number
+
+
+def check_flag(name: str, value: object, *, optional: bool = False) -> None:
+    """Raises a ConfigError for what is neither True nor False, nor None where it is optional."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}")
 
 
 def described(value: object) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDataset
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, HeadraceWarning, ImageDataset, Loader, create_dataloader
-from headrace.loader import build
-from headrace.loader.build import batches_nbytes
+from headrace.loader import build, data
+from headrace.loader.budget import batches_nbytes
 from headrace.memory.budget import MemoryBudget
 from headrace.order import World
 from tests.testing.test_contract import SquareDataset
@@ -163,7 +163,7 @@ def test_pinned_batches_must_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = 37 * 10_000
     for pin_memory in (False, True):
         loader = create_dataloader(dataset, pin_memory=pin_memory, **options)
-        loader._reserve_ring(batch)
+        loader._memory.reserve_measured(loader.config, batch)
         pinned = 1 << 19 if pin_memory else 0
         assert dataset.budget.reserved == (2 * 4 + 2) * (batch + pinned) + 2 * (20_000_000 // 20 + batch * 3 // 2)
         loader.close()
@@ -375,7 +375,7 @@ def test_all_forms_of_paths_are_paths(photos: Path) -> None:
 
     for path in (str(photos), photos, Home(), [str(photos)], [photos / "circle", photos / "noise"]):
         assert isinstance(create_dataloader(path, num_workers=0, image_size=16).dataset, ImageDataset)
-    assert not build.is_path([]) and not build.is_path([1, 2]) and not build.is_path([photos, 1])
+    assert not data.is_path([]) and not data.is_path([1, 2]) and not data.is_path([photos, 1])
 
 
 def test_the_budget_given_with_a_path_is_the_dataset_s_too(photos: Path) -> None:

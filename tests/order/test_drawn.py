@@ -211,14 +211,14 @@ def test_an_epoch_of_another_length() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WeightedOrder([1, -1]), "sample 1 is -1"),
-        (lambda: WeightedOrder([1, float("nan"), float("inf")]), "sample 1 is nan.*2 are wrong"),
+        (lambda: WeightedOrder([1, -1]), "sample 1 has -1"),
+        (lambda: WeightedOrder([1, float("nan"), float("inf")]), "sample 1 has nan .*2 are wrong"),
         (lambda: WeightedOrder([[1, 2]]), r"shape \[1, 2\]"),
         (lambda: WeightedOrder(["x"]), "one number a sample"),
         (lambda: WeightedOrder([0, 0]), "none of them is above 0"),
         (lambda: WeightedOrder([1e308] * 10), "beyond the range"),
         (lambda: WeightedOrder([1, 0, 1], n=3, replacement=False), "2 of 3 samples have a weight above 0"),
-        (lambda: WeightedOrder([1], n=-1), "n must be at least 0"),
+        (lambda: WeightedOrder([1], n=-1), "n must be an integer of at least 0"),
         (lambda: BalancedOrder([0, 0, 1], n=3, replacement=False), "smallest of 2 classes has 1 samples"),
         (lambda: BalancedOrder([0.5, 1.0]), "integers or strings"),
         (lambda: BalancedOrder([[0], [1]]), r"shape \[2, 1\]"),

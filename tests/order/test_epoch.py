@@ -153,15 +153,15 @@ def test_an_iteration_over_many_parts_is_complete(n: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n": -1}, "n must be at least 0"),
-        ({"n": 2.0}, "n must be an integer, got 2.0"),
+        ({"n": -1}, "n must be an integer of at least 0"),
+        ({"n": 2.0}, "n must be an integer of at least 0, not 2.0"),
         ({"seed": None}, "seed must be an integer"),
         ({"epoch": "1"}, "epoch must be an integer"),
         ({"shuffle": "blocks"}, 'shuffle must be False, True or "block"'),
         ({"shuffle": 1}, "shuffle must be"),
-        ({"global_batch": 0}, "global_batch must be at least 1"),
-        ({"interleave": 0}, "interleave must be at least 1"),
-        ({"turns": 0}, "turns must be at least 1"),
+        ({"global_batch": 0}, "global_batch must be an integer of at least 1"),
+        ({"interleave": 0}, "interleave must be an integer of at least 1"),
+        ({"turns": 0}, "turns must be an integer of at least 1"),
         ({"blocks": [5, 4]}, "n = 10, but the 2 sizes sum up to 9"),
         ({"blocks": [11, -1]}, "0 and more, got -1"),
         ({"blocks": [[10]]}, "blocks must be a list"),
@@ -285,16 +285,16 @@ GOLDEN: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-def test_stretches_are_those_that_batches_come_from() -> None:
+def test_segments_are_those_that_batches_come_from() -> None:
     sizes = [50] * 40
     order = EpochOrder(2000, shuffle="block", blocks=sizes, global_batch=10, interleave=4, turns=3)
-    stretches = order.stretches()
-    assert stretches is not None and stretches[0] == 0 and stretches[-1] == 2000 and len(stretches) - 1 <= 40 + 12 - 1
-    numbers = np.searchsorted(stretches, order[:], side="right") - 1
+    segments = order.segments()
+    assert segments is not None and segments[0] == 0 and segments[-1] == 2000 and len(segments) - 1 <= 40 + 12 - 1
+    numbers = np.searchsorted(segments, order[:], side="right") - 1
     open_at_once = [len(set(numbers[:p]) & set(numbers[p:])) for p in range(0, 2000, 10)]
     assert max(open_at_once) <= 12  # each is begun and ended before its lane begins the next one
-    assert EpochOrder(2000, shuffle=True, blocks=sizes).stretches() is None
-    assert EpochOrder(2000, shuffle="block").stretches() is None
+    assert EpochOrder(2000, shuffle=True, blocks=sizes).segments() is None
+    assert EpochOrder(2000, shuffle="block").segments() is None
 
 
 @pytest.mark.parametrize(("arguments", "first"), GOLDEN)

@@ -12,7 +12,7 @@ COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": s
 
 
 @given(**COUNTS)
-def test_places_are_a_bijection_and_lanes_are_stretches_of_it(n: int, batch: int, interleave: int, turns: int) -> None:
+def test_places_are_a_bijection_and_lanes_are_segments_of_it(n: int, batch: int, interleave: int, turns: int) -> None:
     lanes = Lanes(n, batch, interleave, turns)
     positions = np.arange(n)
     places, numbers = lanes.place_of(positions), lanes.lane_of(positions)
@@ -34,7 +34,7 @@ def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(n: int, batch: int, int
 
 
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
-def test_a_sequence_holds_each_block_in_one_stretch(sizes: list[int], seed: int, epoch: int) -> None:
+def test_a_sequence_holds_each_block_in_one_segment(sizes: list[int], seed: int, epoch: int) -> None:
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     sequence = BlockSequence(edges, seed, epoch)
     places = np.arange(edges[-1])
@@ -42,7 +42,7 @@ def test_a_sequence_holds_each_block_in_one_stretch(sizes: list[int], seed: int,
     assert np.array_equal(np.sort(indices), places)
     assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
     assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size
-    assert np.array_equal(sequence.stretches(), np.unique(edges))
+    assert np.array_equal(sequence.segments(), np.unique(edges))
 
 
 @given(
@@ -51,16 +51,16 @@ def test_a_sequence_holds_each_block_in_one_stretch(sizes: list[int], seed: int,
     seed=st.integers(),
     epoch=st.integers(0, 5),
 )
-def test_what_a_cut_parts_lies_in_two_stretches_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
+def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
     places = np.arange(edges[-1])
-    blocks, indices, stretches = sequence.block_at(places), sequence.index_at(places), sequence.stretches()
+    blocks, indices, segments = sequence.block_at(places), sequence.index_at(places), sequence.segments()
     assert np.array_equal(np.sort(indices), places)
     assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
-    assert np.array_equal(np.intersect1d(stretches, edges), np.unique(edges))  # each lies within a block
-    numbers = np.searchsorted(stretches, indices, side="right") - 1
-    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another stretch begins: a stretch comes as a whole
-    assert len(ends) + 1 == len(stretches) - 1 or not places.size
+    assert np.array_equal(np.intersect1d(segments, edges), np.unique(edges))  # each lies within a block
+    numbers = np.searchsorted(segments, indices, side="right") - 1
+    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another segment begins: a segment comes as a whole
+    assert len(ends) + 1 == len(segments) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
     assert set(ends) == set(inside) | set(sequence.edges[(sequence.edges > 0) & (sequence.edges < edges[-1])])

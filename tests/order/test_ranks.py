@@ -184,10 +184,10 @@ def test_a_step_outside_is_an_index_error(step: int) -> None:
     ("arguments", "message"),
     [
         ({"batch_size": 16}, "global_batch=64, but batch_size=16 times world_size=1 is 16"),
-        ({"batch_size": 0}, "batch_size and world_size must be at least 1"),
-        ({"world_size": 0}, "batch_size and world_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"world_size": 0}, "world_size must be an integer of at least 1"),
         ({"rank": 2, "world_size": 2}, "rank=2 with world_size=2"),
-        ({"rank": -1}, "rank=-1 with world_size=1"),
+        ({"rank": -1}, "rank must be an integer of at least 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, int], message: str) -> None:

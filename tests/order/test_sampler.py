@@ -69,7 +69,7 @@ def test_it_has_what_trainers_read_from_a_distributed_sampler() -> None:
     sampler.set_epoch(4)
     assert sampler.epoch == 4
     assert len(make(50).dataset) == 50  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="n must be at least 0"):
+    with pytest.raises(ConfigError, match="n must be an integer of at least 0"):
         make(-1)
 
 

@@ -39,8 +39,8 @@ def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
                     seen.add((int(lanes.lane_of(np.array([position]))[0]), int(block_of[index]), process))
                 else:
                     padding.add((int(block_of[index]), rank))
-    stretches = {(lane, block) for lane, block, _ in seen}
-    return Visits(len({block for _, block in stretches}), len(stretches), len(seen), len(padding))
+    segments = {(lane, block) for lane, block, _ in seen}
+    return Visits(len({block for _, block in segments}), len(segments), len(seen), len(padding))
 
 
 SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=12)
@@ -66,7 +66,7 @@ def test_the_count_is_that_of_real_batches(
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("workers", [0, 1, 3, 4])
-def test_lanes_of_one_s_own_mean_one_process_a_stretch(world: int, workers: int) -> None:
+def test_lanes_of_one_s_own_mean_one_process_a_segment(world: int, workers: int) -> None:
     sizes = [50] * 240
     batches = batches_of(sizes, world, 12, shuffle="block", interleave=12, turns=12)
     found = count_visits(batches, workers, sizes)
@@ -79,7 +79,7 @@ def test_what_does_not_divide_is_shared() -> None:
     assert count_visits(batches_of(sizes, 3, 8, shuffle="block", interleave=4, turns=4), 1, sizes).processes == 3
     assert count_visits(batches_of(sizes, 1, 8, shuffle="block", interleave=4, turns=4), 3, sizes).processes == 3
     both = count_visits(batches_of(sizes, 3, 8, shuffle="block", interleave=4, turns=4), 3, sizes)
-    assert 8.9 < both.processes < 9  # not all of them, in a short stretch at a lane's end
+    assert 8.9 < both.processes < 9  # not all of them, in a short segment at a lane's end
     # a batch no larger than `interleave`: each lane has one position of it, and so one rank
     assert count_visits(batches_of(sizes, 3, 1, shuffle="block", interleave=4, turns=4), 1, sizes).processes == 1
 

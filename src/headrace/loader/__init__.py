@@ -1,8 +1,9 @@
 """The thin builder: a dataset becomes a pinned, prefetching, seeded, resumable torch DataLoader."""
 
 from headrace.loader.config import DataLoaderConfig
+from headrace.loader.create import create_dataloader
 from headrace.loader.device.transfer import move_to_device
-from headrace.loader.loader import Loader, create_dataloader
+from headrace.loader.loader import Loader
 from headrace.loader.module import DataModule, DataModuleProtocol
 from headrace.loader.multi.multi import MultiDataLoader
 from headrace.loader.multi.schedule import split_workers

@@ -19,6 +19,8 @@ from headrace.loader.options import LoaderOptions
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
+Reasons = dict[str, str]
+"""Why options have the values that they have."""
 
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
 _OLD_WORDS = {  # words of other loaders and older guides -> what to write instead
@@ -160,7 +162,7 @@ class DataLoaderConfig:
                 raise ConfigError(f"{name} must be an iterable, not {given!r}")
         own = self.order_of_its_own
         if len(own) > 1:
-            raise ConfigError(f"{' and '.join(own)} can't be combined, since each is an order: pass one of them")
+            raise ConfigError(f"{' and '.join(own)} can't be given together, since each is an order: pass one of them")
         if self.shuffle and own:
             raise ConfigError(f"shuffle={self.shuffle!r} and {own[0]} can't be given together: {own[0]} is the order")
         if self.num_samples is not None and (self.sampler is not None or self.batch_sampler is not None):

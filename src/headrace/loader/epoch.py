@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.batches import IterablePlan
-from headrace.loader.device.prefetcher import way_to
+from headrace.loader.config import DataLoaderConfig
+from headrace.loader.cursor import Position
+from headrace.loader.device.prefetcher import transfer_to
+from headrace.loader.device.transfer import Deliveries
+from headrace.loader.plan import IterablePlan
 from headrace.loader.stateful import States
-from headrace.loader.worker.pool import Deliveries, WorkerPool, death_of, failure_of, is_of_workers
+from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
 
-if TYPE_CHECKING:
-    from headrace.loader.loader import Loader
+
+class Owner(Protocol):
+    """The loader of an iterator, which is told what becomes of its batches."""
+
+    config: DataLoaderConfig
+
+    def __len__(self) -> int: ...
+
+    def _received(self, delivered: Delivered, states: States, at: Position, wait: float, elapsed: float, transfer: float) -> None:
+        """The user gets a batch, after so many seconds of waiting, since the batch before, and of copying to the device."""
+
+    def _failed(self, delivered: Delivered) -> None:
+        """The user gets an error in place of a batch."""
+
+    def _ended(self, at: Position, seconds: float, wait: float, batches: int, samples: int, transfer: float) -> None:
+        """The epoch has ended."""
+
+    def _broke(self, pool: WorkerPool) -> None:
+        """The pool can't be used any more."""
 
 
 class EpochIterator:
     """One epoch, from a step on.
 
-    It holds its loader and its pool; the loader knows it weakly, so that an iterator that is dropped frees its pool.
+    It holds its loader and its pool; the loader refers to it weakly, so that an iterator that is dropped frees its pool.
     """
 
-    def __init__(self, loader: Loader, pool: WorkerPool, epoch: int, start: int, states: States) -> None:
+    def __init__(self, loader: Owner, pool: WorkerPool, epoch: int, start: int, states: States) -> None:
         self.pool: WorkerPool = pool
         self._loader, self._epoch, self._step, self._states = loader, epoch, start, states
         self._is_stream = isinstance(pool.dispatch.plan, IterablePlan)
@@ -33,7 +53,7 @@ class EpochIterator:
         self.received: int = 0
         self._samples, self._wait = 0, 0.0
         self._began = self._clock = time.perf_counter()
-        self._way = way_to(loader.config.device)
+        self._transfer = transfer_to(loader.config.device)
         self._is_closed = False
         self._deliveries: Deliveries | None = None  # `start` may fail
         self._deliveries = pool.start(epoch, begin, states)
@@ -57,19 +77,20 @@ class EpochIterator:
         return max(0, len(self._loader) - self._step)
 
     def __next__(self) -> Any:
-        self._way.await_device()
+        self._transfer.await_device()
         asked = time.perf_counter()
         delivered = self._receive()
         self.pool.dispatch.plan.note(delivered.batch)
-        batch = self._way.move(delivered)
+        batch = self._transfer.move(delivered)
         if self._deliveries is not None:
-            self._way.look_ahead(self._deliveries)
+            self._transfer.prefetch(self._deliveries)
         now = time.perf_counter()
         self._step = self._step + 1 if self._is_stream else delivered.report["step"] + 1
         self.received += 1
         self._samples += delivered.report["samples"]
         self._wait += now - asked
-        self._loader._received(delivered, self._states, self._epoch, self._step, now - asked, now - self._clock, self._way.transferred())
+        at, transfer = Position(self._epoch, self._step), self._transfer.seconds()
+        self._loader._received(delivered, self._states, at, now - asked, now - self._clock, transfer)
         self._clock = now
         return batch
 
@@ -77,7 +98,7 @@ class EpochIterator:
         """The next batch; raises what a worker raised, where it raised it."""
         while self._deliveries is not None:
             try:
-                delivered = self._way.take(self._deliveries)
+                delivered = self._transfer.receive(self._deliveries)
             except StopIteration:
                 self._end()
                 break
@@ -117,6 +138,6 @@ class EpochIterator:
         deliveries, self._deliveries = self._deliveries, None
         if deliveries is not None:
             deliveries.close()
-        self._way.finish()
-        self._loader._stats.transfer_time += self._way.transferred()
-        self._loader._ended(self._epoch, self._step, self._clock - self._began, self._wait, self.received, self._samples)
+        self._transfer.finish()
+        at, seconds = Position(self._epoch, self._step), self._clock - self._began
+        self._loader._ended(at, seconds, self._wait, self.received, self._samples, self._transfer.seconds())

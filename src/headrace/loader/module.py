@@ -11,10 +11,10 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.wrapped import parts_of
 from headrace.datasets.image.augment import Whole
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.batches import length_of
-from headrace.loader.build import check_dataset, is_path
 from headrace.loader.config import DataLoaderConfig, check_options
-from headrace.loader.loader import Loader, open_path
+from headrace.loader.create import open_path
+from headrace.loader.data import check_dataset, is_path, length_of
+from headrace.loader.loader import Loader
 from headrace.loader.options import Data, PathOptions
 from headrace.order import detect_world
 from headrace.order.seeding import random_names

@@ -1,17 +1,292 @@
-"""Chooses the order that a loader's plan follows."""
+"""Plans the batches of one rank's epoch and hands out their requests.
+
+They follow headrace's own order, computed at any step; a sampler of the user's, replayed; or an iterable dataset, whose end nobody knows
+beforehand.
+"""
 
 from __future__ import annotations
 
+import copy
+import itertools
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.errors import ConfigError
-from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
+from headrace.errors import ConfigError, StateError
 from headrace.loader.config import DataLoaderConfig, Shuffle
-from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
+from headrace.loader.data import length_of
+from headrace.order import (
+    BalancedOrder,
+    BatchRequest,
+    BucketedOrder,
+    EpochOrder,
+    Order,
+    OrderSampler,
+    RankBatches,
+    ResizedOrder,
+    WeightedOrder,
+)
+from headrace.order.bucketed import padding_fraction
+from headrace.order.seeding import Draws, SampleSeeder
+
+_LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding
+OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
+"""What draws random numbers beside samples, in place of a sample's index, which is never negative."""
+
+
+class Plan(ABC):
+    """The batches of one rank, epoch by epoch. Picklable where workers use it (`OrderPlan`)."""
+
+    seed: int
+    padding = 0
+    origin = "the order"
+    """What an error calls the origin of the indices."""
+
+    @abstractmethod
+    def steps(self) -> int | None:
+        """The number of batches of an epoch; None where it is not known."""
+
+    def ends_at(self, position: int) -> bool:
+        """True if an epoch is known to end at a position."""
+        steps = self.steps()
+        return steps is not None and position >= steps
+
+    @abstractmethod
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        """The requests of an epoch from a step on, without ring slots."""
+
+    def samples_before(self, step: int) -> int | None:
+        """Samples of the epoch that all ranks together have received when a step begins; None where it is not known."""
+        return None
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """What the order of the batches depends on, for the state."""
+
+    def stats(self) -> dict[str, float]:
+        """What can be said of the batches, for `get_stats()`."""
+        return {}
+
+    def note(self, batch: Any) -> None:
+        """Looks at a batch that the user is about to get."""
+        return
+
+    def received(self, epoch: int, position: int) -> None:
+        """The user has received so many batches of an epoch."""
+        return
+
+    def state_at(self, epoch: int, position: int) -> Any:
+        """What else is to be saved to go on at a position; None: nothing."""
+        return None
+
+    def load_state(self, epoch: int, position: int, state: Any) -> None:
+        """Takes over what was saved for a position."""
+        return
+
+
+class OrderPlan(Plan):
+    """headrace's own order (laws 2 to 4)."""
+
+    def __init__(self, batches: RankBatches) -> None:
+        self._batches = batches
+        self.seed: int = batches.order.seed
+        self.padding: int = batches.padding
+        self._stats: dict[str, float] | None = None
+        self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)  # elements of the batches so far, and those that are no padding
+
+    @property
+    def order(self) -> Order:
+        """The order of some epoch."""
+        return self._batches.order
+
+    @property
+    def batches(self) -> RankBatches:
+        """Those of the epoch that was asked for last."""
+        return self._batches
+
+    def steps(self) -> int:
+        return len(self._batches)
+
+    def batches_of(self, epoch: int) -> RankBatches:
+        """Those of an epoch."""
+        if self._batches.order.epoch != epoch:
+            self._batches = self._batches.with_epoch(epoch)
+        return self._batches
+
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        repeats = self.order.repeats
+        for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
+            yield BatchRequest(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
+
+    def note(self, batch: Any) -> None:
+        mask = batch.get("attention_mask") if isinstance(self.order, BucketedOrder) and isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
+            self._padded += mask.numel(), int(mask.count_nonzero())
+
+    def stats(self) -> dict[str, float]:
+        order, batches = self.order, self._batches
+        if not isinstance(order, BucketedOrder):
+            return {}
+        if self._stats is None:
+            whole = range(0, min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch, order.global_batch)
+            mine = np.arange(batches.rank, order.global_batch, batches.world_size)
+            positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
+            found = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
+            self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, found), strict=True))
+        every, real = self._padded.tolist()
+        return {**self._stats, "padding_fraction": 1 - real / every} if every else self._stats
+
+    def samples_before(self, step: int) -> int:
+        return self._batches.samples_before(step)
+
+    def parameters(self) -> dict[str, Any]:
+        said: dict[str, Any] = self._batches.order.parameters()
+        said.pop("n")  # the state has the dataset's length
+        return said
+
+
+class SamplerPlan(Plan):
+    """A sampler, or batch sampler, of the user's.
+
+    Whatever it draws from, be it a global generator or one of its own, is seeded by (seed, epoch), so that it draws the same again:
+    to resume, it is replayed from its start. Where it, or its iterator, has a `state_dict` and a `load_state_dict`, it is asked for its
+    state after each batch, and goes on from the state of the last one that the user has received.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
+        batch_size: int | None = 1,
+        drop_last: bool = False,
+    ) -> None:
+        self.seed: int = seed
+        self._drop_last = drop_last
+        self._sampler, self._batch_sampler = sampler, batch_sampler
+        self._size = 1 if batch_sampler is not None else batch_size or 1
+        self._seeder = SampleSeeder(sampler, batch_sampler)
+        self.origin: str = f"sampler {type(sampler).__name__}" if batch_sampler is None else f"batch_sampler {type(batch_sampler).__name__}"
+        self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
+
+    def steps(self) -> int | None:
+        if self._batch_sampler is not None:
+            return length_of(self._batch_sampler)
+        n = length_of(self._sampler)
+        return None if n is None else n // self._size if self._drop_last else -(-n // self._size)
+
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
+        for part in (source, getattr(source, "sampler", None)):
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        saved = self._states.get((epoch, start))
+        self._states = {} if saved is None else {(epoch, start): saved}
+        if saved is not None and (saved.get("ended") or self.ends_at(start)):
+            return  # a sampler at its end may begin anew when it is asked again
+        first_step, position, draws = 0, 0, Draws(self._seeder, self.seed, epoch, OF_SAMPLER)
+        with draws():
+            if saved is not None and not saved["of_iterator"]:
+                source.load_state_dict(copy.deepcopy(saved["state"]))
+            rest: Any = iter(source)
+            if saved is not None:
+                first_step, position = start, saved["samples"]
+                if saved["of_iterator"]:
+                    rest.load_state_dict(copy.deepcopy(saved["state"]))
+        holder = next((part for part in (rest, source) if self._tells_state(part)), None)
+        for step in itertools.count(first_step):
+            with draws():
+                indices = self._next(rest)
+            if indices is None:
+                if (epoch, step) in self._states:
+                    self._states[epoch, step]["ended"] = True
+                return
+            first, position = position, position + len(indices)
+            if holder is not None:
+                state = copy.deepcopy(holder.state_dict())
+                self._states[epoch, step + 1] = {"of_iterator": holder is rest, "samples": position, "state": state}
+            if step >= start:
+                yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
+
+    def _tells_state(self, part: Any) -> bool:
+        if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+            return False
+        # ours counts whole batches of its own: between two of them only a replay is exact
+        return not (isinstance(part, OrderSampler) and self._size % part.batches.batch_size)
+
+    def _next(self, rest: Iterator[Any]) -> list[int] | None:
+        """The indices of the next batch; None at the end."""
+        if self._batch_sampler is not None:
+            found = next(rest, None)
+            return None if found is None else [_index(i) for i in found]
+        indices = []
+        for _ in range(self._size):  # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
+            try:
+                indices.append(_index(next(rest)))
+            except StopIteration:
+                break
+        return None if len(indices) < (self._size if self._drop_last else 1) else indices
+
+    def parameters(self) -> dict[str, Any]:
+        kind = "sampler" if self._batch_sampler is None else "batch_sampler"
+        return {"shuffle": kind, "seed": self.seed, "global_batch": self._size}
+
+    def received(self, epoch: int, position: int) -> None:
+        for key in [key for key in self._states if key[0] == epoch and key[1] < position]:
+            del self._states[key]
+
+    def state_at(self, epoch: int, position: int) -> Any:
+        return copy.deepcopy(self._states.get((epoch, position)))
+
+    def load_state(self, epoch: int, position: int, state: Any) -> None:
+        if state is not None and not (isinstance(state, dict) and {"of_iterator", "samples", "state"} <= state.keys()):
+            raise StateError(f"load_state_dict: the state is damaged: its sampler_state is {state!r:.80}")
+        self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
+
+
+def _index(given: Any) -> Any:
+    """An index of any integer type as an int; anything else (a key, a tuple) as it is: the dataset may know what it means."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        return given
+
+
+class IterablePlan(Plan):
+    """Requests without an end for a foreign `IterableDataset`: its workers say when they have nothing left.
+
+    Its order depends on the number of workers, and its own length says little of the number of batches: each worker ends with
+    a batch of its own.
+    """
+
+    def __init__(self, seed: int, batch_size: int | None, length: int | None, drop_last: bool, workers: int = 0) -> None:
+        self.seed: int = seed
+        self._size, self._length, self._drop_last = batch_size or 1, length, drop_last
+        self._workers = max(1, workers)
+        self._runs = itertools.count()
+
+    def steps(self) -> int | None:
+        if self._length is None:
+            return None
+        return self._length // self._size if self._drop_last else -(-self._length // self._size)
+
+    def ends_at(self, position: int) -> bool:
+        return False
+
+    def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        run = next(self._runs)
+        return (BatchRequest([run], self.seed, epoch, step) for step in itertools.count(start))
+
+    def parameters(self) -> dict[str, Any]:
+        return {"shuffle": "iterable", "seed": self.seed, "global_batch": self._size, "workers": self._workers}
 
 
 def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.loader.batches import length_of
+from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
 from headrace.loader.multi.multi import MultiDataLoader

@@ -6,10 +6,9 @@ The order of an epoch is a pure function of integers; ranks and workers take the
 from headrace.order.balanced import BalancedOrder
 from headrace.order.base import Order
 from headrace.order.bucketed import BucketedOrder
-from headrace.order.epoch import EpochOrder
+from headrace.order.epoch import EpochOrder, ResizedOrder
 from headrace.order.ranks import RankBatches
 from headrace.order.request import BatchRequest
-from headrace.order.resized import ResizedOrder
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
 from headrace.order.weighted import WeightedOrder

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self, TypeAlias, overload
@@ -16,8 +15,8 @@ from typing import Any, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError
 
 Shuffle: TypeAlias = bool | Literal["block"]
 
@@ -70,9 +69,9 @@ class Order(ABC):
     def _indices(self, positions: IntArray) -> IntArray:
         """The indices at positions in [0, n)."""
 
-    def stretches(self) -> IntArray | None:
-        """Gives the stretches of stored samples of which all come before long, once the first has: int64 array [stretches + 1], where
-        stretch s holds the samples ``[s]`` to ``[s + 1] - 1``. None: the order takes from everywhere, or has no blocks."""
+    def segments(self) -> IntArray | None:
+        """Gives the segments of the storage whose samples all come soon after the first one: int64 array [segments + 1], where
+        segment s holds the samples ``[s]`` to ``[s + 1] - 1``. None: batches draw from everywhere, or there are no blocks."""
         return None
 
     @abstractmethod
@@ -112,7 +111,7 @@ class Order(ABC):
             start, size = start + size, min(4 * size, most)
 
     def _answer(self, function: Callable[[IntArray], IntArray], positions: int | np.integer | slice | ArrayLike) -> int | IntArray:
-        """Applies a function of valid positions, a part at a time, and gives the result in the form of the question."""
+        """Applies a function of valid positions, a part at a time, and gives the result in the shape of the positions."""
         flat, shape = _flatten(positions, self.n)
         out = np.empty(flat.size, np.int64)
         for start in range(0, flat.size, _PART):
@@ -142,12 +141,3 @@ def _flatten(positions: int | np.integer | slice | ArrayLike, n: int) -> tuple[I
 def digest_of(array: NDArray[Any]) -> str:
     """A short hash of an array's values, the same on every machine."""
     return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()
-
-
-def check_integer(name: str, value: object, least: int | None = None) -> int:
-    """The value as an int; raises a ConfigError for what is none, or too small."""
-    if not isinstance(value, int | np.integer):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if least is not None and not least <= value < 2**62:
-        raise ConfigError(f"{name} must be at least {least} (and below 2**62), got {value}")
-    return operator.index(value)

@@ -19,11 +19,11 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 
 POOL = 64
 """Global batches of a pool."""
-_HELD = 4  # pools whose order is kept
+_CACHED = 4  # pools whose order is cached
 
 
 class BucketedOrder(Order):
-    """A shuffle whose batches hold samples of like length. A pure function of its arguments; memory: 8 bytes a sample.
+    """A shuffle whose batches hold samples of similar length. A pure function of its arguments; memory: 8 bytes a sample.
 
     >>> lengths = [9, 1, 5, 2, 8, 1, 9, 3]
     >>> [lengths[i] for i in BucketedOrder(lengths, seed=7, global_batch=2)]
@@ -70,7 +70,7 @@ class BucketedOrder(Order):
         keys = derive_keys("pool", self.seed, self.epoch, number, count=KEY_COUNT)
         made = np.concatenate([batches[permute(np.arange(full), full, keys)].ravel(), members[full * self.global_batch :]])
         self._pools[number] = made
-        if len(self._pools) > _HELD:
+        if len(self._pools) > _CACHED:
             self._pools.popitem(last=False)
         return made
 

@@ -1,17 +1,20 @@
 """The order of an epoch: sequential, a full permutation, or a block shuffle.
 
-`EpochOrder` answers for any position, from a few integers: no list of indices is ever written down, a run can stop and
-go on anywhere, and workers and ranks need not talk to agree.
+`EpochOrder` computes the index at any position from a few integers: no list of indices is ever written down, a run can stop and go on
+anywhere, and workers and ranks agree without communication. `ResizedOrder` cuts it short, or repeats it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
-from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, check_integer, digest_of
+from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
 from headrace.order.lanes import LAYOUT, BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
 
@@ -78,8 +81,8 @@ class EpochOrder(Order):
         """Gives the number of the block that the sample at each position belongs to, in the form of `__getitem__`."""
         return self._answer(self._blocks, positions)
 
-    def stretches(self) -> IntArray | None:
-        return self._blocks_in_order().stretches() if self._lanes is not None else None
+    def segments(self) -> IntArray | None:
+        return self._blocks_in_order().segments() if self._lanes is not None else None
 
     def parameters(self) -> dict[str, int | str | bool | None]:
         """Gives what the order of all epochs follows from, as plain values that fit into a saved state.
@@ -134,6 +137,47 @@ def pass_epoch(epoch: int, number: int) -> int:
     high, low = derive_keys("pass", epoch, number, count=2).tolist()
     hashed: int = 1 << 61 | ((high << 32 | low) & ((1 << 61) - 1))
     return hashed
+
+
+class ResizedOrder(Order):
+    """The first `n` positions of an order; beyond its end it begins again, each time in another order (`pass_epoch`).
+
+    Args:
+        order: of all samples.
+        n: positions of an epoch; 0 if there are no samples.
+    """
+
+    def __init__(self, order: EpochOrder, n: int) -> None:
+        super().__init__(n if order.n else 0, order.seed, order.epoch, order.global_batch)
+        self.shuffle: bool | str = order.shuffle
+        self._order = order
+        self.repeats: bool = self.n > order.n
+        self._begin()
+
+    def _begin(self) -> None:
+        self._order = self._order.with_epoch(self.epoch)
+        self._last: tuple[int, EpochOrder] = 0, self._order  # the pass that was asked last: a block shuffle makes a table for each
+
+    def _indices(self, positions: IntArray) -> IntArray:
+        if not self.repeats:
+            return self._order[positions]
+        passes, places = np.divmod(positions, self._order.n)
+        out = np.empty_like(positions)
+        for number in np.unique(passes).tolist():
+            if self._last[0] != number:
+                self._last = number, self._order.with_epoch(pass_epoch(self.epoch, number))
+            chosen = passes == number
+            out[chosen] = self._last[1][places[chosen]]
+        return out
+
+    def segments(self) -> IntArray | None:
+        return None if self.repeats else self._order.segments()
+
+    def parameters(self) -> dict[str, Any]:
+        return {**self._order.parameters(), "num_samples": self.n}
+
+    def __repr__(self) -> str:
+        return f"ResizedOrder({self._order!r}, {self.n})"
 
 
 def _edges_of(blocks: ArrayLike, n: int) -> IntArray:

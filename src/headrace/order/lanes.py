@@ -14,7 +14,7 @@ Global batch s draws from the lanes of turn s mod ``turns`` only, and each of it
 torch deals batches to its workers in turn, so with two workers one reads lanes 0 to 3 alone and the other lanes 4 to 7;
 and of two ranks, which take the even and the odd positions, one reads lanes 0, 2, 4, 6. Wherever lanes are not shared,
 a block is read and decoded once, bar the few that a lane's end cuts: those come in parts, at different times, each of which
-is a stretch of the storage by itself.
+is a segment of the storage by itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: i
 
     With more, a lane would be a part of a block, and a batch would draw from few blocks. Few blocks go to `interleave` first, which
     mixes; `turns`, which spares workers from reading a block twice, stays a divisor of its default. Blocks that are decoded as a whole
-    (of `block_nbytes` bytes each) stay below OPEN_BYTES in all: there `interleave` gives way first.
+    (of `block_nbytes` bytes each) stay below OPEN_BYTES in all: there `interleave` is lowered first.
     """
     if block_nbytes:
         most = max(1, OPEN_BYTES // block_nbytes)
@@ -112,15 +112,15 @@ class Lanes:
 
 
 class BlockSequence:
-    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are permuted inside each stretch.
+    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are permuted inside each segment.
 
-    A stretch is a block, or one of the parts that it is cut into. Memory: five integers a stretch. Blocks of size zero are skipped.
+    A segment is a block, or one of the parts that it is cut into. Memory: five integers a segment. Blocks of size zero are skipped.
 
     Args:
         edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
         seed: seed of the order.
         epoch: epoch number.
-        cuts: int64 array: places of the sequence that end a stretch.
+        cuts: int64 array: places of the sequence that end a segment.
 
     Attributes:
         edges: int64 array [blocks + 1]: the places that the blocks begin at, in the order of the sequence, and the last one's end.
@@ -133,13 +133,13 @@ class BlockSequence:
         self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
         end = self.edges[-1]
         starts = np.unique(np.concatenate([self.edges, np.asarray(cuts, np.int64)]))
-        self._starts = starts[starts < end]  # places that stretches begin at
+        self._starts = starts[starts < end]  # places that segments begin at
         self._sizes = np.diff(self._starts, append=end)
         slots = self._slot_of(self._starts)
         self._sources = edges[self._blocks[slots]] + self._starts - self.edges[slots]  # indices that they begin at
 
-    def stretches(self) -> IntArray:
-        """Gives where stretches begin in stored order, and the end: int64 array [stretches + 1]."""
+    def segments(self) -> IntArray:
+        """Gives where segments begin in stored order, and the end: int64 array [segments + 1]."""
         return np.append(np.sort(self._sources), self.edges[-1])
 
     def block_at(self, places: IntArray) -> IntArray:
@@ -148,11 +148,11 @@ class BlockSequence:
 
     def index_at(self, places: IntArray) -> IntArray:
         """Gives the index of the sample at each place."""
-        stretches = np.searchsorted(self._starts, places, side="right") - 1
-        # keys of a stretch's own: those of the epoch, mixed with its number
-        keys = mix(mix(stretches.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
-        found: IntArray = self._sources[stretches] + permute_within(places - self._starts[stretches], self._sizes[stretches], keys)
-        return found
+        segments = np.searchsorted(self._starts, places, side="right") - 1
+        # keys of a segment's own: those of the epoch, mixed with its number
+        keys = mix(mix(segments.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
+        indices: IntArray = self._sources[segments] + permute_within(places - self._starts[segments], self._sizes[segments], keys)
+        return indices
 
     def _slot_of(self, places: IntArray) -> IntArray:
         # side="right" finds the last block that begins at or before the place: never one of size zero

@@ -25,11 +25,11 @@ incomplete last batch has to be cut so that no rank is left without a batch. Wit
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import Order
@@ -75,14 +75,12 @@ class RankBatches:
         drop_last: bool = False,
         pad: bool = True,
     ) -> None:
-        if batch_size < 1 or world_size < 1:
-            raise ConfigError(f"batch_size and world_size must be at least 1, got {batch_size} and {world_size}")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
         self.order: Order = order
-        self.rank: int = operator.index(rank)
-        self.world_size: int = operator.index(world_size)
-        self.batch_size: int = operator.index(batch_size)
+        self.rank: int = check_integer("rank", rank, 0)
+        self.world_size: int = check_integer("world_size", world_size, 1)
+        self.batch_size: int = check_integer("batch_size", batch_size, 1)
+        if rank >= world_size:
+            raise ConfigError(f"rank must be in [0, world_size), got rank={rank} with world_size={world_size}")
         self.drop_last: bool = drop_last
         self.pad: bool = pad
         if order.global_batch != self.global_batch:
@@ -131,9 +129,7 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
-        return self.order[self._positions(step, step + 1)]
+        return self.order[self._positions(self._check_step(step), step + 1)]
 
     def some(self, steps: Sequence[int]) -> list[IntArray]:
         """Gives this rank's indices of several global batches, at hardly more cost than those of one.
@@ -141,10 +137,7 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
-        for step in steps:
-            if not 0 <= step < self.steps:
-                raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
-        parts = [self._positions(step, step + 1) for step in steps]
+        parts = [self._positions(self._check_step(step), step + 1) for step in steps]
         if not parts:
             return []
         return np.split(self.order[np.concatenate(parts)], np.cumsum([len(part) for part in parts])[:-1])
@@ -166,9 +159,7 @@ class RankBatches:
         Raises:
             IndexError: there is no such step.
         """
-        if not 0 <= step <= self.steps:
-            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
-        return self._iterate(step)
+        return self._iterate(step if step == self.steps else self._check_step(step))
 
     def __iter__(self) -> Iterator[IntArray]:
         check_shared_once(self, self.world_size)
@@ -189,6 +180,11 @@ class RankBatches:
             f"RankBatches({self.order!r}, rank={self.rank}, world_size={self.world_size}, "
             f"batch_size={self.batch_size}, drop_last={self.drop_last}, pad={self.pad})"
         )
+
+    def _check_step(self, step: int) -> int:
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is outside an epoch of {self.steps} steps")
+        return step
 
     def _start(self, step: int) -> int:
         """First position of a step, a multiple of the world size; of the step after the last, the epoch's end."""

@@ -46,8 +46,8 @@ class BatchRequest(list[int]):
         self.is_idle: bool = is_idle
 
     def __reduce__(self) -> tuple[object, ...]:
-        said = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
-        return BatchRequest, said if self.given is None and not self.is_idle else (*said, self.given, self.is_idle)
+        arguments = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
+        return BatchRequest, arguments if self.given is None and not self.is_idle else (*arguments, self.given, self.is_idle)
 
 
 Ticket = BatchRequest

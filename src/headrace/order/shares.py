@@ -56,9 +56,9 @@ def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
             if frame.f_locals.get("self") is not own:
                 return
         elif _may_be_asker(frame, module):
-            found = frame.f_locals.get("self")
-            if found is not own and (isinstance(found, _KINDS) or type(found).__module__.startswith(_LIBRARIES)):
-                yield found
+            asker = frame.f_locals.get("self")
+            if asker is not own and (isinstance(asker, _KINDS) or type(asker).__module__.startswith(_LIBRARIES)):
+                yield asker
         frame = frame.f_back
 
 
@@ -74,7 +74,7 @@ def _ranks_of(asker: Any) -> int:
     """The number of processes that it shares out to; 1 where it does not."""
     for holder in (asker, getattr(asker, "state", None)):  # Accelerate's dispatcher knows it by its state
         for name in _COUNTS:
-            found = getattr(holder, name, None)
-            if isinstance(found, int) and not isinstance(found, bool) and found > 1:
-                return found
+            count = getattr(holder, name, None)
+            if isinstance(count, int) and not isinstance(count, bool) and count > 1:
+                return count
     return 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
@@ -40,11 +41,10 @@ def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any 
 
 def fold_parts(n: int, k: int, seed: int, *, stratify: Any = None, groups: Any = None) -> list[IntArray]:
     """`k` parts of equal size, as `split_parts` makes them."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 2:
-        raise ConfigError(f"folds: k must be an integer of at least 2, not {k!r}")
+    k = check_integer("folds: k", k, 2)
     if k > n:
         raise ConfigError(f"folds: {n:,} samples can't be cut into {k} folds: use a smaller k")
-    return _parts(n, [Fraction(end, int(k)) for end in range(1, int(k) + 1)], seed, stratify, groups, f"folds({k})")
+    return _parts(n, [Fraction(end, k) for end in range(1, k + 1)], seed, stratify, groups, f"folds({k})")
 
 
 def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, groups: Any, call: str) -> list[IntArray]:
@@ -90,7 +90,7 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
 
 
 def _spread(cuts: Sequence[int], seed: int) -> IntArray:
-    """The part of each place in a row of samples, so that each part has its count, and nearly its share of every stretch of the row: the
+    """The part of each place in a row of samples, so that each part has its count, and nearly its share of every part of the row: the
     first part to within one sample; the others share what it leaves in the same way. Equal parts take turns."""
     n, parts = cuts[-1], len(cuts)
     counts = np.diff(cuts, prepend=0)
@@ -120,13 +120,13 @@ def _grouped(order: IntArray, ends: Sequence[float | Fraction], groups: IntArray
     sizes = np.bincount(groups, minlength=n_groups)
     part_of, empty = np.empty(n_groups, np.int64), set(range(len(ends)))
     for done, group in enumerate(np.lexsort((first, -sizes)).tolist()):
-        span = slice(bounds[group], bounds[group + 1])
-        of, held = pairs[span] % n_labels, counts[span]
-        lacks = missing[:, of] @ (held * weight[of])
+        own = slice(bounds[group], bounds[group + 1])
+        of, samples = pairs[own] % n_labels, counts[own]
+        lacks = missing[:, of] @ (samples * weight[of])
         if n_groups - done <= len(empty):  # the last groups go where there is none
             lacks[[part for part in range(len(ends)) if part not in empty]] = -np.inf
         part = int(lacks.argmax())
         part_of[group] = part
-        missing[part, of] -= held
+        missing[part, of] -= samples
         empty.discard(part)
     return part_of[groups]

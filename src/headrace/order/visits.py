@@ -2,7 +2,7 @@
 
 A block (a chunk, a shard, a file) is read and decoded once by each process that has samples of it. Which processes those are follows
 from the order by arithmetic: along a lane of the block shuffle (see `order.lanes`) the ranks take turns within each of its global
-batches and the workers from one to the next, both periodically, so that a stretch of a lane is counted by its length and where it begins.
+batches and the workers from one to the next, both periodically, so that a segment of a lane is counted by its length and where it begins.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Visits:
 
     blocks: int
     """Blocks that samples are taken from."""
-    stretches: int
+    segments: int
     """Stretches that these lie in: more than blocks, where the end of a lane cuts some, whose parts come at different times."""
     readings: int
-    """Pairs of a stretch and a process that has samples of it: how often blocks are read and decoded."""
+    """Pairs of a segment and a process that has samples of it: how often blocks are read and decoded."""
     repeated: int = 0
     """Readings beside these, for padding: the epoch's first samples once more at its end."""
 
     @property
     def cut(self) -> int:
         """Stretches that there are only because a lane ends within a block."""
-        return self.stretches - self.blocks
+        return self.segments - self.blocks
 
     @property
     def processes(self) -> float:
-        """Processes that share a stretch, on average; 0 without samples."""
-        return self.readings / max(1, self.stretches)
+        """Processes that share a segment, on average; 0 without samples."""
+        return self.readings / max(1, self.segments)
 
 
 def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visits:
@@ -59,7 +59,7 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
     order, world, workers = batches.order, batches.world_size, max(1, workers)
     edges = np.concatenate([[0], np.cumsum(np.asarray(blocks, np.int64))])
     if not isinstance(order, EpochOrder) or order.shuffle is True:
-        raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no stretches of blocks to count")
+        raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no segments of blocks to count")
     if order.shuffle == "block":
         lanes = Lanes(order.n, order.global_batch, order.interleave, order.turns)
         edges = BlockSequence(edges, order.seed, order.epoch).edges
@@ -92,17 +92,17 @@ class _Epoch:
         self._counted = np.outer(rounds, lanes.share).ravel()  # places of each lane in whole steps
 
     def count(self) -> Visits:
-        starts, ends, lane, slot = self._stretches()
+        starts, ends, lane, slot = self._segments()
         share = self._lanes.share[lane % self._lanes.interleave]
         readings = int(self._processes_of(starts - self._lanes.first[lane], ends - self._lanes.first[lane], share).sum())
         new = [(lane, slot) for lane, slot, process in self._tail().tolist() if not self._is_counted(lane, slot, process)]
-        further = {entry for entry in new if not self._is_begun(*entry)}  # stretches that only the last steps take from
+        further = {entry for entry in new if not self._is_begun(*entry)}  # segments that only the last steps take from
         known = slot[np.diff(slot, prepend=-1) > 0]
         blocks = len(known) + len(np.setdiff1d([slot for _, slot in further], known))
         return Visits(blocks, len(lane) + len(further), readings + len(new), self._repeated())
 
-    def _stretches(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Start, end, lane and block (by its place in the sequence) of each stretch of places that whole steps take from."""
+    def _segments(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Start, end, lane and block (by its place in the sequence) of each segment of places that whole steps take from."""
         first = self._lanes.first
         points = np.sort(np.concatenate([self._edges, first, first + self._counted]), kind="stable")  # they are sorted but for a few
         points = points[points < self._edges[-1]]
@@ -117,7 +117,7 @@ class _Epoch:
         return np.searchsorted(self._edges, places, side="right") - 1
 
     def _processes_of(self, start: IntArray, end: IntArray, depth: IntArray) -> IntArray:
-        """The number of processes that have samples of each stretch.
+        """The number of processes that have samples of each segment.
 
         Args:
             start, end: places within the lane.
@@ -131,9 +131,9 @@ class _Epoch:
         at = above % ranks  # the upper part's ranks begin here, in a circle of so many; the lower part's at 0
         shared = np.maximum(0, np.minimum(at + upper, lower) - at) + np.maximum(0, np.minimum(at + upper - ranks, lower))
         ends = upper + lower - np.where(last - first == workers, shared, 0)  # both by the same worker
-        some = between * np.minimum(depth, ranks) + ends
-        found: IntArray = np.where(between < 0, alone, np.where(between >= workers, workers * np.minimum(depth, ranks), some))
-        return found
+        of_steps = between * np.minimum(depth, ranks) + ends
+        processes: IntArray = np.where(between < 0, alone, np.where(between >= workers, workers * np.minimum(depth, ranks), of_steps))
+        return processes
 
     def _tail(self) -> IntArray:
         """Lane, block and process of each position of the last steps, each once: [entries, 3]."""

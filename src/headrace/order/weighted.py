@@ -74,7 +74,7 @@ class WeightedOrder(Order):
                 "above 0; use a smaller num_samples, or replacement=True"
             )
         if replacement:
-            with np.errstate(over="ignore"):  # said below
+            with np.errstate(over="ignore"):  # checked below
                 self._sums = np.cumsum(self._weights)
             self._last = int(np.flatnonzero(self._weights)[-1]) if positive else 0
             if not np.isfinite(self._sums[-1:]).all():
@@ -84,18 +84,18 @@ class WeightedOrder(Order):
 
     def _begin(self) -> None:
         self._keys = derive_keys("weights", self.seed, self.epoch, count=_KEYS).astype(np.uint32)
-        self._taken: IntArray | None = None
+        self._order: IntArray | None = None
 
     def _indices(self, positions: IntArray) -> IntArray:
         if self.replacement:
             drawn = _uniform(positions, self._keys) * self._sums[-1]
-            found: IntArray = np.searchsorted(self._sums, drawn, side="right")
-            return np.minimum(found, self._last)  # the product may round up to the sum
-        if self._taken is None:
-            self._taken = self._take()
-        return self._taken[positions]
+            indices: IntArray = np.searchsorted(self._sums, drawn, side="right")
+            return np.minimum(indices, self._last)  # the product may round up to the sum
+        if self._order is None:
+            self._order = self._ordered()
+        return self._order[positions]
 
-    def _take(self) -> IntArray:
+    def _ordered(self) -> IntArray:
         """The samples of an epoch without replacement, in the order of their random times."""
         candidates = np.flatnonzero(self._weights)
         times = np.empty(candidates.size)
@@ -126,8 +126,7 @@ def _check_weights(weights: ArrayLike) -> FloatArray:
         raise ConfigError(f"weights must be one number a sample, got an array of shape {list(array.shape)}")
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if wrong.size:
-        said = f"that of sample {wrong[0]} is {array[wrong[0]]} ({wrong.size} are wrong)"
-        raise ConfigError(f"weights must be finite and at least 0, but {said}")
+        raise ConfigError(f"weights must be finite and at least 0; sample {wrong[0]} has {array[wrong[0]]} ({wrong.size} are wrong)")
     return array
 
 

@@ -43,22 +43,11 @@ class _Launcher:
     """The first that is set counts."""
 
 
-_SLURM = _Launcher(
-    "SLURM job step",
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
-)
+_MPI, _STEP = "OMPI_COMM_WORLD", ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_SLURM = _Launcher("SLURM job step", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _STEP)
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
-    _Launcher(
-        "OpenMPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
+    _Launcher("OpenMPI", f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK", (f"{_MPI}_LOCAL_SIZE",)),
     _Launcher("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)),
     _SLURM,
 )
@@ -86,17 +75,16 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
     launcher = _find_launcher(os.environ)
     local_rank, local_size = _read_local(launcher, os.environ)
     if rank is not None or world_size is not None:
-        found = _pair("rank", rank, "world_size", world_size)
-        source = "arguments"
+        pair, source = _pair("rank", rank, "world_size", world_size), "arguments"
     elif (group := _process_group()) is not None:
-        found, source = group, "torch.distributed"
+        pair, source = group, "torch.distributed"
     elif launcher is not None:
         numbers = (_read_number(os.environ, launcher.rank), _read_number(os.environ, launcher.size))
-        found = _pair(launcher.rank, numbers[0], launcher.size, numbers[1])
+        pair = _pair(launcher.rank, numbers[0], launcher.size, numbers[1])
         source = f"environment of {launcher.name} ({launcher.rank}, {launcher.size})"
     else:
-        found, source = (0, 1), "no launcher found: a single process"
-    return World(*found, local_rank, local_size, source)
+        pair, source = (0, 1), "no launcher found: a single process"
+    return World(*pair, local_rank, local_size, source)
 
 
 def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:

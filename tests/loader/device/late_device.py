@@ -55,17 +55,17 @@ class LateAccelerator:
         self.living = self.peak = 0  # tensors that copies have made
         self.failures = 0  # of the copies that follow
         self._ticks = 0
-        self._is_aside = False
+        self._is_copying = False
 
-    # -- what `SideStream` asks for
+    # -- what `CudaPrefetcher` asks for
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        self._is_aside = True
+    def copying(self) -> Iterator[None]:
+        self._is_copying = True
         try:
             yield
         finally:
-            self._is_aside = False
+            self._is_copying = False
 
     def current_stream(self) -> Stream:
         return self.current
@@ -74,7 +74,7 @@ class LateAccelerator:
         return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())  # as torch says of an empty one
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        assert self._is_aside
+        assert self._is_copying
         if self.failures:
             self.failures -= 1
             raise torch.OutOfMemoryError("no memory left on the device")

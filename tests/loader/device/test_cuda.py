@@ -1,4 +1,4 @@
-"""Are batches right, early and in bounds on a real CUDA device? (`pytest -m cuda`; the stand-in's tests are in test_side_stream.py)
+"""Are batches right, early and in bounds on a real CUDA device? (`pytest -m cuda`; the stand-in's tests are in test_prefetcher.py)
 
 Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB. Memory for the copy
 must be there by then, since to allocate some, pinned or the device's, CUDA may wait for kernels: hence `warm`.
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from headrace import create_dataloader, move_to_device
-from headrace.loader.device.prefetcher import SideStream, TorchAccelerator, way_to
+from headrace.loader.device.prefetcher import CudaPrefetcher, TorchAccelerator, transfer_to
 from headrace.testing.contract import same
 from tests.loader.device.test_prefetcher import (
     Deliveries,
@@ -92,11 +92,11 @@ def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("number", range(len(more_structures())))
-def test_the_plain_way_and_the_side_stream_give_the_same(number: int, is_pinned: bool) -> None:
+def test_the_plain_way_and_the_prefetcher_give_the_same(number: int, is_pinned: bool) -> None:
     value = more_structures()[number]
     given = pinned(value) if is_pinned else value
-    way = way_to("cuda")
-    assert isinstance(way, SideStream)
+    way = transfer_to("cuda")
+    assert isinstance(way, CudaPrefetcher)
     moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
     assert type(moved) is type(plain) and str(moved) == str(plain)
     for a, b in zip(flat(moved), flat(plain), strict=True):
@@ -143,7 +143,7 @@ def test_the_next_copy_is_done_while_a_kernel_runs(make: Make) -> None:
     kernel = torch.cuda.Event()
     kernel.record()
     following = next_with_another_behind_it(iterator)  # nothing in it waits for the kernel
-    copy = iterator._way._started
+    copy = iterator._transfer._started
     assert copy is not None
     copy.done.synchronize()
     assert not kernel.query(), "the copy stood in line behind the kernel"
@@ -159,7 +159,7 @@ def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool
     kernel = torch.cuda.Event()
     kernel.record()
     second = next(iterator)
-    for copy in iterator._way._copies:
+    for copy in iterator._transfer._copies:
         copy.done.synchronize()
     assert not kernel.query()
     assert is_right(first, 0).item() and is_right(second, 1).item()
@@ -208,7 +208,7 @@ def test_an_early_break_frees_the_batch_that_was_taken_early(make: Make, persist
         loader.set_epoch(0)
         iterator = iter(loader)
         batch = next_with_another_behind_it(iterator)
-        assert iterator._way._early is not None and loader.state_dict()["batches"] == 1
+        assert iterator._transfer._early is not None and loader.state_dict()["batches"] == 1
         assert torch.cuda.memory_allocated() == before + 2 * BATCH_BYTES
         del iterator
         assert torch.cuda.memory_allocated() == before + BATCH_BYTES
@@ -218,17 +218,17 @@ def test_an_early_break_frees_the_batch_that_was_taken_early(make: Make, persist
 
 
 def test_a_full_device_is_an_error_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = way_to("cuda")
-    assert isinstance(way, SideStream)
+    way = transfer_to("cuda")
+    assert isinstance(way, CudaPrefetcher)
     deliveries = Deliveries([pinned(torch.full((3,), i)) for i in range(4)])
-    first = way.move(way.take(deliveries))
+    first = way.move(way.receive(deliveries))
 
     def full(accelerator: TorchAccelerator, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(1 << 50, dtype=torch.uint8, device=accelerator.device)
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchAccelerator, "copy", full)
-        way.look_ahead(deliveries)
+        way.prefetch(deliveries)
         assert way._started is None and way._early is not None and first.tolist() == [0, 0, 0]
         with pytest.raises(torch.OutOfMemoryError):
             received(way, deliveries)

@@ -20,9 +20,9 @@ from torch.utils.data import IterableDataset
 
 from headrace import BaseDataset, WorkerError, create_dataloader, move_to_device
 from headrace.errors import HeadraceError
-from headrace.loader.device import prefetcher as side_stream
-from headrace.loader.device.prefetcher import SideStream, TorchAccelerator, accelerator_of, way_to
-from headrace.loader.device.transfer import Way
+from headrace.loader.device import prefetcher as prefetcher
+from headrace.loader.device.prefetcher import CudaPrefetcher, TorchAccelerator, accelerator_of, transfer_to
+from headrace.loader.device.transfer import Transfer
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
 from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
@@ -56,11 +56,11 @@ def pinned(batch: Any) -> Any:
     return Delivered(batch, {}).pin_memory().batch
 
 
-def received(way: Way, deliveries: Any) -> Any:
+def received(way: Transfer, deliveries: Any) -> Any:
     """What the user's `next` does with a way."""
     way.await_device()
-    batch = way.move(way.take(deliveries))
-    way.look_ahead(deliveries)
+    batch = way.move(way.receive(deliveries))
+    way.prefetch(deliveries)
     return batch
 
 
@@ -68,7 +68,7 @@ def received(way: Way, deliveries: Any) -> Any:
 def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
     """A late accelerator at "cpu", and memory that can be pinned for it, also in torch's own thread."""
     accelerator = LateAccelerator()
-    monkeypatch.setattr(side_stream, "accelerator_of", lambda device: lambda: accelerator)
+    monkeypatch.setattr(prefetcher, "accelerator_of", lambda device: lambda: accelerator)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     for name, value in {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}.items():
         monkeypatch.setattr(torch.accelerator, name, lambda value=value: value)
@@ -77,9 +77,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
 
 
 @pytest.fixture
-def way(late: LateAccelerator) -> SideStream:
-    found = way_to("cpu")
-    assert isinstance(found, SideStream)
+def way(late: LateAccelerator) -> CudaPrefetcher:
+    found = transfer_to("cpu")
+    assert isinstance(found, CudaPrefetcher)
     return found
 
 
@@ -104,7 +104,7 @@ def more_structures() -> list[Any]:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("number", range(len(more_structures())))
-def test_the_plain_way_and_the_side_stream_give_the_same(late: LateAccelerator, way: SideStream, number: int, is_pinned: bool) -> None:
+def test_the_plain_way_and_the_prefetcher_give_the_same(late: LateAccelerator, way: CudaPrefetcher, number: int, is_pinned: bool) -> None:
     value = more_structures()[number]
     given = pinned(value) if is_pinned else value
     plain = move_to_device(value, "cpu")
@@ -119,11 +119,11 @@ def test_the_plain_way_and_the_side_stream_give_the_same(late: LateAccelerator, 
 
 def flat(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    side_stream.map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    prefetcher.map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
 
 
-def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: SideStream) -> None:
+def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPrefetcher) -> None:
     dense, sparse = torch.ones(2), torch.eye(2).to_sparse()
     batch = pinned({"dense": dense, "sparse": sparse})
     deliveries = Deliveries([dense, batch])
@@ -140,7 +140,7 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: SideSt
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_stream_waits_for_the_copy_and_every_tensor_is_recorded(late: LateAccelerator, way: SideStream, is_pinned: bool) -> None:
+def test_a_stream_waits_for_the_copy_and_every_tensor_is_recorded(late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool) -> None:
     a, b = rows(2)
     batch = {"a": a, "rest": [b, (a, "text")]}
     received(way, Deliveries([pinned(batch) if is_pinned else batch]))
@@ -148,7 +148,7 @@ def test_a_stream_waits_for_the_copy_and_every_tensor_is_recorded(late: LateAcce
     assert late.log == [*copies, ("wait", "main"), *[("keep", "main")] * 3]
 
 
-def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerator, way: SideStream) -> None:
+def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerator, way: CudaPrefetcher) -> None:
     found: list[torch.Tensor] = []
     deliveries = Deliveries([pinned(row) for row in rows(6)])
     for _ in range(6):
@@ -157,7 +157,7 @@ def test_kernels_see_the_batch_though_it_is_dropped_at_once(late: LateAccelerato
     assert same(found, rows(6)) and not late.hazards
 
 
-def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: SideStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: CudaPrefetcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wait, without the record, without the source."""
     late.patience = None
 
@@ -176,13 +176,13 @@ def test_the_stand_in_shows_what_would_go_wrong(late: LateAccelerator, way: Side
         patch.setattr(late, "keep", lambda tensor, stream: None)
         assert bool((read(late.side).view(torch.uint8) == REUSED).all())
     with monkeypatch.context() as patch:
-        patch.setattr(side_stream._Copy, "source", property(lambda copy: None, lambda copy, source: None))
+        patch.setattr(prefetcher._Copy, "source", property(lambda copy: None, lambda copy, source: None))
         assert not same(read(), rows(2)[1])
     assert [hazard.split(" was ")[0] for hazard in late.hazards] == ["memory", "a source"]
     late.hazards.clear()
 
 
-def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: SideStream) -> None:
+def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: CudaPrefetcher) -> None:
     late.patience = None  # no event comes by itself
     sources = [pinned(row) for row in rows(3)]
     alive = [weakref.ref(source) for source in sources]
@@ -202,10 +202,10 @@ def test_the_source_is_held_until_the_copy_is_done(late: LateAccelerator, way: S
     late.patience = 1
     way.finish()
     assert [ref() is not None for ref in alive] == [False, False, False] and not late.hazards
-    assert way.transferred() > 0
+    assert way.seconds() > 0
 
 
-def test_a_source_that_is_not_pinned_is_free_at_once(late: LateAccelerator, way: SideStream) -> None:
+def test_a_source_that_is_not_pinned_is_free_at_once(late: LateAccelerator, way: CudaPrefetcher) -> None:
     late.patience = 1
     source = torch.ones(2)
     alive = weakref.ref(source)
@@ -217,14 +217,14 @@ def test_a_source_that_is_not_pinned_is_free_at_once(late: LateAccelerator, way:
 
 def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> None:
     late.patience = None
-    way, deliveries = way_to("cpu"), Deliveries([pinned(row) for row in rows(3)])
+    way, deliveries = transfer_to("cpu"), Deliveries([pinned(row) for row in rows(3)])
     received(way, deliveries)
     assert late.side.ops and late.living == 1  # the second: the user has dropped the first
     del way
     assert not late.side.ops and not late.living and not late.hazards
 
 
-def test_the_stream_is_the_one_that_is_current_when_the_batch_is_handed_over(late: LateAccelerator, way: SideStream) -> None:
+def test_the_stream_is_the_one_that_is_current_when_the_batch_is_handed_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found, streams = Deliveries([pinned(row) for row in rows(4)]), [], [late.another_stream(), late.another_stream()]
     for step in range(4):
         with late.using(streams[step % 2]):
@@ -235,7 +235,7 @@ def test_the_stream_is_the_one_that_is_current_when_the_batch_is_handed_over(lat
     assert same(sorted(found, key=lambda row: int(row[0, 0])), rows(4)) and not late.hazards
 
 
-def test_the_next_copy_is_under_way_while_this_batch_computes(late: LateAccelerator, way: SideStream) -> None:
+def test_the_next_copy_is_under_way_while_this_batch_computes(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found = Deliveries([pinned(row) for row in rows(5)]), []
     for step in range(5):
         batch = received(way, deliveries)
@@ -248,7 +248,7 @@ def test_the_next_copy_is_under_way_while_this_batch_computes(late: LateAccelera
 
 
 @pytest.mark.parametrize("options", [{"is_ready": False}, {}])
-def test_what_would_keep_this_process_waiting_is_left_for_later(late: LateAccelerator, way: SideStream, options: Any) -> None:
+def test_what_would_keep_this_process_waiting_is_left_for_later(late: LateAccelerator, way: CudaPrefetcher, options: Any) -> None:
     """A batch that is not there yet; one that is not pinned."""
     deliveries = Deliveries([pinned(row) if options else row for row in rows(3)], **options)
     for step in range(3):
@@ -258,7 +258,7 @@ def test_what_would_keep_this_process_waiting_is_left_for_later(late: LateAccele
         assert same(batch, rows(3)[step])
 
 
-def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: SideStream) -> None:
+def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found = Deliveries([pinned(row) for row in rows(40)]), []
     for _ in range(40):
         late.kernel(received(way, deliveries), found)
@@ -269,7 +269,7 @@ def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: SideSt
 
 def test_short_epochs_do_not_pile_up_either(late: LateAccelerator) -> None:
     for _ in range(9):
-        way, found = way_to("cpu"), []
+        way, found = transfer_to("cpu"), []
         late.kernel(received(way, Deliveries(pinned(rows(1)))), found)
         assert len(late.main.ops) <= 3 + 1
         way.finish()
@@ -286,15 +286,15 @@ def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
 
     plain = torch.ones(2, 2)
     for tensor in (plain, plain[:, 1], torch.nn.Parameter(plain), plain.as_subclass(Image)):
-        assert side_stream._goes_aside(tensor)
+        assert prefetcher._is_copyable(tensor)
     for tensor in (plain.to("meta"), plain.to_sparse(), plain.as_subclass(Dispatching)):
-        assert not side_stream._goes_aside(tensor)
+        assert not prefetcher._is_copyable(tensor)
 
 
 # --- what is taken early has not been received
 
 
-def test_an_error_waits_for_its_turn(late: LateAccelerator, way: SideStream) -> None:
+def test_an_error_waits_for_its_turn(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries = Deliveries([rows(1)[0], RuntimeError("DataLoader worker (pid 7) is killed"), rows(3)[2]])
     received(way, deliveries)
     assert deliveries.taken == 2
@@ -306,7 +306,7 @@ def test_an_error_waits_for_its_turn(late: LateAccelerator, way: SideStream) -> 
 
 
 def test_an_error_that_nobody_asks_for_goes_with_the_iterator(late: LateAccelerator) -> None:
-    way, error = way_to("cpu"), RuntimeError("of the next batch")
+    way, error = transfer_to("cpu"), RuntimeError("of the next batch")
     gone = weakref.ref(way)
     received(way, Deliveries([rows(1)[0], error]))
     gc.disable()
@@ -317,7 +317,7 @@ def test_an_error_that_nobody_asks_for_goes_with_the_iterator(late: LateAccelera
         gc.enable()
 
 
-def test_an_error_makes_no_circle(late: LateAccelerator, way: SideStream) -> None:
+def test_an_error_makes_no_circle(late: LateAccelerator, way: CudaPrefetcher) -> None:
     class Error(RuntimeError):
         pass
 
@@ -334,26 +334,26 @@ def test_an_error_makes_no_circle(late: LateAccelerator, way: SideStream) -> Non
 
 
 @pytest.mark.parametrize("report", [{"failure": ValueError("bad")}, {"exhausted": True}])
-def test_what_is_no_batch_is_not_copied(late: LateAccelerator, way: SideStream, report: Any) -> None:
+def test_what_is_no_batch_is_not_copied(late: LateAccelerator, way: CudaPrefetcher, report: Any) -> None:
     deliveries = Deliveries([pinned(rows(1)[0]), Delivered(None, report), pinned(rows(2)[1])])
     received(way, deliveries)
-    assert deliveries.taken == 2 and way.take(deliveries).report is report
+    assert deliveries.taken == 2 and way.receive(deliveries).report is report
     batch = received(way, deliveries)
     late.main.run()
     assert same(batch, rows(2)[1])
 
 
-def test_an_empty_tensor_keeps_nobody_waiting(late: LateAccelerator, way: SideStream) -> None:
+def test_an_empty_tensor_keeps_nobody_waiting(late: LateAccelerator, way: CudaPrefetcher) -> None:
     received(way, Deliveries([rows(1)[0], pinned({"a": torch.zeros(0, 3), "b": torch.ones(2)})]))
     assert way._started is not None
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_full_device_is_the_error_of_its_own_batch(late: LateAccelerator, way: SideStream, failures: int) -> None:
+def test_a_full_device_is_the_error_of_its_own_batch(late: LateAccelerator, way: CudaPrefetcher, failures: int) -> None:
     deliveries = Deliveries([pinned(row) for row in rows(4)])
-    first = way.move(way.take(deliveries))
+    first = way.move(way.receive(deliveries))
     late.failures = failures
-    way.look_ahead(deliveries)
+    way.prefetch(deliveries)
     late.main.run()
     assert same(first, rows(1)[0]) and deliveries.taken == 2
     if failures == 2:  # and the user has not made room either
@@ -411,7 +411,7 @@ def come(iterator: Any) -> set[int]:
 
 def next_with_another_behind_it(iterator: Any) -> Any:
     """A batch, when the one after it lies ready too, so that it is taken early."""
-    if iterator._way._early is None:
+    if iterator._transfer._early is None:
         until_two_have_come(iterator)
     else:
         until(iterator._deliveries.is_ready)
@@ -443,7 +443,7 @@ def test_the_batch_that_was_taken_early_counts_when_it_is_received(late: LateAcc
     iterator = iter(loader)
     for step in range(1, 4):
         batch = next_with_another_behind_it(iterator)
-        assert iterator._way._started is not None
+        assert iterator._transfer._started is not None
         assert loader.state_dict()["batches"] == loader.get_stats()["batches"] == step
         assert loader.get_stats()["samples"] == 4 * step and len(iterator) == len(plain) - step
         assert loader.get_stats()["queued_batches"] == iterator.pool.dispatch.handed_out - step >= 1
@@ -465,7 +465,7 @@ def test_an_early_break_leaves_nothing(late: LateAccelerator, make: Make, persis
         loader.set_epoch(0)
         iterator = iter(loader)
         batch = next_with_another_behind_it(iterator)
-        early = weakref.ref(iterator._way._early.batch)
+        early = weakref.ref(iterator._transfer._early.batch)
         assert late.living == 2
         del iterator
         assert early() is None and late.living == 1 and not late.side.ops
@@ -500,7 +500,7 @@ def test_the_wait_for_a_device_that_hangs_can_be_interrupted(late: LateAccelerat
     iterator = iter(loader)
     found = [next(iterator), next(iterator)]
     with monkeypatch.context() as patch:
-        patch.setattr(side_stream.time, "sleep", interrupt)
+        patch.setattr(prefetcher.time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     assert loader.state_dict()["batches"] == 2
@@ -514,7 +514,7 @@ def test_a_bad_sample_is_the_error_of_its_own_batch(late: LateAccelerator, make:
     loader, plain = make(SquareDataset(bad=[5])), expected()
     iterator = iter(loader)
     first = next_with_another_behind_it(iterator)
-    assert iterator._way._early is not None and loader.get_stats()["errors"] == 0
+    assert iterator._transfer._early is not None and loader.get_stats()["errors"] == 0
     with pytest.raises(OSError, match="sample 5"):
         next(iterator)
     assert loader.state_dict()["batches"] == 1
@@ -564,7 +564,7 @@ def test_a_worker_that_dies_while_a_batch_is_taken_early(late: LateAccelerator, 
     with monkeypatch.context() as patch:
         patch.setattr(type(iterator._deliveries), "is_ready", dies_now)
         first = next(iterator)
-    assert isinstance(iterator._way._early, RuntimeError)
+    assert isinstance(iterator._transfer._early, RuntimeError)
     late.main.run()
     assert same(first, plain[0]) and loader.state_dict()["batches"] == 1
     with pytest.raises(HeadraceError, match="while batch 1 was waited for"):
@@ -609,10 +609,10 @@ def test_a_batch_that_came_before_a_slower_one_is_not_the_next(late: LateAcceler
     until(lambda: come(iterator) == {0, 2})  # 1 and 3 are the other worker's
     assert iterator._deliveries.is_ready()
     batches = [next(iterator)]
-    assert not iterator._deliveries.is_ready() and iterator._way._early is None
+    assert not iterator._deliveries.is_ready() and iterator._transfer._early is None
     (tmp_path / "go").touch()
     batches.append(next(iterator))
-    assert iterator._way._early is not None, "that one lay behind the slower one in the queue"
+    assert iterator._transfer._early is not None, "that one lay behind the slower one in the queue"
     batches += iterator
     late.main.run()
     assert same(batches, plain)
@@ -623,11 +623,11 @@ def test_a_batch_that_came_before_a_slower_one_is_not_the_next(late: LateAcceler
 
 def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (None, "cpu", "meta", "mps", torch.device("cpu")):
-        assert type(way_to(device)) is Way
+        assert type(transfer_to(device)) is Transfer
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator_of("cuda") is None, "torch says best what is the matter"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert isinstance(way_to("cuda:1"), SideStream), "without asking the device for anything"
+    assert isinstance(transfer_to("cuda:1"), CudaPrefetcher), "without asking the device for anything"
 
 
 class Calls:
@@ -668,7 +668,7 @@ class Calls:
 def test_torch_is_asked_for_the_right_device(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
     monkeypatch.setattr(torch, "get_device_module", lambda device: calls)
-    side_stream._accelerator.cache_clear()
+    prefetcher._accelerator.cache_clear()
     try:
         found = [accelerator_of(device) for device in ("cuda", "cuda:1", torch.device("cuda", 0))]
         first, second, third = (find() for find in found if find is not None)
@@ -678,8 +678,8 @@ def test_torch_is_asked_for_the_right_device(monkeypatch: pytest.MonkeyPatch) ->
         first.mark()
         first.mark("the user's")
         assert calls.log == [("event with time", "side of cuda:1"), ("event", "the user's")]
-        with first.aside():
+        with first.copying():
             assert calls.now == "side of cuda:1"
         assert calls.now == "user's"
     finally:
-        side_stream._accelerator.cache_clear()
+        prefetcher._accelerator.cache_clear()

@@ -46,7 +46,7 @@ def main() -> None:
             loader.load_state_dict(json.load(file))
     received = 0
     while True:
-        epoch = loader.state_dict()["epoch"] if state_in and not received else loader._next_epoch
+        epoch = loader.state_dict()["epoch"] if state_in and not received else loader.next_epoch
         if epoch >= EPOCHS:
             break
         for batch in loader:

@@ -449,7 +449,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             steps: of the batches, the next one first.
             batches: of the epoch.
         """
-        stretches = batches.order.stretches if self._holds_ahead else None
+        stretches = batches.order.segments if self._holds_ahead else None
         self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self._whole_indices)
 
     def hold_ahead(self, nbytes: int, processes: int = 1) -> None:

@@ -1,11 +1,11 @@
 """Copies the next batch to a CUDA or XPU device while the current one computes.
 
-NOTE [ side stream ]
+NOTE [ CUDA prefetcher ]
 
-* Copies go to a stream of their own, one a device and process: they stand in no line behind the user's kernels. From pinned memory they
+* Copies go to a copy stream, one a device and process, and so wait for none of the user's kernels. From pinned memory they
   are asynchronous. From other memory this process waits for the copy, but for nothing else that the device has to do.
 * A batch is handed over without waiting: the stream that is current *at that moment* in the user's code is told to wait for the copy's
-  event, and is recorded for each tensor. Their memory is the side stream's, and without the record the next copy might get it while the
+  event, and is recorded for each tensor. Their memory is the copy stream's, and without the record the next copy might get it while the
   user's kernels still read it.
 * The source is held until the copy's event has come, which is asked at each batch, without waiting; at the end of an epoch, and where an
   iterator is dropped, it is waited for (copies wait for no kernel, so that is short).
@@ -29,16 +29,13 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from headrace.loader.device.transfer import Way, move_to_device
+from headrace.loader.device.transfer import Deliveries, Transfer, move_to_device
+from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
-
-if TYPE_CHECKING:
-    from headrace.loader.worker.pool import Deliveries
-    from headrace.memory.ring import Delivered
 
 _STREAMED = ("cuda", "xpu")  # whose modules in torch have the same streams and events; others are copied to straight
 _QUEUED = 2  # batches whose kernels may wait in the device's queue while another one is handed out
@@ -50,8 +47,8 @@ class Accelerator(Protocol):
 
     device: torch.device
 
-    def aside(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which what this thread asks of the device goes to the side stream."""
+    def copying(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which what this thread asks of the device goes to the copy stream."""
 
     def current_stream(self) -> Any:
         """The stream to which the caller's kernels go at this moment, on this device."""
@@ -63,7 +60,7 @@ class Accelerator(Protocol):
         """A tensor of this process on the device; asynchronously if it is pinned."""
 
     def mark(self, stream: Any = None) -> Any:
-        """An event, which comes when a stream has done all that it was asked for; without a stream: the side stream, with the time."""
+        """An event, which comes when a stream has done all that it was asked for; without a stream: the copy stream, with the time."""
 
     def wait(self, stream: Any, event: Any) -> None:
         """What a stream is asked for from now on, it does after the event. This process does not wait."""
@@ -78,11 +75,11 @@ class Accelerator(Protocol):
         """Waits for an event."""
 
     def seconds(self, began: Any, done: Any) -> float:
-        """The device's time between two events of the side stream that have come."""
+        """The device's time between two events of the copy stream that have come."""
 
 
 class TorchAccelerator:
-    """A device of torch's, and its side stream. Any thread may use it.
+    """A device of torch's, and its copy stream. Any thread may use it.
 
     Args:
         device: with its index.
@@ -91,10 +88,10 @@ class TorchAccelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._module: Any = torch.get_device_module(device)
-        self._side = self._module.Stream(device)
+        self._copy_stream = self._module.Stream(device)
 
-    def aside(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = self._module.stream(self._side)
+    def copying(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = self._module.stream(self._copy_stream)
         return context
 
     def current_stream(self) -> Any:
@@ -108,7 +105,7 @@ class TorchAccelerator:
 
     def mark(self, stream: Any = None) -> Any:
         event = self._module.Event(enable_timing=stream is None)
-        event.record(self._side if stream is None else stream)
+        event.record(self._copy_stream if stream is None else stream)
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
@@ -148,10 +145,10 @@ def accelerator_of(device: torch.device | str | int) -> Callable[[], Accelerator
     return functools.partial(_find, target)
 
 
-def way_to(device: torch.device | str | int | None) -> Way:
-    """The way of an epoch's batches to a device; None: they stay."""
+def transfer_to(device: torch.device | str | int | None) -> Transfer:
+    """The transfer of an epoch's batches to a device; None: they stay."""
     find = None if device is None else accelerator_of(device)
-    return Way(device) if find is None else SideStream(find)
+    return Transfer(device) if find is None else CudaPrefetcher(find)
 
 
 class _Copy:
@@ -160,9 +157,9 @@ class _Copy:
     Attributes:
         source: held until `done` has come.
         batch: on the device; None once it is handed over, or where it failed.
-        made: its tensors that the side stream has made.
+        made: its tensors that the copy stream has made.
         is_whole: nothing is left to be moved.
-        began, done: events of the side stream.
+        began, done: events of the copy stream.
     """
 
     __slots__ = ("batch", "began", "done", "is_whole", "made", "source")
@@ -174,8 +171,8 @@ class _Copy:
         self.is_whole = True
 
 
-class SideStream(Way):
-    """The way to a device with streams; see NOTE [ side stream ].
+class CudaPrefetcher(Transfer):
+    """The transfer to a device with streams; see NOTE [ CUDA prefetcher ].
 
     Args:
         find: gives the accelerator.
@@ -203,7 +200,7 @@ class SideStream(Way):
             else:
                 time.sleep(_NAP)
 
-    def take(self, deliveries: Deliveries) -> Delivered:
+    def receive(self, deliveries: Deliveries) -> Delivered:
         early, self._early = self._early, None
         if early is None:
             return next(deliveries)
@@ -229,7 +226,7 @@ class SideStream(Way):
         self._settle()
         return batch if copy.is_whole else move_to_device(batch, accelerator.device)
 
-    def look_ahead(self, deliveries: Deliveries) -> None:
+    def prefetch(self, deliveries: Deliveries) -> None:
         if self._early is not None or not deliveries.is_ready():
             return
         try:
@@ -248,14 +245,14 @@ class SideStream(Way):
         copy = _Copy(delivered, accelerator.mark())
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            if not _goes_aside(tensor):
+            if not _is_copyable(tensor):
                 copy.is_whole = False
                 return tensor
             copy.made.append(accelerator.copy(tensor))
             return copy.made[-1]
 
         try:
-            with accelerator.aside():
+            with accelerator.copying():
                 copy.batch = map_tensors(delivered.batch, move)
         finally:  # where it failed too: what has begun is still reading
             copy.done = accelerator.mark()
@@ -267,7 +264,7 @@ class SideStream(Way):
         found: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(_goes_aside(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
+            found.append(_is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
             return tensor
 
         map_tensors(batch, look)
@@ -293,7 +290,7 @@ class SideStream(Way):
             self._await_copies()
 
 
-def _goes_aside(tensor: torch.Tensor) -> bool:
+def _is_copyable(tensor: torch.Tensor) -> bool:
     """True if `record_stream` knows its memory. Others (sparse, nested, quantized, those that do their own dispatch) go
     straight."""
     return (

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
 
-if TYPE_CHECKING:
-    from headrace.loader.worker.pool import Deliveries
-    from headrace.memory.ring import Delivered
+
+class Deliveries(Protocol):
+    """The deliveries of an epoch, in their order."""
+
+    def __next__(self) -> Delivered: ...
+
+    def is_ready(self) -> bool:
+        """True if the next one is here, and pinned, so that `next` does not wait for it."""
+
+    def close(self) -> None:
+        """No further ones are asked for."""
 
 
 def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
@@ -29,8 +38,8 @@ def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
     return map_tensors(batch, move)
 
 
-class Way:
-    """The way of one epoch's batches to the user: each is taken and moved when it is asked for.
+class Transfer:
+    """The transfer of one epoch's batches to the user: each is received and moved when it is asked for.
 
     Args:
         device: where to; None: they stay where they are.
@@ -43,12 +52,12 @@ class Way:
     def await_device(self) -> None:
         """Waits while the device has too much in its queue."""
 
-    def take(self, deliveries: Deliveries) -> Delivered:
+    def receive(self, deliveries: Deliveries) -> Delivered:
         """The next delivery; raises what `next` raises."""
         return next(deliveries)
 
     def move(self, delivered: Delivered) -> Any:
-        """The batch of the delivery that was taken last, on the device."""
+        """The batch of the delivery that was received last, on the device."""
         if self._device is None:
             return delivered.batch
         began = time.perf_counter()
@@ -56,10 +65,10 @@ class Way:
         self._seconds += time.perf_counter() - began
         return batch
 
-    def look_ahead(self, deliveries: Deliveries) -> None:
+    def prefetch(self, deliveries: Deliveries) -> None:
         """Does for the next batch what can be done already; neither waits nor raises."""
 
-    def transferred(self) -> float:
+    def seconds(self) -> float:
         """Seconds that copies have taken, of those that ended since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

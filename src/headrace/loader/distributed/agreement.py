@@ -26,16 +26,13 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import ConfigError, warn
-from headrace.loader.batches import IterablePlan, SamplerPlan, length_of
+from headrace.loader.torch_private import default_store
 from headrace.order import World
-
-if TYPE_CHECKING:
-    from headrace.loader.loader import Loader
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
 
@@ -48,22 +45,21 @@ _silent: list[object] = []  # the store that did not answer: it is not asked aga
 
 
 class Agreement:
-    """What a loader's order depends on, compared with the same loader of the other ranks."""
+    """What a loader's order depends on, compared with the same loader of the other ranks.
 
-    def __init__(self, loader: Loader, world: World, is_given: bool) -> None:
-        """
-        Args:
-            loader: finished, as far as its order goes.
-            world: of the loader.
-            is_given: rank and world size were the caller's; then nothing is compared.
-        """
+    Args:
+        facts: what the batches of all ranks together depend on, by name; None: nothing is compared.
+        world: of the loader.
+    """
+
+    def __init__(self, facts: Mapping[str, Any] | None, world: World) -> None:
         self._rank, self._size = world.rank, world.world_size
-        self._is_settled = is_given or self._size == 1 or isinstance(loader._plan, (SamplerPlan, IterablePlan))
+        self._is_settled = facts is None or self._size == 1
         self._complaint = ""
         self._looks = 0
         self._has_said = False
-        if not self._is_settled:
-            self._said = json.dumps(_facts(loader))
+        if facts is not None and not self._is_settled:
+            self._said = json.dumps({name: repr(value) for name, value in facts.items()})
             place = _place()
             self._key = f"headrace/{self._size}/{place}/{_built[place]}"
             _built[place] += 1
@@ -118,15 +114,6 @@ class Agreement:
         self._is_settled = not self._complaint and heard >= self._size
 
 
-def _facts(loader: Loader) -> dict[str, str]:
-    """What the batches of all ranks together depend on, in words."""
-    config, order = loader.config, loader._plan.parameters()
-    order.pop("global_batch", None)  # batch_size says it in the user's words
-    facts = {"length": length_of(loader.dataset), "fingerprint": loader.fingerprint, "batch_size": config.batch_size}
-    facts |= {**order, "drop_last": config.drop_last, "pad": config.pad}
-    return {name: repr(value) for name, value in facts.items()}
-
-
 def _place() -> str:
     """Where in the program a loader is built: the same on all machines, whatever folder the program lies in."""
     lines = []
@@ -146,7 +133,7 @@ def _store(rank: int, world_size: int) -> Any:
 
     if not (dist.is_available() and dist.is_initialized()) or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         return None
-    return dist.distributed_c10d._get_default_store()
+    return default_store(dist)
 
 
 def _within(seconds: float, ask: Callable[[], None]) -> tuple[bool, Exception | None]:

@@ -10,10 +10,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from headrace.errors import StateError
-from headrace.loader.batches import OF_SAMPLER, length_of
-from headrace.loader.draws import Draws
+from headrace.loader.data import length_of
+from headrace.loader.plan import OF_SAMPLER
 from headrace.monitor.stats import Stats
-from headrace.order.seeding import SampleSeeder
+from headrace.order.seeding import Draws, SampleSeeder
 
 _END = object()
 

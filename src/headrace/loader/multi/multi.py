@@ -5,14 +5,13 @@ NOTE [ passes ]
 * An epoch has a number of batches that the loaders' lengths say beforehand. A loader that is through earlier begins another pass: pass
   c of epoch e goes by the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats another's order, nor an epoch's.
 * Each loader keeps its own position, in its own state. Here are only the schedule's integers and the number of each loader's pass.
-* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ]). At its beginning an epoch
-  names the epoch of every loader, so that their states belong together at any moment.
+* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ] in `cursor.py`). At its
+  beginning an epoch names the epoch of every loader, so that their states belong together at any moment.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,11 +19,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.batches import length_of
-from headrace.loader.build import check_dataset, is_path, resolve
+from headrace.loader.build import resolve
 from headrace.loader.config import DataLoaderConfig, check_options
-from headrace.loader.explain import count_batches
-from headrace.loader.loader import Loader, open_path
+from headrace.loader.create import open_path
+from headrace.loader.cursor import Cursor
+from headrace.loader.data import check_dataset, is_path, length_of
+from headrace.loader.explain.options import count_batches
+from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
 from headrace.loader.multi.passes import MultiIterator, Place
 from headrace.loader.multi.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
@@ -96,10 +97,7 @@ class MultiDataLoader:
         if empty:
             warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
         self._steps()  # raises where the length is not known
-        self._next_epoch, self._is_named = 0, False
-        self._resume: Place | None = None
-        self._at = self._begin(0)
-        self._running: weakref.ref[MultiIterator] | None = None
+        self._cursor = Cursor(self._begin)
 
     # -- set-up
 
@@ -197,41 +195,31 @@ class MultiDataLoader:
     @property
     def epoch(self) -> int:
         """The epoch of the current iterator, or of the last."""
-        return self._at.epoch
+        return self._cursor.at.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next iterator; without it each iterator takes the epoch after the last one's."""
-        self._next_epoch, self._is_named = int(epoch), True
-        if self._resume is not None and self._resume.epoch != self._next_epoch:
-            self._resume = None
+        self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> MultiIterator:
         """Begins an epoch. An iterator that is still under way can't be used any more: both would draw from the same loaders."""
         self._leave()
-        epoch, resume = self._next_epoch, self._resume
-        if resume is None or resume.epoch != epoch:
-            resume = self._begin(epoch)
-        self._at, self._resume = resume, None
-        self._next_epoch, self._is_named = epoch + 1, False
+        self._cursor.start()
+        place = self._cursor.at
         for number, name in enumerate(self._names):
-            loader, named = self.loaders[name], pass_epoch(epoch, resume.passes[number])
-            if not resume.schedule.counts[number]:
+            loader, named = self.loaders[name], pass_epoch(place.epoch, place.passes[number])
+            if not place.schedule.counts[number]:
                 loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
             loader.set_epoch(named)
-        iterator = MultiIterator(self, resume, self._steps())
-        self._running = weakref.ref(iterator)
+        iterator = MultiIterator(self.loaders, place, self._steps())
+        self._cursor.running = iterator
         return iterator
-
-    def _current(self) -> MultiIterator | None:
-        running = None if self._running is None else self._running()
-        return None if running is None or running.is_done else running
 
     def _leave(self) -> None:
         """Frees the loaders from the iterator that is under way."""
-        running = self._current()
-        if running is not None:
+        if (running := self._cursor.running) is not None:
             running.leave()
-        self._running = None
+        self._cursor.running = None
 
     def close(self) -> None:
         """Ends the workers of all loaders, and the iterator that is under way; closes what was opened from paths. All can be used again."""
@@ -247,7 +235,7 @@ class MultiDataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands: which batches the user has received, and the state of each loader."""
-        place = self._where()
+        place = self._cursor.place
         schedule = place.schedule
         return {
             "version": _VERSION,
@@ -262,22 +250,19 @@ class MultiDataLoader:
             "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
         }
 
-    def _where(self) -> Place:
-        if self._resume is not None:
-            return self._resume
-        if self._is_named and (self._next_epoch != self._at.epoch or self._current() is None):
-            return self._begin(self._next_epoch)
-        return self._at
-
     def _begin(self, epoch: int) -> Place:
         """The beginning of an epoch."""
         return Place(epoch, self._new_schedule(), [0] * len(self._names))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins where this one stands."""
-        place = copy.deepcopy(self._where())
-        following = {"_next_epoch": place.epoch + place.has_ended, "_is_named": False}
-        return {**self.__dict__, "_running": None, "_resume": place, "_at": place, **following}
+        return {**self.__dict__, "_cursor": copy.deepcopy(self._cursor.place)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        place: Any = state["_cursor"]
+        self._cursor = Cursor(self._begin)
+        self._cursor.load(place, place.has_ended)
 
     def _parameters(self) -> dict[str, Any]:
         """What the order of the names depends on, beside the loaders' lengths."""
@@ -314,8 +299,7 @@ class MultiDataLoader:
             for name, loader in self.loaders.items():
                 loader.load_state_dict(before[name], strict=False)
             raise
-        self._resume = self._at = place
-        self._next_epoch, self._is_named = place.epoch + place.has_ended, False
+        self._cursor.load(place, place.has_ended)
 
     def _place_of(self, state: Any) -> Place:
         """The place that a state says."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import StateError, WorkerError, warn
 from headrace.loader.multi.schedule import Schedule
 from headrace.order.epoch import pass_epoch
-
-if TYPE_CHECKING:
-    from headrace.loader.multi.multi import MultiDataLoader
 
 
 @dataclass
@@ -29,8 +26,9 @@ class Place:
 class MultiIterator:
     """One epoch of a `MultiDataLoader`, from a place on, which it moves."""
 
-    def __init__(self, multi: MultiDataLoader, place: Place, steps: int) -> None:
-        self._multi, self._place, self._steps = multi, place, steps
+    def __init__(self, loaders: dict[str, Any], place: Place, steps: int) -> None:
+        self._loaders, self._names = loaders, list(loaders)
+        self._place, self._steps = place, steps
         self._batches: dict[int, Iterator[Any]] = {}  # begun at the first batch: a loader that waits for its turn holds nothing
         self._fruitless = [0] * len(place.passes)  # passes in a row that gave nothing
         self.is_done: bool = False
@@ -46,7 +44,7 @@ class MultiIterator:
     def __next__(self) -> tuple[str, Any]:
         if self._is_left:
             raise StateError("this iterator can't go on: its MultiDataLoader has begun another one, loaded a state, or was closed")
-        schedule, names = self._place.schedule, self._multi._names
+        schedule, names = self._place.schedule, self._names
         while not self.is_done:
             number = schedule.pick() if schedule.step < self._steps else None
             if number is None:
@@ -54,7 +52,7 @@ class MultiIterator:
                 self._end()
                 break
             if number not in self._batches:
-                self._batches[number] = iter(self._multi.loaders[names[number]])
+                self._batches[number] = iter(self._loaders[names[number]])
             try:
                 batch = next(self._batches[number])
             except StopIteration:
@@ -70,16 +68,16 @@ class MultiIterator:
 
     def _through(self, number: int) -> None:
         """A loader's pass is at its end."""
-        place, multi = self._place, self._multi
+        place, name = self._place, self._names[number]
         del self._batches[number]
         self._fruitless[number] += 1
         if self._fruitless[number] > 1:
-            warn(f"loader {multi._names[number]!r} has no batches, and is left out")
+            warn(f"loader {name!r} has no batches, and is left out")
             place.schedule.out.add(number)
         place.schedule.ended(number)
         if number not in place.schedule.out:
             place.passes[number] += 1
-            multi.loaders[multi._names[number]].set_epoch(pass_epoch(place.epoch, place.passes[number]))
+            self._loaders[name].set_epoch(pass_epoch(place.epoch, place.passes[number]))
 
     def _end(self) -> None:
         self.is_done = True

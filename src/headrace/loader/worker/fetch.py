@@ -29,9 +29,10 @@ from headrace.collate.stack import stack_tree
 from headrace.datasets.core import base
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.filling import Filled, Join
-from headrace.datasets.core.wrapped import answers_batches, parts_of
+from headrace.datasets.core.wrapped import answers_batches
 from headrace.errors import CollateError, ConfigError, SampleError, WorkerError
-from headrace.loader.batches import OF_COLLATE, OrderPlan, length_of
+from headrace.loader.data import inner_datasets, length_of
+from headrace.loader.plan import OF_COLLATE, OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.loader.worker.samples import Samples
 from headrace.memory.flags import Flags
@@ -406,8 +407,3 @@ def _end_with(parent: Any) -> None:
         if os.getppid() != inherited:
             break
     os._exit(1)
-
-
-def inner_datasets(dataset: Any) -> list[BaseDataset]:
-    """The headrace datasets that a dataset is, or wraps (`Subset`, `ConcatDataset` and their like)."""
-    return [part for part in parts_of(dataset, opaque=BaseDataset) if isinstance(part, BaseDataset)]

@@ -7,13 +7,12 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.loader.batches import OF_STEP, OF_STREAM
-from headrace.loader.draws import Draws
+from headrace.loader.plan import OF_STEP, OF_STREAM
 from headrace.loader.stateful import asked, is_stateful, iterator_of
 from headrace.loader.worker.fetch import Fetch, worker_number
 from headrace.memory.ring import Arena, Ring
 from headrace.order import BatchRequest
-from headrace.order.seeding import SampleSeeder, preserved_rng
+from headrace.order.seeding import Draws, SampleSeeder, preserved_rng
 
 
 class FetchIterable(Fetch):

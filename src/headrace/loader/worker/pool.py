@@ -12,14 +12,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from headrace.errors import WorkerError
-from headrace.loader.batches import Plan
 from headrace.loader.config import DataLoaderConfig
+from headrace.loader.device.transfer import Deliveries
+from headrace.loader.plan import Plan
 from headrace.loader.stateful import States
+from headrace.loader.torch_private import workers_of
 from headrace.loader.worker.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
 from headrace.loader.worker.processes import WORKER, Workers, flagged
 from headrace.memory.ring import Delivered, Ring
@@ -96,8 +98,7 @@ class WorkerPool:
     @property
     def is_sound(self) -> bool:
         """True if all its workers are alive."""
-        workers = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
-        return not any(map(_has_ended, workers))
+        return not any(map(_has_ended, workers_of(self._loader)))
 
     def close(self) -> None:
         """Ends the workers, as soon as nobody asks for their batches any more."""
@@ -113,19 +114,8 @@ class WorkerPool:
         if self._loader is None:
             return _Here(self.dispatch, self._fetch, self._collate, self._pins)
         with self._init.forking():
-            return iter(self._loader)
-
-
-class Deliveries(Protocol):
-    """The deliveries of an epoch, in their order."""
-
-    def __next__(self) -> Delivered: ...
-
-    def is_ready(self) -> bool:
-        """True if the next one is here, and pinned, so that `next` does not wait for it."""
-
-    def close(self) -> None:
-        """No further ones are asked for."""
+            deliveries: Deliveries = iter(self._loader)
+        return deliveries
 
 
 class _Here:
@@ -215,16 +205,16 @@ def _remedy(deliveries: Any) -> str:
 
 
 def _fates(deliveries: Any, start: int) -> Iterator[str]:
-    """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived, as far as torch's iterator shows
-    them."""
-    tasks: dict[int, Any] = getattr(deliveries, "_task_info", {})
+    """Of each dead worker: its number, how it ended, and the first of its batches that has not arrived."""
     for number, worker in enumerate(deliveries.workers):
         if not _has_ended(worker):
             continue
         code = _exit_code(worker)
         how = "is gone" if code is None else f"exited with status {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
-        its = [start + task for task, info in tasks.items() if len(info) == 1 and info[0] == number]  # longer: it has arrived
-        yield f"worker {number} (pid {worker.pid}) {how}" + (f", and its batch {min(its)} has not arrived" if its else "")
+        missing = deliveries.missing_of(number)
+        yield f"worker {number} (pid {worker.pid}) {how}" + (
+            "" if missing is None else f", and its batch {start + missing} has not arrived"
+        )
 
 
 def _has_ended(worker: Any) -> bool:

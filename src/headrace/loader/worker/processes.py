@@ -24,6 +24,7 @@ import select
 import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from multiprocessing.queues import Queue
@@ -31,13 +32,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-from torch._C import _remove_worker_pids, _set_worker_pids
-from torch.autograd import profiler
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.worker import _worker_loop
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from headrace.errors import WorkerError, warn
+from headrace.loader import torch_private
 from headrace.loader.worker.fetch import WorkerInit
 from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
 from headrace.memory.flags import Flags
@@ -92,17 +90,43 @@ class _Forked(ForkProcess):
 
 
 class Workers(DataLoader[Any]):
-    """A plain torch DataLoader whose iterator is a `WorkerIterator`."""
+    """A plain torch DataLoader whose iterator is a `WorkerIterator`, where this torch has what that needs."""
 
-    def _get_iterator(self) -> WorkerIterator:
-        return WorkerIterator(self)
+    def _get_iterator(self) -> Any:
+        if not torch_private.has_worker_internals():
+            return super()._get_iterator()
+        try:
+            return WorkerIterator(self)
+        except (AttributeError, TypeError) as error:
+            torch_private.note_version(error)
+            raise
 
-    def __iter__(self) -> WorkerIterator:
+    def __iter__(self) -> Any:
         iterator: Any = super().__iter__()
-        return iterator  # type: ignore[no-any-return]
+        return iterator if isinstance(iterator, WorkerIterator) else PlainIterator(iterator)
 
 
-class WorkerIterator(_MultiProcessingDataLoaderIter):
+class PlainIterator:
+    """Torch's own iterator, used by its public methods alone."""
+
+    workers: tuple[Any, ...] = ()
+
+    def __init__(self, iterator: Iterator[Delivered]) -> None:
+        self._iterator: Iterator[Delivered] = iterator
+
+    def __next__(self) -> Delivered:
+        return next(self._iterator)
+
+    def is_ready(self) -> bool:
+        """False: nobody knows."""
+        return False
+
+    def close(self) -> None:
+        """Drops torch's iterator, which ends workers that don't live on."""
+        self._iterator = iter(())
+
+
+class WorkerIterator(torch_private.TorchIterator):
     """Torch's deliveries, and the news of a worker's death while one is awaited.
 
     Torch's handler of SIGCHLD would raise wherever the main thread happens to be, be it in the midst of the user's optimizer or
@@ -129,6 +153,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         """The worker processes."""
         return tuple(self._workers)
 
+    def missing_of(self, worker: int) -> int | None:
+        """The first of a worker's tasks that has not arrived; None: all have."""
+        return min((task for task, info in self._task_info.items() if len(info) == 1 and info[0] == worker), default=None)
+
     def _watch_ends(self) -> None:
         self._pids: tuple[Any, ...] = tuple(worker.pid for worker in self._workers)
         self._ends = select.poll()
@@ -137,16 +165,16 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def __next__(self) -> Delivered:
         self._call = next(_calls)
-        _set_worker_pids(self._call, self._pids)
+        torch_private.set_worker_pids(self._call, self._pids)
         try:
             if self._ends.poll(0):  # since the last call; of what is reaped already the handler knows nothing
                 raise RuntimeError(f"a {WORKER} has ended")
             # A mark for the profiler, which `next` makes, costs as much as the rest of it.
-            delivered: Delivered = super().__next__() if profiler._is_profiler_enabled else self._next_data()  # type: ignore[no-untyped-call]
+            delivered: Delivered = super().__next__() if torch_private.is_profiling() else self._next_data()  # type: ignore[no-untyped-call]
             return delivered
         finally:
             if self._call:
-                _remove_worker_pids(self._call)
+                torch_private.remove_worker_pids(self._call)
                 self._call = 0
 
     def is_ready(self) -> bool:
@@ -197,7 +225,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         self._workers[worker] = new
         self._watch_ends()
         if call:
-            _set_worker_pids(call, self._pids)
+            torch_private.set_worker_pids(call, self._pids)
             self._call = call
         how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'" if found is None else f"fork, since {found}"
         warn(f"{why}. It was killed and started again by {how}")
@@ -220,7 +248,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         )
         found, _ = obstacle([self._dataset, self._collate_fn, self._worker_init_fn])
         made: Any = _Forked if found is not None else forkserver_context().Process
-        process: Any = made(target=_worker_loop, args=arguments, daemon=True)
+        process: Any = made(target=torch_private.worker_loop, args=arguments, daemon=True)
         with self._worker_init_fn.forking():
             process.start()
         return process, found
@@ -250,11 +278,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _forget_pids(self) -> int:
         """Torch is not to tell of the death of a worker now. Gives its key of the `next` that is under way, or 0."""
         if self._worker_pids_set:  # while the iterator is made
-            _remove_worker_pids(id(self))
+            torch_private.remove_worker_pids(id(self))
             self._worker_pids_set = False
         call, self._call = self._call, 0
         if call:
-            _remove_worker_pids(call)
+            torch_private.remove_worker_pids(call)
         return call
 
 

@@ -9,13 +9,14 @@ picklable, in little time, and the main script importable, since a process that 
 
 Threads of headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, and the pools of OpenBLAS and OpenMP
 (which have the name of the process) are not other ones: idle, they hold no lock that a worker takes. A forked worker that hangs all the
-same is replaced (see `workers.py`).
+same is replaced (see `processes.py`).
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import math
 import multiprocessing
 import os
 import pickle
@@ -27,7 +28,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from headrace.loader.worker.fetch import inner_datasets
+from headrace.errors import ConfigError
+from headrace.loader.data import inner_datasets
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
 _OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda")
@@ -130,12 +132,18 @@ def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = fl
     if _is_server_inherited():
         return "this process was forked from one that has a fork server", 0.0
     began = time.perf_counter()
+    trial = _Trial(began + seconds, nbytes)
     try:
-        _Pickler(_Bounded(began + seconds, nbytes), protocol=5).dump(parts)
+        trial.dump(parts)
     except _TooMuch:
         return f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for each worker", 0.0
     except Exception as error:
         return f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: {error})", 0.0
+    path = _path_of_main()
+    known = (path and _names_in(path)) or ()
+    for name in trial.of_main:
+        if name.split(".")[0] not in known:
+            return f"{name} is defined in the main module, where no worker can import it", 0.0
     return None, time.perf_counter() - began
 
 
@@ -170,7 +178,7 @@ class _TooMuch(Exception):
 
 
 class _Bounded:
-    """A file that forgets what is written to it, and has had enough at some point."""
+    """A file that forgets what is written to it, up to some bytes and some moment."""
 
     def __init__(self, until: float, nbytes: float) -> None:
         self._until, self._left = until, nbytes
@@ -183,14 +191,53 @@ class _Bounded:
         return nbytes
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves out what workers map, and refuses what is defined in the main module, but not where a worker imports it."""
+class _Trial(pickle.Pickler):
+    """Pickles to nowhere, without what workers map, and lists the functions and classes of the main module that were met."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, SharedArray | AnonymousMemory):
+    def __init__(self, until: float = math.inf, nbytes: float = math.inf) -> None:
+        super().__init__(_Bounded(until, nbytes), protocol=5)
+        self.of_main: list[str] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, SharedArray | AnonymousMemory):
             return object, ()
-        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
-            path = _path_of_main()
-            if path is None or obj.__qualname__.split(".")[0] not in (_names_in(path) or ()):
-                raise pickle.PicklingError(f"{obj.__qualname__} is defined in the main module, where no worker can import it")
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.of_main.append(value.__qualname__)
         return NotImplemented
+
+
+def check_picklable(context: Any, parts: dict[str, Any]) -> None:
+    """Checks before the first worker starts that everything can travel to it.
+
+    Args:
+        context: that workers are started by; None: there are none.
+        parts: by name, for messages.
+
+    Raises:
+        ConfigError: names the part, and what to do.
+    """
+    if context is None or context.get_start_method() == "fork":
+        return
+    start, main = context.get_start_method(), sys.modules["__main__"]
+    is_module = getattr(main, "__spec__", None) is not None
+    path = None if is_module else getattr(main, "__file__", None)
+    if path is not None and not os.path.isfile(path):
+        raise ConfigError(
+            f"workers started by {start} import the program again, and this one was not read from a file ({path}): save it as one, or pass "
+            "multiprocessing_context='fork', or num_workers=0"
+        )
+    for name, part in parts.items():
+        trial = _Trial()
+        try:
+            trial.dump(part)
+        except Exception as error:
+            raise ConfigError(
+                f"the {name} can't be pickled, and workers started by {start} need that: {error}. Use functions and "
+                "classes of a module instead of lambdas and local ones, or multiprocessing_context='fork', or num_workers=0"
+            ) from error
+        if trial.of_main and path is None and not is_module:
+            raise ConfigError(
+                f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an interactive session, and workers started by "
+                f"{start} can't import it from there: put it in a module (a .py file that you import), or pass "
+                "multiprocessing_context='fork', or num_workers=0"
+            )

@@ -1,7 +1,7 @@
 """Explains in words what a loader chose, why, and what follows from it.
 
 First a line for each option, then what an epoch is, where its order comes from, how often blocks of the storage are decoded for it (see
-`loader/decodes.py`), and what is set aside in memory.
+`loader/explain/blocks.py`), and what is set aside in memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from headrace.collate import stack_collate
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
-from headrace.loader.batches import IterablePlan, OrderPlan, Plan, SamplerPlan, length_of
-from headrace.loader.build import Reasons
-from headrace.loader.config import DataLoaderConfig
-from headrace.loader.decodes import explain_blocks, is_laned
+from headrace.loader.config import DataLoaderConfig, Reasons
+from headrace.loader.data import length_of
+from headrace.loader.explain.blocks import explain_blocks, is_laned
+from headrace.loader.plan import IterablePlan, OrderPlan, Plan, SamplerPlan
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.order import BucketedOrder, ResizedOrder
 

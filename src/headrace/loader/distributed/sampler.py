@@ -5,17 +5,25 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from headrace.errors import ConfigError, warn
-from headrace.loader.batches import IterablePlan, SamplerPlan
+from headrace.loader.config import DataLoaderConfig
 from headrace.order import OrderSampler, detect_world
 from headrace.order.shares import REMEDY, askers
 
-if TYPE_CHECKING:
-    from headrace.loader.loader import Loader
-
 _TORCH = "torch.utils.data.dataloader"
+
+
+class Epochs(Protocol):
+    """What has epochs: a loader."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iterator."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names it."""
 
 
 class EpochSampler(OrderSampler):
@@ -24,7 +32,7 @@ class EpochSampler(OrderSampler):
     The loader itself never goes through it. It yields the indices of the loader's next epoch.
     """
 
-    def __init__(self, loader: Loader, dataset: Any, **options: Any) -> None:
+    def __init__(self, loader: Epochs, dataset: Any, **options: Any) -> None:
         self._loader = weakref.ref(loader)
         super().__init__(dataset, **options)
 
@@ -37,7 +45,7 @@ class EpochSampler(OrderSampler):
     def __iter__(self) -> Iterator[int]:
         loader = self._loader()
         if loader is not None:
-            super().set_epoch(loader._next_epoch)
+            super().set_epoch(loader.next_epoch)
         indices = super().__iter__()  # raises where they are shared out again
         self._check_loader()
         return indices
@@ -58,38 +66,42 @@ class EpochSampler(OrderSampler):
             )
 
 
-def check_world(loader: Loader) -> None:
+def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) -> None:
     """Checks that a loader made by a single process is still used by one.
+
+    Args:
+        given, config: its options as they were given, and as they were resolved.
+        reason: why its world size is what it is.
 
     Raises:
         ConfigError: torch.distributed has been initialised since, with several.
     """
-    if loader._given.rank is not None or loader.config.world_size != 1:
+    if given.rank is not None or config.world_size != 1:
         return
     world = detect_world()
     if world.source == "torch.distributed" and world.world_size > 1:
         raise ConfigError(
-            f"this loader was made as rank 0 of 1 ({loader._reasons['world_size']}), and torch.distributed now says rank {world.rank} "
+            f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank {world.rank} "
             f"of {world.world_size}: every rank would load all samples. Make it after the process group is initialised (with Lightning in "
             "the hook train_dataloader), or pass rank= and world_size="
         )
 
 
-def counts_as_prepared(loader: Loader) -> bool:
+def counts_as_prepared(config: DataLoaderConfig, has_own_order: bool) -> bool:
     """True if Accelerate must not shard the loader.
 
     So for a loader that shares its samples out to the ranks: sharded again, it would lose them. False where the order is the user's or
-    a foreign stream's, or the loader was made for one process alone.
+    a foreign stream's (`has_own_order` is False), or the loader was made for one process alone.
     """
     is_alone = detect_world().world_size == 1
-    is_shared_out = (loader.config.world_size or 1) > 1 and not isinstance(loader._plan, (SamplerPlan, IterablePlan))
+    is_shared_out = (config.world_size or 1) > 1 and has_own_order
     if not (is_alone or is_shared_out):
         warn(
             "Accelerate shards this loader, by making another DataLoader of its parts: random transforms are not repeatable, and the "
             "loader's state, statistics and buffers stay empty (docs/trainers.md)"
         )
         return False
-    if loader.config.device is None:
+    if config.device is None:
         warn(
             "Accelerate leaves a headrace loader as it is: it shares its samples out to the ranks by itself, and moves no batches. "
             f"{REMEDY} (docs/trainers.md)"

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import BudgetError
-from headrace.loader.batches import OrderPlan, Plan
-from headrace.loader.worker.fetch import inner_datasets
+from headrace.loader.data import inner_datasets
+from headrace.loader.plan import OrderPlan, Plan
 from headrace.memory.budget import format_size
 from headrace.modes import LoadingMode
 from headrace.order import EpochOrder, Order, RankBatches, ResizedOrder

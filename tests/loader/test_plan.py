@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler
 
-from headrace.loader.batches import IterablePlan, OrderPlan, SamplerPlan, length_of
+from headrace.loader.plan import IterablePlan, OrderPlan, SamplerPlan, length_of
 from headrace.order import BatchRequest, EpochOrder, RankBatches
 
 

@@ -1,0 +1,214 @@
+"""Fits batches on their way, and the decoded and fetched blocks of each process, into the memory budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.datasets.core.base import CHUNK_BYTES, BaseDataset
+from headrace.errors import BudgetError, warn
+from headrace.loader.config import DataLoaderConfig, Reasons
+from headrace.loader.data import inner_datasets
+from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.modes import LoadingMode
+
+_WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
+_WHAT = "batches on their way"
+
+
+def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, beside: int, pins: bool = False) -> int:
+    """Bytes of all batches on their way, and of what they are made of.
+
+    The ring has a slot for each batch that is handed out, and two that the user holds, or that are copied to a device. Pinned batches
+    have as many buffers once more: torch keeps those that it has made, and rounds each up to a power of two. Beside it, each process
+    that loads holds samples, and what decoders and allocators take: 16 MiB, or 5 % of a small budget (docs/memory.md).
+
+    Args:
+        batch: bytes of a batch.
+        workers, prefetch: how many batches are on their way.
+        budget: that they are to fit.
+        beside: bytes of each process beside the slots.
+        pins: True if batches are copied to pinned memory.
+    """
+    slots = workers * prefetch + 2 if workers else 2
+    pinned = 1 << (batch - 1).bit_length() if pins and batch else 0
+    return (batch + pinned) * slots + max(1, workers) * (min(_WORKING, budget.limit // 20) + beside)
+
+
+class LoaderMemory:
+    """What one loader takes of its memory budget.
+
+    Args:
+        dataset: the user's.
+        usage: the loader's `max_memory_usage`; None: the dataset's.
+        stacks: True if samples are stacked, so that a dataset may write them straight into the batch.
+        local_world_size: ranks of this machine.
+    """
+
+    def __init__(self, dataset: Any, usage: Any, stacks: bool, local_world_size: int) -> None:
+        self._dataset, self._usage, self._ranks = dataset, usage, local_world_size
+        self._datasets = inner_datasets(dataset)
+        self._is_straight = stacks and isinstance(dataset, BaseDataset) and dataset.writes_batches
+        self._reserved: Reservation | None = None
+        self._too_large = 0  # bytes of a batch of which too many are on their way
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The budget: the loader's own, or the dataset's."""
+        if self._usage is None and isinstance(self._dataset, BaseDataset):
+            return self._dataset.budget
+        return MemoryBudget(0.8 if self._usage is None else self._usage, local_world_size=self._ranks)
+
+    @property
+    def reserved(self) -> int | None:
+        """Bytes reserved for batches; None where their size is not known yet."""
+        return None if self._reserved is None else self._reserved.nbytes
+
+    def _needed(self, config: DataLoaderConfig, batch: int, workers: int, prefetch: int) -> int:
+        """`batches_nbytes`, where each process holds beside its slot the samples before they are stacked and some of what they were
+        decoded from, by measurement a batch and a half; half a batch where they are written straight into it; and what it prefetches."""
+        prefetched = sum(d.mode.window for d in self._datasets if d.loading_mode is LoadingMode.STREAMING)
+        beside = (batch // 2 if self._is_straight else batch * 3 // 2) + prefetched
+        return batches_nbytes(batch, workers, prefetch, self.budget, beside, bool(config.pin_memory))
+
+    def _shrink_caches(self, needed: int) -> None:
+        """Has caches shrink where less of the budget is left than needed."""
+        for dataset in self._datasets:
+            short = needed - self.budget.available
+            if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
+                dataset.mode.give_way(short)
+
+    def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
+        """The config with as many batches on their way as fit; unchanged where the size of a sample is not known."""
+        sample = self._dataset.sample_nbytes() if isinstance(self._dataset, BaseDataset) else None
+        return config if sample is None else self._fit(config, sample * (config.batch_size or 1), reasons)
+
+    def _fit(self, config: DataLoaderConfig, batch: int, reasons: Reasons) -> DataLoaderConfig:
+        """Lowers `prefetch_factor`, and then `num_workers`, until batches of so many bytes fit; says so, and reserves them.
+
+        Raises:
+            BudgetError: not even without workers do they fit.
+        """
+        workers, prefetch, budget = config.num_workers or 0, config.prefetch_factor or 1, self.budget
+        self._shrink_caches(self._needed(config, batch, workers, 1))
+        left = budget.available
+        choices = [(workers, p) for p in range(prefetch, 0, -1)] + [(w, 1) for w in range(workers - 1, -1, -1)]
+        fitting = next((choice for choice in choices if self._needed(config, batch, *choice) <= left), None)
+        if fitting is None:
+            least = format_size(self._needed(config, batch, 0, 1))
+            raise BudgetError(
+                f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held while the next one is made ({least} in "
+                f"all), and {format_size(left)} are left of the budget: use a smaller batch_size, or raise max_memory_usage.\n"
+                f"{budget.explain()}"
+            )
+        self._reserved = budget.reserve(self._needed(config, batch, *fitting), _WHAT)
+        if not workers or fitting == (workers, prefetch):
+            return config
+        sizes = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
+        warn(
+            f"num_workers={workers} x prefetch_factor={prefetch} don't fit the memory budget ({sizes}): lowered to "
+            f"{fitting[0]} x {fitting[1]}; use a smaller batch_size, or raise max_memory_usage"
+        )
+        reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {sizes}"
+        if not fitting[0]:
+            return config.with_(num_workers=0, prefetch_factor=None, persistent_workers=False, multiprocessing_context=None, timeout=0)
+        return config.with_(num_workers=fitting[0], prefetch_factor=fitting[1])
+
+    def reserve_measured(self, config: DataLoaderConfig, batch: int) -> None:
+        """Reserves memory for batches, where the first one says how large they are."""
+        if self._reserved is not None or not batch:
+            return
+        workers, budget = config.num_workers or 0, self.budget
+        self._shrink_caches(self._needed(config, batch, workers, 1))
+        needed, available = self._needed(config, batch, workers, config.prefetch_factor or 1), budget.available
+        self._reserved = budget.reserve(min(needed, available), _WHAT)
+        if needed > available:
+            self._too_large = batch
+            warn(
+                f"batches of {format_size(batch)} take {format_size(needed)} on their way, and {format_size(available)} are left "
+                "of the memory budget: in the next epoch there will be fewer; use a smaller batch_size or prefetch_factor, or raise "
+                "max_memory_usage"
+            )
+
+    def refit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig | None:
+        """Before an epoch: the config that fits, where the first batch of the last one was too large; else None."""
+        if not self._too_large or self._reserved is None:
+            return None
+        batch, self._too_large = self._too_large, 0
+        self.close()
+        return self._fit(config, batch, reasons)
+
+    def close(self) -> None:
+        """Gives back what is reserved for batches."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def reserve_blocks(self, config: DataLoaderConfig, order: dict[str, Any]) -> None:
+        """Reserves memory for the decoded chunks that each process caches: under a block shuffle all that it has open, so that each is
+        decoded once; else some. The same for blocks that are fetched as a whole.
+
+        Raises:
+            BudgetError: the chunks of a block shuffle don't fit the budget; or not even one does.
+        """
+        processes = max(1, config.num_workers or 0)
+        lanes = _Lanes(order, processes, config.world_size or 1)
+        for dataset in self._datasets:
+            self._reserve_fetched(dataset, processes, lanes)
+            block = dataset.block_nbytes
+            if not block:
+                continue
+            dataset.hold_chunks(0)
+            if dataset.loading_mode is LoadingMode.EAGER:
+                continue
+            wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES)
+            short = wanted * processes - self.budget.available
+            if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
+                dataset.mode.give_way(short)
+            left = self.budget.available // processes
+            if lanes.is_block and wanted > left:
+                raise BudgetError(
+                    f"shuffle='block': each of {processes} processes has {lanes.open} blocks open at a time, which take "
+                    f"{format_size(wanted)} when they are decoded, and {format_size(left)} a process are left of the budget: use a smaller "
+                    f"{lanes.smaller}, fewer workers, smaller chunks, or raise max_memory_usage.\n{self.budget.explain()}"
+                )
+            if block > left:
+                raise BudgetError(
+                    f"samples lie in chunks that take {format_size(block)} when they are decoded, in each of {processes} processes, and "
+                    f"{format_size(left)} a process are left of the budget: use fewer workers, write smaller chunks, or raise "
+                    f"max_memory_usage.\n{self.budget.explain()}"
+                )
+            dataset.hold_chunks(min(wanted, left if lanes.is_block else left // 2), processes)
+
+    def _reserve_fetched(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> None:
+        """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch fetches its own ranges: more requests,
+        and the same samples."""
+        dataset.hold_ahead(0)
+        wanted = dataset.far_nbytes(lanes.blocks) if lanes.is_block else 0
+        left = self.budget.available // processes
+        if wanted > left:
+            warn(
+                f"shuffle='block': each of {processes} processes would hold {lanes.open} blocks that it has fetched, which take "
+                f"{format_size(wanted)}, and {format_size(left)} a process are left of the budget: samples are fetched one by one instead, "
+                f"in many more requests. Use a smaller {lanes.smaller}, fewer workers, or raise max_memory_usage"
+            )
+            wanted = 0
+        dataset.hold_ahead(wanted, processes)
+
+
+class _Lanes:
+    """The lanes of a block shuffle that one process has open.
+
+    Attributes:
+        open: the blocks of these lanes.
+        blocks: the same with those that a batch may end and begin.
+        smaller: options that make them fewer.
+    """
+
+    def __init__(self, order: dict[str, Any], processes: int, world: int) -> None:
+        interleave, turns = order.get("interleave") or 1, order.get("turns") or 1
+        drawn = interleave // world if interleave % world == 0 else interleave
+        own = turns // processes if turns % processes == 0 else turns
+        self.is_block: bool = order.get("shuffle") == "block"
+        self.open: int = drawn * own
+        self.blocks: int = drawn * (own + 1)
+        self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"
