@@ -15,8 +15,6 @@ import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
 from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
-from headrace.io.cache.blocks import _blocks_of as blocks_of
-from headrace.io.ranges import Range
 from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
@@ -212,8 +210,9 @@ def test_a_streaming_epoch_asks_for_each_block_once(
 def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     far = far_of(["a.h5", "b.h5"] * 8, "raw")
     asked: list[Any] = []
-    fetch = far._source.far._ahead._fetch
-    far._source.far._ahead._fetch = lambda spans: (asked.append(len(spans)), fetch(spans))[1]
+    prefetcher = far._source.far._prefetcher
+    fetch = prefetcher._fetch
+    prefetcher._fetch = lambda ranges, urgent: (asked.append(ranges.size), fetch(ranges, urgent))[1]
     server.counts()
     far.__getitems__([number * N + 5 + number for number in range(16)])
     assert len(asked) == 16 and len(server.counts()["ranges"]) == 16
@@ -262,14 +261,12 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, fa
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, folder: Path, tmp_path: Path, store: str) -> None:
     far, near = far_of(f"{store}.h5", of=ImageDataset, disk_cache_size="10MB"), ImageDataset(folder / f"{store}.h5")
-    start = far._source.stored(np.array([9]))[0][1] + 5
+    start = int(far._source.byte_ranges(np.array([9])).start[0]) + 5
     content = (folder / f"{store}.h5").read_bytes()
     wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
     cache, files = far._source.far._bytes.cache, far._source.far
-    (block,) = (
-        files._bytes._key(one)
-        for one in blocks_of(Range(far._arguments["data_path"], 0, len(content), files.version(far._arguments["data_path"])))
-    )
+    url = far._arguments["data_path"]
+    block = files._bytes._key(url, files.version(url), 0)
     assert cache.get(block) == content
     cache.put(block, wrong)
     far._source._opened.close()

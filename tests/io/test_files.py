@@ -1,21 +1,24 @@
-"""Are the bytes of files that are far away the same ahead, at once, from the disk cache, and in a child?"""
+"""Local and remote files give the same bytes by one protocol: at once, prefetched, from the disk cache, in a child."""
 
 import multiprocessing
+import os
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.errors import FormatError, HeadraceWarning, RemoteError
+from headrace.errors import DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError
 from headrace.io import index as index_module
+from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_bytes, index_of
+from headrace.io.local import LocalFiles
+from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index
-from headrace.io.stretches import Stretch, places_of, read_part, read_places, read_stretches
 from tests.servers.ranges import RangeServer
 
 SIZE = 1_000_000
@@ -53,82 +56,159 @@ def right(span: tuple[str, int, int]) -> bytes:
     return CONTENT[span[0].rpartition("/")[2]][span[1] : span[2]]
 
 
+def ranges(spans: Sequence[tuple[str, int, int] | None]) -> ByteRanges:
+    return ByteRanges.of(spans)
+
+
+def read(files: Files, spans: Sequence[tuple[str, int, int] | None]) -> list[bytes | None]:
+    return [None if data is None else bytes(data) for data in files.read(ranges(spans))]
+
+
 @pytest.mark.parametrize("disk", [None, "10MB"])
-def test_the_same_bytes_ahead_and_at_once(server: RangeServer, files_of: Any, disk: str | None) -> None:
+def test_prefetched_bytes_are_those_of_the_file(server: RangeServer, files_of: Any, disk: str | None) -> None:
     files, spans = files_of(disk_cache_size=disk), some(server)
-    files.hold_ahead(SIZE)
-    files.ahead([spans[:10], spans[10:20]])
+    files.hold_prefetched(SIZE)
+    files.prefetch([ranges(spans[:10]), ranges(spans[10:20])])
     for number in range(0, 30, 3):
-        assert [bytes(data) for data in files.read(spans[number : number + 3])] == [right(span) for span in spans[number : number + 3]]
-    assert files.bytes_ahead == 0
+        assert read(files, spans[number : number + 3]) == [right(span) for span in spans[number : number + 3]]
+    assert files.bytes_prefetched == 0
 
 
-def test_what_was_fetched_ahead_is_fetched_once(server: RangeServer, files_of: Any) -> None:
+def test_prefetched_ranges_are_fetched_once(server: RangeServer, files_of: Any) -> None:
     files, url = files_of(), server.url + "/a.bin"
-    files.hold_ahead(100_000)
+    files.hold_prefetched(100_000)
     files.learn([url])
     server.counts()
-    files.ahead([[(url, 0, 50_000)], [(url, 300_000, 350_000)]])
-    files.ahead([[(url, 0, 50_000)]])
-    assert files.bytes_ahead == 100_000
+    files.prefetch([ranges([(url, 0, 50_000)]), ranges([(url, 300_000, 350_000)])])
+    files.prefetch([ranges([(url, 0, 50_000)])])
+    assert files.bytes_prefetched == 100_000
     for start in range(0, 50_000, 10_000):
-        assert files.read([(url, start, start + 10_000)])[0] == CONTENT["a.bin"][start : start + 10_000]
-    assert files.read([(url, 300_000, 350_000)])[0] == CONTENT["a.bin"][300_000:350_000]
+        assert read(files, [(url, start, start + 10_000)]) == [CONTENT["a.bin"][start : start + 10_000]]
+    assert read(files, [(url, 300_000, 350_000)]) == [CONTENT["a.bin"][300_000:350_000]]
     assert sorted(map(tuple, server.counts()["ranges"])) == [("a.bin", 0, 50_000), ("a.bin", 300_000, 350_000)]
-    assert files._ahead._extents == {} and files._ahead._starts == {}  # read once, forgotten
+    assert files._prefetcher._extents == {} and files._prefetcher._starts == {}  # read once, forgotten
 
 
-def test_what_is_begun_and_not_ended_has_bounds(server: RangeServer, files_of: Any) -> None:
+def test_partly_read_pieces_are_bounded(server: RangeServer, files_of: Any) -> None:
     files, url = files_of(), server.url + "/b.bin"
-    files.hold_ahead(50_000)
-    files.ahead([[(url, start, start + 20_000)] for start in range(0, 200_000, 100_000 // 2)])
+    files.hold_prefetched(50_000)
+    files.prefetch([ranges([(url, start, start + 20_000)]) for start in range(0, 200_000, 100_000 // 2)])
     for start in range(0, 200_000, 50_000):
-        files.read([(url, start, start + 10)])
-        assert files._ahead._touched <= 50_000
-    files.drop_ahead()
-    assert files._ahead._extents == {} and files._ahead._touched == files.bytes_ahead == 0
+        read(files, [(url, start, start + 10)])
+        assert files._prefetcher._touched <= 50_000
+    files.drop_prefetched()
+    assert files._prefetcher._extents == {} and files._prefetcher._touched == files.bytes_prefetched == 0
 
 
-def test_an_error_ahead_is_raised_where_it_is_read_and_once(server: RangeServer, files_of: Any) -> None:
+def test_urgent_pieces_go_first(server: RangeServer, files_of: Any) -> None:
+    files, url = files_of(), server.url + "/a.bin"
+    files.hold_prefetched(SIZE)
+    files.learn([url])
+    server.set(latency=0.05)
+    server.counts()
+    files.prefetch([ranges([(url, 0, 10)])], urgent=True)
+    files.prefetch([ranges([(url, start, start + 10)]) for start in range(100_000, 600_000, 100_000)])
+    files.prefetch([ranges([(url, 900_000, 900_010)])], urgent=True)
+    for start in [0, 900_000, *range(100_000, 600_000, 100_000)]:
+        assert read(files, [(url, start, start + 10)]) == [CONTENT["a.bin"][start : start + 10]]
+    asked = [start for _, start, _ in server.counts()["ranges"]]
+    assert set(asked[:2]) == {0, 900_000} and len(asked) == 7
+
+
+def test_an_error_of_prefetching_is_raised_by_one_read(server: RangeServer, files_of: Any) -> None:
     files, url = files_of(retries=0, deadline=20), server.url + "/a.bin"
     files.learn([url])
     server.set(faults={"503": 1})
-    files.ahead([[(url, 0, 1000)]])
+    files.prefetch([ranges([(url, 0, 1000)])])
     with pytest.raises(RemoteError, match=r"bytes 0 to 1,000: 1 attempt in .* the server says 503"):
-        files.read([(url, 0, 10)])
+        read(files, [(url, 0, 10)])
     server.set(faults={})
-    assert files.read([(url, 0, 10)])[0] == CONTENT["a.bin"][:10]
+    assert read(files, [(url, 0, 10)]) == [CONTENT["a.bin"][:10]]
 
 
-def test_beyond_the_end(server: RangeServer, files_of: Any) -> None:
+# -- local and remote alike
+
+
+@pytest.fixture(params=["local", "remote"])
+def place(request: pytest.FixtureRequest, server: RangeServer, files_of: Any, folder: Path) -> Iterator[tuple[Files, str]]:
+    """Files, and what stands before their names."""
+    if request.param == "remote":
+        yield files_of(), f"{server.url}/"
+        return
+    files = LocalFiles()
+    yield files, f"{folder}/"
+    files.close()
+
+
+def test_ranges_of_all_kinds(place: tuple[Files, str]) -> None:
+    files, before = place
+    a, b = before + "a.bin", before + "b.bin"
+    spans = [(a, 10, 40), None, (b, 5, 35), (a, 40, 70), (a, 500_000, 500_000), (a, 30, 60), (b, 0, WHOLE), (before + "none", 0, WHOLE)]
+    found = read(files, spans)
+    content_a, content_b = CONTENT["a.bin"], CONTENT["b.bin"]
+    assert found == [content_a[10:40], None, content_b[5:35], content_a[40:70], b"", content_a[30:60], content_b, None]
+    wanted = [(a, 10, 40), (b, 5, 35), (a, 40, 80), (a, 10, 40), (b, 90, 90), (a, 20, 50)]  # in rows, twice, empty, overlapping
+    buffers = [memoryview(bytearray(stop - start)) for _, start, stop in wanted]
+    files.read_into(ranges(wanted), buffers)
+    assert [bytes(buffer) for buffer in buffers] == [right(one) for one in wanted]
+    assert files.read(ranges([])) == []
+
+
+def test_more_buffers_than_one_call_takes(place: tuple[Files, str]) -> None:
+    files, before = place
+    wanted = [(before + "a.bin", start, start + 3) for start in range(9000, 18_000, 3)]
+    buffers = [memoryview(bytearray(3)) for _ in wanted]
+    files.read_into(ranges(wanted), buffers)
+    assert b"".join(buffers) == CONTENT["a.bin"][9000:18_000]
+
+
+def test_beyond_the_end(place: tuple[Files, str]) -> None:
+    files, before = place
     with pytest.raises(FormatError, match=r"a.bin ends before byte 1,000,001: the file is cut short"):
-        files_of().read([(server.url + "/a.bin", 0, SIZE + 1)])
+        files.read(ranges([(before + "a.bin", 0, SIZE + 1)]))
 
 
-def test_stretches_and_places(server: RangeServer, files_of: Any) -> None:
-    files, a, b = files_of(), server.url + "/a.bin", server.url + "/b.bin"
-    stretches = [Stretch(a, 10, 30), None, Stretch(b, 5, 30), Stretch(a, 40, 30)]
-    found = read_stretches(stretches, files)
-    assert found == [CONTENT["a.bin"][10:40], None, CONTENT["b.bin"][5:35], CONTENT["a.bin"][40:70]]
-    there = [one for one in stretches if one is not None]
-    parts = [memoryview(bytearray(30)) for _ in there]
-    read_places(places_of(there), parts, files)
-    assert parts == [one for one in found if one is not None]
-    read_part(b, 100, parts[0], files)
-    assert parts[0] == CONTENT["b.bin"][100:130]
-    assert list(places_of(stretches).spans()) == [one.span for one in there]
+def test_a_file_that_changes_is_an_error(place: tuple[Files, str], folder: Path) -> None:
+    files, before = place
+    path = folder / "changes.bin"
+    path.write_bytes(b"first version")
+    try:
+        name = before + path.name
+        assert files.version(name).size == 13 and read(files, [(name, 0, 5)]) == [b"first"]
+        path.write_bytes(b"another version")
+        os.utime(path, (1, 1))
+        for span in ((name, 0, 5), (name, 6, 13)):
+            with pytest.raises(FileChangedError, match=r"changes.bin.* has been (changed|replaced) since it was opened"):
+                files.read(ranges([span]))
+        with pytest.raises(FileChangedError):
+            files.read_into(ranges([(name, 0, 5)]), [memoryview(bytearray(5))])
+        if not files.is_remote:
+            with pytest.raises(FileChangedError):
+                files.check(name)
+        copy = pickle.loads(pickle.dumps(files))
+        with pytest.raises(FileChangedError):
+            copy.read(ranges([(name, 0, 5)]))
+        copy.close()
+    finally:
+        path.unlink()
 
 
-def test_what_is_damaged_on_the_way_is_fetched_again(server: RangeServer, files_of: Any) -> None:
+def test_a_file_that_is_missing(place: tuple[Files, str]) -> None:
+    files, before = place
+    with pytest.raises(DataNotFoundError, match=r"none\.bin"):
+        files.version(before + "none.bin")
+
+
+def test_damage_on_the_way_is_fetched_again(server: RangeServer, files_of: Any) -> None:
     files, span = files_of(disk_cache_size="10MB"), (server.url + "/a.bin", 0, SIZE)
     files.learn([span[0]])
     server.set(faults={"wrong": 1})
-    assert files.read([span])[0] != right(span) and files.read([span])[0] != right(span)
+    assert read(files, [span]) != [right(span)] and read(files, [span]) != [right(span)]
     server.set(faults={})
-    assert files.read([span])[0] != right(span)  # kept on the disk
-    with files.afresh():
-        assert files.read([span])[0] == right(span)
-    assert files.read([span])[0] == right(span)
+    assert read(files, [span]) != [right(span)]  # kept on the disk
+    with files.bypassing_cache():
+        assert read(files, [span]) == [right(span)]
+    assert read(files, [span]) == [right(span)]
 
 
 @pytest.mark.parametrize(("size", "whole"), [("10MB", True), ("1.5MB", False)])
@@ -137,28 +217,28 @@ def test_small_ranges_of_more_than_has_room_are_fetched_alone(server: RangeServe
     files.learn([a, b])
     server.counts()
     for _ in range(2):
-        assert [bytes(data) for data in files.read([(a, 5, 900), (b, 0, 800_000)])] == [CONTENT["a.bin"][5:900], CONTENT["b.bin"][:800_000]]
-    ranges = sorted(map(tuple, server.counts()["ranges"]))
-    assert ranges == ([("a.bin", 0, SIZE), ("b.bin", 0, SIZE)] if whole else [("a.bin", 5, 900), ("a.bin", 5, 900), ("b.bin", 0, SIZE)])
+        assert read(files, [(a, 5, 900), (b, 0, 800_000)]) == [CONTENT["a.bin"][5:900], CONTENT["b.bin"][:800_000]]
+    asked = sorted(map(tuple, server.counts()["ranges"]))
+    assert asked == ([("a.bin", 0, SIZE), ("b.bin", 0, SIZE)] if whole else [("a.bin", 5, 900), ("a.bin", 5, 900), ("b.bin", 0, SIZE)])
 
 
 def _in_child(files: RemoteFiles, span: tuple[str, int, int], pipe: Any) -> None:
-    pipe.send(bytes(files.read([span])[0]))
+    pipe.send(read(files, [span])[0])
     files.close()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_reads_for_itself(server: RangeServer, files_of: Any, method: str) -> None:
     files, span = files_of(), some(server)[2]
-    files.ahead([[span]])
-    files.read([span])
+    files.prefetch([ranges([span])])
+    read(files, [span])
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     child = context.Process(target=_in_child, args=(files, span, theirs))
     child.start()
     assert ours.poll(60) and ours.recv() == right(span)
     child.join()
-    assert files.read([span])[0] == right(span)
+    assert read(files, [span]) == [right(span)]
 
 
 def test_a_pickle_knows_the_versions(server: RangeServer, files_of: Any) -> None:
@@ -167,7 +247,7 @@ def test_a_pickle_knows_the_versions(server: RangeServer, files_of: Any) -> None
     server.counts()
     copy = pickle.loads(pickle.dumps(files))
     assert copy.version(url) == version and server.counts()["requests"] == 0
-    assert copy.read([(url, 3, 9)])[0] == CONTENT["a.bin"][3:9]
+    assert read(copy, [(url, 3, 9)]) == [CONTENT["a.bin"][3:9]]
     copy.close()
 
 
@@ -175,7 +255,7 @@ def test_a_pickle_knows_the_versions(server: RangeServer, files_of: Any) -> None
 
 
 def _make(files: RemoteFiles, url: str) -> list[Any]:
-    return [np.frombuffer(files.read([(url, 0, 80)])[0], np.uint8).copy(), np.arange(3)]
+    return [np.frombuffer(read(files, [(url, 0, 80)])[0] or b"", np.uint8).copy(), np.arange(3)]
 
 
 KIND = IndexKind("test", 1, ("u1", "<i8"), _make)

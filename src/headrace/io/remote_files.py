@@ -1,37 +1,37 @@
-"""How does a source read from files that are far away as it does from those of a disk?
+"""Files of one server: versions, ranges through the disk cache, prefetch.
 
-`RemoteFiles` stands where `WorkerFiles` stands for local files: `headrace.io.stretches` reads from either. A URL stands where a path
-does. What comes next is fetched ahead: `headrace.io.remote.prefetch`.
-
-Whole files (`WHOLE`) are read as they are at that moment: nobody has asked for their versions.
+Whole files (`headrace.io.ranges.WHOLE`) are read as they are at that moment: nobody has asked for their versions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
+
+import numpy as np
 
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.cache.blocks import CachedRemote
 from headrace.io.cache.disk_cache import disk_cache_of
+from headrace.io.files import Version
 from headrace.io.paths import cache_folder, redact
-from headrace.io.ranges import Range, Version
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote.prefetch import WHOLE as WHOLE
-from headrace.io.remote.prefetch import Ahead
-from headrace.io.remote.prefetch import Span as Span
+from headrace.io.remote.prefetch import Prefetcher
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
 
 
 class RemoteFiles:
-    """The files of one server. Thread-safe; a pickle takes along how to reach them and which versions they have.
+    """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how to reach them, and versions.
 
     Args:
         url: of any of them.
@@ -40,6 +40,8 @@ class RemoteFiles:
     Raises:
         ConfigError: an option makes no sense, or the protocol is unknown.
     """
+
+    is_remote = True
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         self.options: RemoteOptions = options
@@ -53,8 +55,8 @@ class RemoteFiles:
         self._beside: dict[str, bytes] = {}
         self._relying: set[str] = set()  # files of this machine
         self._expected: dict[str, int] = {}  # sizes that an index says
-        self._ahead = Ahead(self._fetch)
-        self._afresh = _Afresh()
+        self._prefetcher = Prefetcher(self._begin_prefetch)
+        self._bypass = _Bypass()
         self.has_warned = False
         """Was it said already that an index can't be kept?"""
 
@@ -99,8 +101,8 @@ class RemoteFiles:
                     self._beside[path] = data
         return [self._versions[url] for url in urls]
 
-    def seek(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
-        """The same of files that may be missing: None then.
+    def find_versions(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
+        """The versions of files that may be missing: None then.
 
         Args:
             urls: of the files.
@@ -154,24 +156,41 @@ class RemoteFiles:
         """See `Remote.is_folder`."""
         return self._bytes.remote.is_folder(url)
 
+    def is_known(self, url: str) -> bool:
+        """True if its version was asked for."""
+        return url in self._versions
+
+    def check(self, path: str) -> None:
+        """Nothing: each read is of the version that is known, or an error."""
+
     # -- reading
 
-    def read(self, spans: Sequence[Span]) -> list[memoryview]:
-        """The bytes of each span.
+    def read(self, ranges: ByteRanges) -> list[memoryview | None]:
+        """The bytes of each range; None for what was never written, and for a whole file that is missing.
 
         Raises:
             FormatError: a file ends before one of them does.
             RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
         """
-        return [data for data in self.find(spans) if data is not None]
+        if self._bypass.is_on:
+            found: list[memoryview | None] = self._bytes.remote.run(functools.partial(self._fetch, ranges, bypass=True))
+            return found
+        taken = self._prefetcher.take(ranges)
+        left = [number for number, one in enumerate(taken) if one is None]
+        if len(left) == ranges.size:
+            found = self._bytes.remote.run(functools.partial(self._fetch, ranges))
+            return found
+        fetched = iter(self._bytes.remote.run(functools.partial(self._fetch, ranges.take(np.array(left)))) if left else [])
+        return [next(fetched) if one is None else one[0] for one in taken]
 
-    def find(self, spans: Sequence[Span]) -> list[memoryview | None]:
-        """As `read`; None for a WHOLE file that is missing."""
-        if self._afresh.is_on:
-            return self._fetch(spans, afresh=True)
-        taken = self._ahead.take(spans)
-        found = iter(self._fetch([span for span, ahead in zip(spans, taken, strict=True) if ahead is None]))
-        return [next(found) if ahead is None else ahead[0] for ahead in taken]
+    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
+        for buffer, data in zip(buffers, self.read(ranges), strict=True):
+            assert data is not None
+            buffer[:] = data
+
+    def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
+        """`read`, begun and not waited for; past the disk cache where this thread is `bypassing_cache`."""
+        return self._bytes.remote.submit(functools.partial(self._fetch, ranges, bypass=self._bypass.is_on))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
         """The content of small files, past the disk cache; None for those that are missing, or may not be read while others may.
@@ -182,62 +201,70 @@ class RemoteFiles:
         return self._bytes.remote.find_files(urls, denied=True)
 
     @contextlib.contextmanager
-    def afresh(self) -> Iterator[None]:
-        """Inside, this thread reads from the server itself, and replaces what is kept: what was read before had a wrong checksum."""
-        self._afresh.is_on = True
+    def bypassing_cache(self) -> Iterator[None]:
+        """Inside, this thread reads from the server itself, and replaces what is cached: what was read before had a wrong checksum."""
+        self._bypass.is_on = True
         try:
             yield
         finally:
-            self._afresh.is_on = False
+            self._bypass.is_on = False
 
-    def _fetch(self, spans: Sequence[Span], afresh: bool = False) -> list[memoryview | None]:
-        wholes, ranges = [path for path, _, stop in spans if stop == WHOLE], list[Range]()
-        unknown = [path for path, _, stop in spans if stop != WHOLE and path not in self._versions]
-        if unknown:
-            self.learn(unknown)
-        for path, start, stop in spans:
-            if stop == WHOLE:
-                continue
-            version = self._versions[path]
-            if stop > version.size:
+    async def _fetch(self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False) -> list[memoryview | None]:
+        found: list[memoryview | None] = [None] * ranges.size
+        parts, wholes = np.flatnonzero(ranges.stop >= np.maximum(ranges.start, 0)), np.flatnonzero(ranges.is_whole)
+        if len(parts):
+            some = ranges.take(parts)
+            needed = {file: ranges.paths[file] for file in set(some.file.tolist())}
+            unknown = [path for path in needed.values() if path not in self._versions]
+            for path, version in zip(unknown, await self._bytes.remote.ask_versions(unknown) if unknown else [], strict=True):
+                self._note(path, version)
+            versions = [self._versions.get(path) for path in ranges.paths]
+            sizes = np.array([0 if version is None else version.size for version in versions])
+            beyond = np.flatnonzero(some.stop > sizes[some.file])
+            if len(beyond):
+                path, stop = ranges.paths[some.file[beyond[0]]], int(some.stop[beyond[0]])
                 raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
-            ranges.append(Range(path, start, stop, version))
-        cache = self._bytes.cache
-        all_fits = cache is None or self._nbytes <= cache.limit
-        try:
-            parts = iter(self._bytes.read(ranges, afresh, all_fits) if ranges else [])
-            files = iter(self._bytes.find_files(wholes, afresh) if wholes else [])
-        except FileChangedError:
-            for kept in self._relying:
-                with contextlib.suppress(OSError):
-                    os.unlink(kept)
-            raise
-        found = (next(files if stop == WHOLE else parts) for _, _, stop in spans)
-        return [None if data is None else memoryview(data) for data in found]
+            cache = self._bytes.cache
+            all_fits = cache is None or self._nbytes <= cache.limit
+            try:
+                data = await self._bytes.fetch(some, versions, bypass=bypass, all_fits=all_fits, urgent=urgent)
+            except FileChangedError:
+                self._drop_relying()
+                raise
+            for number, one in zip(parts.tolist(), data, strict=True):
+                found[number] = one
+        if len(wholes):
+            urls = [ranges.paths[file] for file in ranges.file[wholes].tolist()]
+            for number, content in zip(wholes.tolist(), await self._bytes.fetch_files(urls, bypass=bypass, urgent=urgent), strict=True):
+                found[number] = None if content is None else memoryview(content)
+        return found
 
-    # -- ahead
+    def _drop_relying(self) -> None:
+        for kept in self._relying:
+            with contextlib.suppress(OSError):
+                os.unlink(kept)
 
-    def ahead(self, pieces: Sequence[Sequence[Span]], first: bool = False) -> None:
-        """These come next: they are fetched, each piece by itself, unless they are on their way already.
+    # -- what is read next
 
-        Args:
-            pieces: the spans of each.
-            first: somebody waits for them: what is asked for after them is not fetched before they have come.
-        """
-        self._ahead.begin(pieces, first)
+    def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
+        """See `headrace.io.files.Files`."""
+        self._prefetcher.begin(pieces, urgent)
 
-    def drop_ahead(self) -> None:
-        """What was fetched ahead won't be read: it is forgotten, and what has not begun is not fetched."""
-        self._ahead.drop()
+    def _begin_prefetch(self, ranges: ByteRanges, urgent: bool) -> Future[list[memoryview | None]]:
+        return self._bytes.remote.submit(functools.partial(self._fetch, ranges, urgent))
 
-    def hold_ahead(self, nbytes: int) -> None:
-        """So many bytes of what was fetched ahead, and has not been read, may be held."""
-        self._ahead.resize(nbytes)
+    def drop_prefetched(self) -> None:
+        """See `headrace.io.files.Files`."""
+        self._prefetcher.drop()
+
+    def hold_prefetched(self, nbytes: int) -> None:
+        """See `headrace.io.files.Files`."""
+        self._prefetcher.resize(nbytes)
 
     @property
-    def bytes_ahead(self) -> int:
-        """Of which nothing has been read yet."""
-        return self._ahead.untouched
+    def bytes_prefetched(self) -> int:
+        """See `headrace.io.files.Files`."""
+        return self._prefetcher.untouched
 
     def take_counts(self) -> Counter[str]:
         """What was counted in this process since the last call."""
@@ -250,7 +277,7 @@ class RemoteFiles:
 
     def close(self) -> None:
         """Ends this process's connections and threads; both come again when they are needed."""
-        self._ahead.close()
+        self._prefetcher.drop()
         self._bytes.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,17 +287,17 @@ class RemoteFiles:
             "versions": self._versions,
             "relying": self._relying,
             "expected": self._expected,
-            "held": self._ahead.room,
+            "held": self._prefetcher.room,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.options, self._bytes, self._versions, self._beside = state["options"], state["bytes"], state["versions"], {}
         self._nbytes = sum(version.size for version in self._versions.values())
         self._relying, self._expected = state["relying"], state["expected"]
-        self._ahead, self._afresh = Ahead(self._fetch, state["held"]), _Afresh()
+        self._prefetcher, self._bypass = Prefetcher(self._begin_prefetch, state["held"]), _Bypass()
 
 
-class _Afresh(threading.local):
+class _Bypass(threading.local):
     is_on = False
 
 

@@ -6,14 +6,15 @@ the work too, and nothing becomes of it but that.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from headrace.io.atomic import TEMPORARY, user_id
-from headrace.memory.locks import HAS_LOCKS, unlock, wait_for_lock
+from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 
 _POLL_S = 0.02
 
@@ -34,6 +35,23 @@ def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress
             if HAS_LOCKS:
                 fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 _wait(fd, sorted(set(keys)), patience, progress or (lambda: None))  # in order: so nobody waits for one that waits for him
+        yield
+    finally:
+        if fd is not None:
+            unlock(fd)
+
+
+@contextlib.asynccontextmanager
+async def single_flight_in_loop(lock_file: str, keys: Iterable[int], patience: float) -> AsyncIterator[None]:
+    """`single_flight`, as a coroutine: who waits leaves the loop to others."""
+    fd, end = None, time.monotonic() + patience
+    try:
+        with contextlib.suppress(OSError):
+            if HAS_LOCKS:
+                fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                for key in sorted(set(keys)):
+                    while not try_lock(fd, key) and time.monotonic() < end:
+                        await asyncio.sleep(_POLL_S)
         yield
     finally:
         if fd is not None:

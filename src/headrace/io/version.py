@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from headrace.errors import FileChangedError
-from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles
-from headrace.io.stretches import Files
+from headrace.io.files import Files
+from headrace.io.local import changed as changed
+from headrace.io.local import version_of
 
 
 class Stamp:
@@ -39,32 +38,24 @@ class Stamp:
 
 
 class KnownFile:
-    """A file whose layout is known, of this machine or far away.
+    """A file whose layout is known, of this machine or of a server.
 
     Args:
         path: of the file, or its URL.
         files: by which it is read.
-        status: of a local file, if it is open already.
 
     Attributes:
         size: its bytes.
         when: what changes when the file does.
     """
 
-    def __init__(self, path: str, files: Files, status: os.stat_result | None = None) -> None:
+    def __init__(self, path: str, files: Files) -> None:
         self.path, self._files = path, files
-        self._stamp: Stamp | None = None
-        self.size: int
-        self.when: int | str | None
-        if isinstance(files, RemoteFiles):
-            version = files.version(path)
-            self.size, self.when = version.size, version.tag
-        else:
-            self._stamp = Stamp(path, status)
-            self.size, self.when = self._stamp.size, self._stamp.mtime
+        self._version = files.version(path)
+        self.size, self.when = self._version
 
     def check(self, status: os.stat_result | None = None) -> None:
-        """Is it still that one? Far away nothing is asked: each read is of that version, or an error.
+        """Is it still that one?
 
         Args:
             status: of the file as another library has it open; None: of the file that `files` has open.
@@ -72,15 +63,7 @@ class KnownFile:
         Raises:
             FileChangedError: it has been changed.
         """
-        if self._stamp is None or isinstance(self._files, RemoteFiles):
-            return
         if status is None:
-            with self._files.reading(self.path) as fd:
-                status = os.fstat(fd)
-        if not self._stamp.is_of(status):
+            self._files.check(self.path)
+        elif not self._files.is_remote and version_of(status) != self._version:
             raise changed(self.path)
-
-
-def changed(path: str) -> FileChangedError:
-    """What to say of a file that is another one than when it was opened."""
-    return FileChangedError(f"{redact(path)} has been changed since it was opened: open the dataset again")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
@@ -55,7 +56,7 @@ class Streaming(Mode):
     def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
         if source.far is not None:
             if self._scan is None or not self._scan.goes_on(coming):
-                source.far.drop_ahead()
+                source.far.drop_prefetched()
                 self._scan = _Scan(coming, source, source.far, whole)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
@@ -116,13 +117,13 @@ class _Scan:
     def fetch(self, coming: Coming, window: int) -> None:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
         self._last = coming.steps.start
-        while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_ahead < window):
+        while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_prefetched < window):
             is_first = self._at == self._last  # nothing of it was asked for before
             indices = self._batch(coming)
             if self._edges is None:
-                self._far.ahead([self._source.stored(self._whole(indices))], is_first)
+                self._far.prefetch([self._source.byte_ranges(self._whole(indices))], is_first)
             else:
-                self._far.ahead([self._stretch(stretch, self._edges) for stretch in self._new(indices, self._edges)], is_first)
+                self._far.prefetch([self._stretch(stretch, self._edges) for stretch in self._new(indices, self._edges)], is_first)
             self._at += coming.steps.step
 
     def _batch(self, coming: Coming) -> IntArray:
@@ -131,7 +132,7 @@ class _Scan:
             steps = range(self._at, coming.steps.stop, coming.steps.step)[: ASKED if self._some or self._source.stored_asks else 1]
             self._some = dict(zip(steps, coming.some(steps), strict=True))
             if self._source.stored_asks:
-                self._source.stored(self._whole(np.concatenate(list(self._some.values()))))
+                self._source.byte_ranges(self._whole(np.concatenate(list(self._some.values()))))
         return self._some[self._at]
 
     def _new(self, indices: IntArray, edges: IntArray) -> list[int]:
@@ -140,5 +141,5 @@ class _Scan:
         self._begun.update(new)
         return new
 
-    def _stretch(self, stretch: int, edges: IntArray) -> Any:
-        return self._source.stored(self._whole(np.arange(edges[stretch], edges[stretch + 1], dtype=np.int64)))
+    def _stretch(self, stretch: int, edges: IntArray) -> ByteRanges:
+        return self._source.byte_ranges(self._whole(np.arange(edges[stretch], edges[stretch + 1], dtype=np.int64)))

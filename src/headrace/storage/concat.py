@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.io.hints import HINTS
-from headrace.io.remote_files import RemoteFiles, Span
-from headrace.io.stretches import bytes_of, read_parts
+from headrace.io.local import bytes_of
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.source import Rows, Source
 
 S = TypeVar("S", bound=Source)
@@ -91,7 +92,7 @@ class ConcatSource(Source, Generic[S]):
         if len(parts) < 2:
             return
         if far is not None:
-            far.ahead([part.source.stored(np.asarray(part.indices, np.int64)) for part in parts], True)
+            far.prefetch([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts], True)
         elif HINTS.are_wanted:
             for part in parts:
                 part.source.announce(part.indices)
@@ -109,8 +110,8 @@ class ConcatSource(Source, Generic[S]):
         found = {id(source.far): source.far for source in self.sources}
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
-        return [span for part in self._parts(indices) for span in part.source.stored(np.asarray(part.indices, np.int64))]
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        return ByteRanges.joined([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in self._parts(indices)])
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]
@@ -135,15 +136,15 @@ class ConcatSource(Source, Generic[S]):
     def _are_read_together(self, parts: list[_Part[S]], rows: Rows) -> bool:
         """Reads rows that lie far away as they are by one call for all files, if that is what they are."""
         far = self.far
-        spans: list[Span] = []
+        ranges: list[ByteRanges] = []
         if far is None:
             return False
         for part in parts:
-            found = part.source.spans_of(part.indices)
+            found = part.source.row_ranges(part.indices)
             if found is None:
                 return False
-            spans += found
-        read_parts(spans, [bytes_of(rows[place]) for part in parts for place in part.places], far)
+            ranges.append(found)
+        far.read_into(ByteRanges.joined(ranges), [bytes_of(rows[place]) for part in parts for place in part.places])
         for part in parts:
             part.source.check(part.indices, [rows[place] for place in part.places])
         return True

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype; or one array that has them as its rows."""
@@ -85,17 +86,17 @@ class Source(ABC):
             row[...] = array
 
     far: RemoteFiles | None = None
-    """The files of the server that it reads from, if they are far away and `stored` says where samples lie in them."""
+    """The files of the server that it reads from, if they are far away and `byte_ranges` says where samples lie in them."""
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
-        """Where the stored bytes of samples lie far away, with all of their chunks; what is not said is fetched when it is read.
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        """Where the stored bytes of samples lie, with all of their chunks; what is not said is fetched when it is read.
 
         Args:
             indices: [n] int64, of the samples.
         """
-        return []
+        return ByteRanges.of([])
 
-    def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
+    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
         """Where each record lies far away, if its bytes are there what `read_into` writes; None: they are not, or not all of them."""
         return None
 
@@ -112,7 +113,7 @@ class Source(ABC):
         return
 
     stored_asks = False
-    """Must something be asked for before `stored` can tell, so that samples had better be named to it in large numbers?"""
+    """Must something be asked for before `byte_ranges` can tell, so that samples had better be named to it in large numbers?"""
 
     @property
     def stored_nbytes(self) -> int:
@@ -123,7 +124,7 @@ class Source(ABC):
         """The records of samples, of which something was wrong: past everything that is kept of files that are far away."""
         if self.far is None:
             return self.read(indices)
-        with self.far.afresh():
+        with self.far.bypassing_cache():
             return self.read(indices)
 
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(_one_after_the_other)

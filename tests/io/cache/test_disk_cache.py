@@ -131,7 +131,7 @@ class TestTrouble:
         def full(*_: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(disk_cache, "_write_all", full)
+        monkeypatch.setattr(disk_cache, "write_full", full)
         with pytest.warns(HeadraceWarning, match="the disk is full.*fetched again instead"):
             assert not cache.put(key(1), DATA)
         assert not cache.put(key(2), DATA)  # said once, and not tried again for a while

@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io import ranges as ranges_module
 from headrace.io.cache.blocks import BLOCK, CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
-from headrace.io.ranges import assembled, plan
 from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
 from headrace.io.remote import timeouts as attempts
-from headrace.io.remote.client import Range, Remote, Version
+from headrace.io.remote.client import Remote, Version
 from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
+from tests.io.remote.reading import Range, read
 from tests.servers.ranges import RangeServer
 
 SIZE = 3_000_000
@@ -73,22 +70,22 @@ def test_bytes_are_those_of_the_file(server: RangeServer, remote_of: Any) -> Non
     versions = remote.versions([f"{server.url}/{name}" for name in CONTENT])
     assert [version.size for version in versions] == [SIZE, SIZE] and len({version.tag for version in versions}) == 2
     wanted = some(server, 1)
-    assert remote.read(wanted) == right(wanted)
-    assert remote.read([]) == [] and remote.read([Range(f"{server.url}/a.bin", 5, 5)]) == [b""]
+    assert read(remote, wanted) == right(wanted)
+    assert read(remote, []) == [] and read(remote, [Range(f"{server.url}/a.bin", 5, 5)]) == [b""]
     counts = remote.take_counts()
     assert counts["requests"] < 40 and counts["retries"] == 0 and not remote.take_counts()
 
 
 def test_close_ranges_are_one_request(server: RangeServer, remote_of: Any) -> None:
     wanted = [Range(f"{server.url}/a.bin", at, at + 100) for at in range(0, 50_000, 1_000)]
-    assert remote_of().read(wanted) == right(wanted)
+    assert read(remote_of(), wanted) == right(wanted)
     assert server.counts()["requests"] == 1
 
 
 def test_a_long_range_is_several(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges_module, "PIECE", 700_000)
+    monkeypatch.setattr(module, "MOST", 700_000)
     wanted = [Range(f"{server.url}/a.bin", 0, SIZE)]
-    assert remote_of().read(wanted) == [CONTENT["a.bin"]]
+    assert read(remote_of(), wanted) == [CONTENT["a.bin"]]
     assert server.counts()["requests"] == 5
 
 
@@ -96,7 +93,7 @@ def test_a_long_range_is_several(server: RangeServer, remote_of: Any, monkeypatc
 def test_every_fault_passes(server: RangeServer, remote_of: Any, fault: str) -> None:
     server.set(faults={fault: 0.5})
     remote, wanted = remote_of(retries=30), some(server, 2, 25)
-    assert remote.read(wanted) == right(wanted)
+    assert read(remote, wanted) == right(wanted)
     seen = sum(server.counts()["faults"].values())
     assert remote.take_counts()["retries"] >= seen / 3 > 0  # after a reset aiohttp asks once more by itself
 
@@ -107,7 +104,7 @@ def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> No
     version = remote.versions([f"{server.url}/a.bin"])[0]
     for seed in range(5):
         wanted = [one for one in some(server, seed, 60, version) if one.path.endswith("a.bin")]
-        assert remote.read(wanted) == right(wanted)
+        assert read(remote, wanted) == right(wanted)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +114,7 @@ def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> No
 def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any, fault: str, said: str) -> None:
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=rf"a\.bin, bytes 10 to 90: 4 attempts in .*{said}.*retries=3, deadline=30"):
-        remote_of(retries=3).read([Range(f"{server.url}/a.bin", 10, 90)])
+        read(remote_of(retries=3), [Range(f"{server.url}/a.bin", 10, 90)])
     assert 4 <= server.counts()["requests"] <= 8  # after a reset aiohttp asks once more by itself
 
 
@@ -133,7 +130,7 @@ def test_sizes_survive_faults_too(server: RangeServer, remote_of: Any, fault: st
 def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> None:
     server.set(faults={"hang": 1})
     with pytest.raises(RemoteError, match="nothing came in time"):
-        remote_of(retries=2, deadline=0.4).read(some(server, 1, 3))
+        read(remote_of(retries=2, deadline=0.4), some(server, 1, 3))
 
 
 def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +138,7 @@ def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatc
     monkeypatch.setattr(http_ranges, "PART", 4 << 10)
     server.set(bandwidth=400_000)
     remote, wanted = remote_of(retries=3, deadline=0.6), [Range(f"{server.url}/a.bin", 0, 600_000)]
-    assert remote.read(wanted) == right(wanted)
+    assert read(remote, wanted) == right(wanted)
     assert remote.take_counts() == {"requests": 1, "bytes_fetched": 600_000}
 
 
@@ -150,7 +147,7 @@ def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatc
     monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)
     server.set(bandwidth=200_000)
     with pytest.raises(RemoteError, match=r"only [\d,]+ bytes came in time"):
-        remote_of(retries=0, deadline=3).read([Range(f"{server.url}/a.bin", 0, SIZE)])
+        read(remote_of(retries=0, deadline=3), [Range(f"{server.url}/a.bin", 0, SIZE)])
 
 
 def test_a_server_that_is_gone(folder: Path) -> None:
@@ -158,11 +155,11 @@ def test_a_server_that_is_gone(folder: Path) -> None:
         url = gone.url
     remote = Remote(url, retries=1, deadline=5)
     with pytest.raises(RemoteError, match="2 attempts"):
-        remote.read([Range(f"{url}/a.bin", 0, 5)])
+        read(remote, [Range(f"{url}/a.bin", 0, 5)])
     remote.close()
 
 
-@pytest.mark.parametrize("ask", [lambda r, url: r.read([Range(url, 0, 5)]), lambda r, url: r.versions([url])])
+@pytest.mark.parametrize("ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: r.versions([url])])
 def test_a_file_that_is_missing(server: RangeServer, remote_of: Any, ask: Any) -> None:
     with pytest.raises(DataNotFoundError, match=r"nothing\.bin.*there is no such file") as caught:
         ask(remote_of(), f"{server.url}/nothing.bin?token=secret")
@@ -172,7 +169,7 @@ def test_a_file_that_is_missing(server: RangeServer, remote_of: Any, ask: Any) -
 def test_no_leave_to_read(server: RangeServer, remote_of: Any) -> None:
     server.set(faults={"403": 1})
     with pytest.raises(AccessError, match=r"access is denied.*storage_options.*expired"):
-        remote_of().read(some(server, 1, 3))
+        read(remote_of(), some(server, 1, 3))
     assert server.counts()["requests"] <= 3  # asked once each
 
 
@@ -180,32 +177,32 @@ def test_a_file_that_was_replaced(server: RangeServer, remote_of: Any, folder: P
     remote, url = remote_of(), f"{server.url}/c.bin"
     (folder / "c.bin").write_bytes(b"old" * 1_000)
     version = remote.versions([url])[0]
-    assert remote.read([Range(url, 0, 3, version)]) == [b"old"]
+    assert read(remote, [Range(url, 0, 3, version)]) == [b"old"]
     (folder / "c.bin").write_bytes(b"new" * 1_000)
     with pytest.raises(FileChangedError, match=r"c\.bin.*has been replaced"):
-        remote.read([Range(url, 0, 3, version)])
-    assert remote.read([Range(url, 0, 3)]) == [b"new"]
+        read(remote, [Range(url, 0, 3, version)])
+    assert read(remote, [Range(url, 0, 3)]) == [b"new"]
 
 
 def test_the_first_error_ends_the_fetch(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
     wanted = [*some(server, 1, 20), Range(f"{server.url}/nothing.bin", 0, 5), *some(server, 2, 20)]
     with pytest.raises(DataNotFoundError):
-        remote.read(wanted)
+        read(remote, wanted)
     wanted = some(server, 3)
-    assert remote.read(wanted) == right(wanted)  # nothing of it is left in the way
+    assert read(remote, wanted) == right(wanted)  # nothing of it is left in the way
 
 
 def test_many_threads(server: RangeServer, remote_of: Any) -> None:
     remote, wrong = remote_of(), []
 
-    def read(seed: int) -> None:
+    def work(seed: int) -> None:
         for number in range(5):
             wanted = some(server, 100 * seed + number, 10)
-            if remote.read(wanted) != right(wanted):
+            if read(remote, wanted) != right(wanted):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -214,14 +211,14 @@ def test_many_threads(server: RangeServer, remote_of: Any) -> None:
 
 
 def _read_in_child(remote: Remote, url: str, out: Any) -> None:
-    out.send(remote.read([Range(f"{url}/a.bin", 7, 700)]) == [CONTENT["a.bin"][7:700]])
+    out.send(read(remote, [Range(f"{url}/a.bin", 7, 700)]) == [CONTENT["a.bin"][7:700]])
     remote.close()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_has_connections_of_its_own(server: RangeServer, remote_of: Any, method: str) -> None:
     remote = remote_of()
-    remote.read(some(server, 1, 5))
+    read(remote, some(server, 1, 5))
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
     process = context.Process(target=_read_in_child, args=(remote, server.url, there))
@@ -233,7 +230,7 @@ def test_a_worker_has_connections_of_its_own(server: RangeServer, remote_of: Any
     process.close()
     here.close()
     wanted = some(server, 2, 5)
-    assert remote.read(wanted) == right(wanted)
+    assert read(remote, wanted) == right(wanted)
 
 
 def _count_in_child(remote: Remote, out: Any) -> None:
@@ -242,7 +239,7 @@ def _count_in_child(remote: Remote, out: Any) -> None:
 
 def test_a_worker_counts_what_it_asked_for_itself(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
-    remote.read(some(server, 1, 5))
+    read(remote, some(server, 1, 5))
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_count_in_child, args=(remote, there))
@@ -257,7 +254,7 @@ def test_a_worker_counts_what_it_asked_for_itself(server: RangeServer, remote_of
 
 def test_a_copy_is_the_same_server(server: RangeServer, remote_of: Any) -> None:
     copied, wanted = pickle.loads(pickle.dumps(remote_of(retries=2))), some(server, 1, 5)
-    assert copied.retries == 2 and copied.read(wanted) == right(wanted)
+    assert copied.retries == 2 and read(copied, wanted) == right(wanted)
     copied.close()
 
 
@@ -265,9 +262,9 @@ def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
     memory.pipe("/x/a.bin", CONTENT["a.bin"])
     remote = Remote("memory://x/a.bin")
     assert remote.versions(["memory://x/a.bin"])[0].size == SIZE
-    assert remote.read([Range("memory://x/a.bin", 5, 50)]) == [CONTENT["a.bin"][5:50]]
+    assert read(remote, [Range("memory://x/a.bin", 5, 50)]) == [CONTENT["a.bin"][5:50]]
     with pytest.raises(DataNotFoundError):
-        remote.read([Range("memory://x/b.bin", 5, 50)])
+        read(remote, [Range("memory://x/b.bin", 5, 50)])
     remote.close()
 
 
@@ -277,25 +274,7 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         Remote("memory://x", **options)
 
 
-# -- the plan
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 500), st.integers(0, 120)), max_size=12),
-    st.integers(1, 90),
-    st.integers(0, 40),
-)
-def test_pieces_hold_all_that_is_wanted(wanted: list[tuple[str, int, int]], piece: int, gap: int) -> None:
-    content = {name: random.Random(name).randbytes(700) for name in "ab"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges_module, "PIECE", piece)
-        patch.setattr(ranges_module, "GAP", gap)
-        ranges = [Range(name, start, start + size) for name, start, size in wanted]
-        pieces, places = plan(ranges)
-        found = [content[one.path][one.start : one.stop] for one in pieces]
-        assert all(0 < len(one) <= piece for one in pieces)
-        for number, one in enumerate(ranges):
-            assert assembled(one, pieces, found, places[number]) == content[one.path][one.start : one.stop]
+# -- concurrency
 
 
 def test_the_flow_follows_the_server() -> None:
@@ -324,34 +303,34 @@ class TestCached:
         return CachedRemote(remote_of(), DiskCache(str(tmp_path), 20 * BLOCK))
 
     def test_each_block_is_fetched_once(self, server: RangeServer, cached: CachedRemote) -> None:
-        version = cached.versions([f"{server.url}/a.bin"])[0]
+        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
         for seed in range(4):
             wanted = [one for one in some(server, seed, 30, version) if one.path.endswith("a.bin")]
-            assert cached.read(wanted) == right(wanted)
+            assert read(cached, wanted) == right(wanted)
         ranges = [tuple(one) for one in server.counts()["ranges"]]
         assert len(ranges) == len(set(ranges)) and sum(stop - start for _, start, stop in ranges) == SIZE
         assert cached.take_counts()["disk_hits"] > 0
 
     def test_a_damaged_block_is_fetched_again(self, server: RangeServer, cached: CachedRemote) -> None:
-        version = cached.versions([f"{server.url}/a.bin"])[0]
+        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
         wanted = [Range(f"{server.url}/a.bin", 0, SIZE, version)]
-        cached.read(wanted)
+        read(cached, wanted)
         assert cached.cache is not None
         for path in Path(cached.cache.folder).rglob("*.blk"):
             path.write_bytes(path.read_bytes()[:-1] + b"?")
-        assert cached.read(wanted) == right(wanted)
+        assert read(cached, wanted) == right(wanted)
         assert cached.take_counts()["disk_damaged"] == 3
 
     def test_without_a_version_nothing_is_kept(self, server: RangeServer, cached: CachedRemote) -> None:
         wanted = some(server, 1)
-        assert cached.read(wanted) == right(wanted) and cached.cache is not None and not os.path.exists(cached.cache.folder)
+        assert read(cached, wanted) == right(wanted) and cached.cache is not None and not os.path.exists(cached.cache.folder)
 
     def test_two_readers_fetch_a_block_once(self, server: RangeServer, cached: CachedRemote) -> None:
         server.set(latency=0.1)
-        version = cached.versions([f"{server.url}/a.bin"])[0]
+        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
         server.counts()
         wanted, got = [Range(f"{server.url}/a.bin", 0, SIZE, version)], []
-        threads = [threading.Thread(target=lambda: got.append(cached.read(wanted))) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: got.append(read(cached, wanted))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -360,8 +339,8 @@ class TestCached:
 
     def test_other_servers_are_other_files(self, tmp_path: Path) -> None:
         one, other = (CachedRemote(Remote("s3://a/b", {"endpoint_url": url})) for url in ("http://one", "http://other"))
-        block = Range("s3://a/b", 0, 5, Version(5, '"x"'))
-        assert one._key(block) != other._key(block)
+        block = "s3://a/b", Version(5, '"x"'), 0
+        assert one._key(*block) != other._key(*block)
 
 
 def test_time_is_that_of_the_monotonic_clock(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,4 +348,4 @@ def test_time_is_that_of_the_monotonic_clock(server: RangeServer, remote_of: Any
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
     server.set(faults={"500": 0.5})
     wanted = some(server, 9, 10)
-    assert remote_of(retries=20).read(wanted) == right(wanted)
+    assert read(remote_of(retries=20), wanted) == right(wanted)

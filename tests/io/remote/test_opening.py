@@ -19,8 +19,9 @@ import pytest
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
 from headrace.errors import RemoteError
 from headrace.io.remote import client as module
-from headrace.io.remote.client import Range, Remote
+from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import judged
+from tests.io.remote.reading import Range, read
 from tests.servers.ranges import RangeServer
 
 
@@ -89,11 +90,11 @@ def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.Mo
     with RangeServer(tmp_path) as server:
         url = f"{server.url}/a.bin"
         remote = Remote(url, retries=6)
-        assert remote.read([Range(url, 0, 5)]) == [b"bytes"]
+        assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
     copied = pickle.loads(pickle.dumps(remote))  # as it travels to a worker
     for one in (remote, copied):
         with pytest.raises(RemoteError, match=r"7 attempts .*retries=6"):
-            one.read([Range(url, 0, 5)])
+            read(one, [Range(url, 0, 5)])
         one.close()
 
 
@@ -119,7 +120,7 @@ def test_each_retry_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     with RangeServer(tmp_path, faults={"500": 1}, most=3) as server:
         url = f"{server.url}/a.bin"
         remote = Remote(f"{url}", retries=5)
-        assert remote.read([Range(url, 0, 5)]) == [b"bytes"]
+        assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
         remote.close()
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["INFO", "WARNING", "WARNING"]

@@ -17,10 +17,11 @@ from headrace import ImageDataset, StreamingDataset, TextDataset, pack
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io.cache.blocks import BLOCK, CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
-from headrace.io.remote.client import Range, Remote, Version
+from headrace.io.remote.client import Remote, Version
 from headrace.io.resolve.scan import scan
 from headrace.testing.contract import same
 from tests.data.make import make_shards
+from tests.io.remote.reading import Range, read
 from tests.servers.s3 import S3Server
 
 SIZE = 1_300_000
@@ -84,7 +85,7 @@ def test_bytes_and_versions(remote_of: Any) -> None:
     assert [one.size for one in versions] == [SIZE, SIZE]
     assert len({one.tag for one in versions}) == 2 and all(one.tag.startswith('"') for one in versions)
     for wanted in (some(), some(versions[0]), some(versions[1], "s3://other/a.bin")):
-        assert remote.read(wanted) == right(wanted)
+        assert read(remote, wanted) == right(wanted)
     assert remote.read_files(["one/a.bin"]) == [CONTENT["one/a.bin"]]
     counts = remote.take_counts()
     assert counts["retries"] == 0 and counts["bytes_fetched"] > SIZE
@@ -95,7 +96,7 @@ def test_an_object_that_was_replaced(server: S3Server, remote_of: Any) -> None:
     version = remote.versions(["s3://one/a.bin"])[0]
     server.client().put_object(Bucket="one", Key="a.bin", Body=CONTENT["other/a.bin"])
     with pytest.raises(FileChangedError, match=r"s3://one/a\.bin, bytes .*has been replaced"):
-        remote.read(some(version))
+        read(remote, some(version))
     assert remote.versions(["s3://one/a.bin"])[0] != version  # nobody has kept the old one
 
 
@@ -106,7 +107,7 @@ def test_a_key_or_a_bucket_that_is_missing(remote_of: Any, url: str) -> None:
         remote.versions([url])
     for version in (None, Version(SIZE, '"of-yesterday"')):
         with pytest.raises(DataNotFoundError, match=f"{url}.*there is no such file"):
-            remote.read([Range(url, 0, 5, version)])
+            read(remote, [Range(url, 0, 5, version)])
 
 
 def test_a_server_that_is_gone(remote_of: Any) -> None:
@@ -114,7 +115,7 @@ def test_a_server_that_is_gone(remote_of: Any) -> None:
         place = f"http://127.0.0.1:{gone.getsockname()[1]}"
     remote = remote_of({"key": "a", "secret": "b", "endpoint_url": place}, retries=0, deadline=0.5)  # s3fs itself tries again, for seconds
     with pytest.raises(RemoteError, match=r"s3://one/a\.bin.* 1 attempt in"):
-        remote.read([Range("s3://one/a.bin", 0, 5)])
+        read(remote, [Range("s3://one/a.bin", 0, 5)])
 
 
 # -- credentials
@@ -126,11 +127,11 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     place = {"endpoint_url": server.url}
     good = remote_of({**user, **place})
     version = good.versions(["s3://one/a.bin"])[0]
-    assert good.read(some(version)) == right(some(version))
+    assert read(good, some(version)) == right(some(version))
 
     for wrong in ({"key": "AKIANOBODY", "secret": "something"}, {**user, "secret": "something"}, {"anon": True}):
         remote = remote_of({**wrong, **place})
-        for ask in (lambda remote: remote.versions(["s3://one/a.bin"]), lambda remote: remote.read(some(version))):
+        for ask in (lambda remote: remote.versions(["s3://one/a.bin"]), lambda remote: read(remote, some(version))):
             with pytest.raises(AccessError, match=r"s3://one/a\.bin.*access is denied.*storage_options") as caught:
                 ask(remote)
             assert not any(secret in str(caught.value) for secret in SECRETS)
@@ -138,7 +139,7 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", user["key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", user["secret"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    assert remote_of({}).read(some(version)) == right(some(version))
+    assert read(remote_of({}), some(version)) == right(some(version))
 
 
 def test_credentials_that_expire_in_the_middle(server: S3Server, remote_of: Any) -> None:
@@ -146,13 +147,13 @@ def test_credentials_that_expire_in_the_middle(server: S3Server, remote_of: Any)
     server.guard()
     remote = remote_of({**user, "endpoint_url": server.url})
     version = remote.versions(["s3://one/a.bin"])[0]
-    assert remote.read(some(version)) == right(some(version))
+    assert read(remote, some(version)) == right(some(version))
     server.guard(after=10**6)  # the one who takes the key away has none
     server.client("iam").delete_access_key(UserName="reader", AccessKeyId=user["key"])
     server.guard()
     remote.take_counts()
     with pytest.raises(AccessError, match=r"access is denied.*may have expired"):
-        remote.read([Range("s3://one/a.bin", 0, 5, version)])
+        read(remote, [Range("s3://one/a.bin", 0, 5, version)])
     assert remote.take_counts()["retries"] == 0  # asking again would not help
 
 
@@ -189,17 +190,17 @@ def test_no_credentials_at_all(server: S3Server, remote_of: Any) -> None:
 def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, remote_of: Any, tmp_path: Path) -> None:
     caches = [CachedRemote(remote_of(), DiskCache(str(tmp_path), 20 * BLOCK)) for _ in range(2)]
     urls = ["s3://one/a.bin", "s3://other/a.bin"]
-    versions = caches[0].versions(urls)
+    versions = caches[0].remote.versions(urls)
     for cached in caches:
         for url, version in zip(urls, versions, strict=True):
             wanted = some(version, url)
-            assert cached.read(wanted) == right(wanted)
+            assert read(cached, wanted) == right(wanted)
     counts = [cached.take_counts() for cached in caches]
     assert counts[0]["bytes_fetched"] == 2 * SIZE and counts[1]["bytes_fetched"] == 0 and counts[1]["disk_hits"] > 0
 
     elsewhere = {**server.options, "endpoint_url": server.url.replace("127.0.0.1", "localhost")}  # for all that is known, another one
     cached = CachedRemote(remote_of(elsewhere), DiskCache(str(tmp_path), 20 * BLOCK))
-    assert cached.versions(urls) == versions and cached.read(wanted) == right(wanted)
+    assert cached.remote.versions(urls) == versions and read(cached, wanted) == right(wanted)
     assert cached.take_counts()["bytes_fetched"] == SIZE
 
 

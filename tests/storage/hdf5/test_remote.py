@@ -16,6 +16,7 @@ from h5py._objects import phil
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, MissingNameError, RemoteError
 from headrace.io.index import index_bytes
 from headrace.io.library_errors import asking, remember
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.concat import ConcatSource
@@ -291,18 +292,18 @@ def test_metadata_that_come_damaged_are_fetched_again_and_never_kept(
 ) -> None:
     url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
     remote, damaged = opened.files._bytes.remote, [0, 9]
-    read = remote.read
+    fetch = remote.fetch
 
-    def wrong(wanted: Any) -> list[bytes]:
+    async def wrong(ranges: ByteRanges, *args: Any) -> list[memoryview]:
         """The first time one byte of the file's head is another one."""
-        found = read(wanted)
-        for number, one in enumerate(wanted):
-            if one.start <= 0 < one.stop and damaged:
+        found = await fetch(ranges, *args)
+        for number, (_, start, stop) in enumerate(ranges.each()):
+            if start <= 0 < stop and damaged:
                 at = damaged.pop()
-                found[number] = found[number][:at] + b"\xff" + found[number][at + 1 :]
+                found[number] = memoryview(bytes(found[number][:at]) + b"\xff" + bytes(found[number][at + 1 :]))
         return found
 
-    monkeypatch.setattr(remote, "read", wrong)
+    monkeypatch.setattr(remote, "fetch", wrong)
     with pytest.raises(FormatError):
         source_of(opened, url, "raw")  # twice wrong
     damaged[:] = [9]

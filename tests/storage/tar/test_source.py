@@ -108,7 +108,7 @@ def test_sizes_beyond_the_usual_field(tmp_path: Path, form: int) -> None:
         file.write(small.tobuf(form) + b"small".ljust(512, b"\0") + bytes(1024))
     source = TarSource(path)
     assert source.sizes().tolist() == [9 << 30, 5] and source.read([1])[0]["txt"] == b"small"
-    assert source.stored(np.array([0])) == [(str(path), len(head), len(head) + large.size)]
+    assert list(source.byte_ranges(np.array([0])).each()) == [(str(path), len(head), len(head) + large.size)]
 
 
 def test_what_is_no_part_of_a_sample(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_shards_are_one_source(tmp_path: Path) -> None:
     assert [Path(record["__url__"]).name for record in source.read([0, 3, 8])] == ["0.tar", "2.tar", "3.tar"]
     assert source.read([]) == [] and source.location(3) == f"{folder}/2.tar, sample '2-000'"
     assert source.sizes().tolist() == [sum(len(v) for k, v in sample.items() if k != "__key__") for sample in twin]
-    for (where, begin, end), sample in zip(source.stored(np.array([0, 8])), (0, 8), strict=True):
+    for (where, begin, end), sample in zip(source.byte_ranges(np.array([0, 8])).each(), (0, 8), strict=True):
         bytes_there = Path(where).read_bytes()[begin:end]
         assert bytes_there.startswith(twin[sample]["bin"]) and bytes_there.endswith(twin[sample]["cls"])
-    ends = [source.stored(np.array(part)) for part in ([0, 2], [3, 7], [8])]
+    ends = [list(source.byte_ranges(np.array(part)).each()) for part in ([0, 2], [3, 7], [8])]
     assert source.stored_nbytes == sum(part[-1][2] - part[0][1] for part in ends)
     copy = pickle.loads(pickle.dumps(source))
     assert copy.read([4]) == source.read([4]) and copy.fingerprint() == source.fingerprint()

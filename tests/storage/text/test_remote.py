@@ -166,11 +166,11 @@ def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
     server.counts()
     far.read(range(1000, 2000))
     assert len(server.counts()["ranges"]) == 1
-    spans = far.stored(np.arange(1000, 3000))
-    assert spans == [(far._urls[0], 11_000, 33_000)] and far.stored(np.empty(0, np.int64)) == []
-    far.far.hold_ahead(1 << 20)
-    far.far.ahead([spans])
-    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.far.bytes_ahead == 0
+    ranges = far.byte_ranges(np.arange(1000, 3000))
+    assert list(ranges.each()) == [(far._urls[0], 11_000, 33_000)] and far.byte_ranges(np.empty(0, np.int64)).size == 0
+    far.far.hold_prefetched(1 << 20)
+    far.far.prefetch([ranges])
+    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.far.bytes_prefetched == 0
     assert len(server.counts()["ranges"]) == 1 and far.stored_nbytes == 550_000
 
 
@@ -241,7 +241,7 @@ def test_a_copy_is_made_once(both: Any, server: RangeServer, tmp_path: Path) -> 
     server.counts()
     near, far = both(content)
     same(near, far)
-    assert server.counts()["ranges"] == [] and far.stored(np.arange(len(far))) == [] and far.stored_nbytes == 0
+    assert server.counts()["ranges"] == [] and far.byte_ranges(np.arange(len(far))).size == 0 and far.stored_nbytes == 0
     both({"a.txt.gz": packed(b"more\n" * 1000, ".gz")})
     assert len(server.counts()["ranges"]) == 1
 

@@ -21,7 +21,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from headrace import ConfigError, DataNotFoundError, MissingNameError, SampleError, StreamingDataset, ZarrDataset, open_dataset
 from headrace.errors import AccessError, FileChangedError, FormatError, RemoteError
 from headrace.io.index import index_bytes
-from headrace.io.remote.client import Remote
+from headrace.io.remote import client as client_module
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, below, with_index
 from headrace.storage.zarr import shards as zarr_shards
@@ -97,13 +97,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often a process has waited for answers, however many requests each time, since the last call."""
-    count, run = [0], Remote._run
+    count, together = [0], client_module.together
 
-    def counted(self: Remote, function: Any) -> Any:
+    async def counted(*args: Any) -> Any:
         count[0] += 1
-        return run(self, function)
+        return await together(*args)
 
-    monkeypatch.setattr(Remote, "_run", counted)
+    monkeypatch.setattr(client_module, "together", counted)
 
     def taken() -> int:
         found, count[0] = count[0], 0
@@ -274,7 +274,7 @@ def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str
         loaders = [make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle) for one in (dataset, near)]
         for found, expected in zip(*loaders, strict=True):
             assert all(map(same, found, expected))
-        assert mode != "streaming" or dataset._source.far.bytes_ahead == 0
+        assert mode != "streaming" or dataset._source.far.bytes_prefetched == 0
         for loader in loaders:
             loader.close()
 
@@ -344,10 +344,10 @@ def test_chunk_files_and_blocks_of_shards_are_fetched_once(server: RangeServer, 
 def test_a_bytes_window_holds_whole_files(far: Any) -> None:
     dataset = far("a.zarr", "zstd", loading_mode="streaming")
     source = dataset._source
-    assert len(source.stored(np.arange(8))) == 2
-    source.far.ahead([source.stored(np.arange(8))])
-    assert source.far.bytes_ahead > 0
-    assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.far.bytes_ahead == 0
+    assert source.byte_ranges(np.arange(8)).size == 2
+    source.far.prefetch([source.byte_ranges(np.arange(8))])
+    assert source.far.bytes_prefetched > 0
+    assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.far.bytes_prefetched == 0
 
 
 def test_indices_of_shards_are_read_together_where_there_are_too_many(far: Any, trips: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,7 +583,7 @@ def test_labels_of_an_image(tmp_path: Path) -> None:
     near = ZarrDataset(tmp_path / "i.zarr", **options)
     dataset = ZarrDataset(f"file://{tmp_path}/i.zarr", **options, cache_dir=tmp_path / "cache")
     assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes and len(dataset) == 8
-    assert dataset._source.far is not None and len(dataset._source.stored(np.arange(8))) > 0
+    assert dataset._source.far is not None and dataset._source.byte_ranges(np.arange(8)).size > 0
     assert all(same(dataset[index], near[index]) for index in range(8))
     dataset.close()
 

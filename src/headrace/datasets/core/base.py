@@ -466,7 +466,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         elif self._ahead_bytes is not None:
             self._ahead_bytes.resize(wanted)
         if self._source.far is not None:
-            self._source.far.hold_ahead(nbytes)
+            self._source.far.hold_prefetched(nbytes)
 
     @property
     def fetches_blocks(self) -> bool:

@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import google_crc32c
@@ -33,7 +33,7 @@ import google_crc32c
 from headrace.errors import ConfigError, warn
 from headrace.io.atomic import is_ours, user_id
 from headrace.io.paths import cache_folder, redact
-from headrace.io.single_flight import single_flight
+from headrace.io.single_flight import single_flight, single_flight_in_loop
 from headrace.memory.budget import format_size, parse_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.per_process import renew_after_fork
@@ -173,6 +173,14 @@ class DiskCache:
         with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
             self._make_folder()
         with single_flight(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def claimed(self, keys: Iterable[str], patience: float) -> AsyncIterator[None]:
+        """`claim`, as a coroutine: what waits here leaves its loop to others."""
+        with contextlib.suppress(OSError):
+            self._make_folder()
+        async with single_flight_in_loop(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
             yield
 
     # -- the limit

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace.io.cache.disk_cache import DiskCache
-from headrace.io.remote.client import Range, Remote, Version
+from headrace.io.files import Version
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote.client import Remote
 from headrace.memory.anonymous import SharedArray
 
 
@@ -70,9 +72,10 @@ class WholeFiles:
                 if data is not None:
                     contents[number] = data
             missing = [number for number in missing if number not in contents]
-            wanted = [Range(paths[number], 0, versions[number].size, versions[number]) for number in missing]
-            for number, data in zip(missing, self.remote.read(wanted), strict=True):
-                contents[number] = data
+            wanted = ByteRanges.of((paths[number], 0, versions[number].size) for number in missing)
+            of = {paths[number]: versions[number] for number in missing}
+            for number, content in zip(missing, self.remote.read(wanted, [of[path] for path in wanted.paths]), strict=True):
+                contents[number] = data = bytes(content)
                 if versions[number].tag is not None:  # else nobody could say whether it still holds
                     cache.put(keys[number], data)
         return contents

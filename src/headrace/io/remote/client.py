@@ -1,4 +1,4 @@
-"""How are bytes fetched from a server that is far away, busy, and now and then wrong?
+"""Byte ranges of a server, with retries, deadlines, adaptive concurrency and versions.
 
 NOTE [ a fetch ]
 
@@ -21,20 +21,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from headrace.errors import AccessError, DataNotFoundError, RemoteError
+from headrace.io.files import Version as Version
 from headrace.io.paths import redact
-from headrace.io.ranges import Range as Range
-from headrace.io.ranges import Version as Version
-from headrace.io.ranges import assembled, plan
-from headrace.io.remote.concurrency import MOST, Flow, together
+from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
+from headrace.io.remote.concurrency import MOST as CONNECTIONS
+from headrace.io.remote.concurrency import Flow, together
 from headrace.io.remote.errors import judged, status_of
 from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of, open_filesystem, path_in
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
@@ -113,12 +115,12 @@ class Remote:
             DataNotFoundError, AccessError: there is none, or it may not be read.
             RemoteError: the server does not say.
         """
-
-        async def each() -> list[Version]:
-            return await together([functools.partial(self._version, url) for url in urls], self._flow, [0] * len(urls))
-
-        found: list[Version] = self._run(each)
+        found: list[Version] = self.run(functools.partial(self.ask_versions, urls))
         return found
+
+    async def ask_versions(self, urls: Sequence[str]) -> list[Version]:
+        """`versions`, as a coroutine of the loop."""
+        return await together([functools.partial(self._version, url) for url in urls], self._flow, [0] * len(urls))
 
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
         """Bytes of each file, by its path on the file system; None where the server does not say.
@@ -132,7 +134,7 @@ class Remote:
                 [functools.partial(self._info, path, path, lambda _: True) for path in paths], self._flow, [0] * len(paths)
             )
 
-        found: list[dict[str, Any]] = self._run(each)
+        found: list[dict[str, Any]] = self.run(each)
         return [None if info.get("size") is None else int(info["size"]) for info in found]
 
     def seek(self, urls: Sequence[str]) -> list[Version | None]:
@@ -143,29 +145,49 @@ class Remote:
             RemoteError: the server does not say.
         """
 
-        async def each() -> list[Version | None]:
-            tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
-            return await together(tasks, self._flow, [0] * len(tasks))
-
-        found: list[Version | None] = self._run(each)
+        found: list[Version | None] = self.run(functools.partial(self.ask_seek, urls))
         return found
 
-    def read(self, ranges: Sequence[Range]) -> list[bytes]:
+    async def ask_seek(self, urls: Sequence[str]) -> list[Version | None]:
+        """`seek`, as a coroutine of the loop."""
+        tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
+        return await together(tasks, self._flow, [0] * len(tasks))
+
+    def read(self, ranges: ByteRanges, versions: Sequence[Version | None]) -> list[memoryview]:
         """The bytes of each range.
+
+        Args:
+            ranges: all of which were written.
+            versions: of each of the ranges' paths, in which they are read; None: in any.
 
         Raises:
             RemoteError: they can't be had within retries and deadline.
-            FileChangedError: the file is another one than that of the range's version.
+            FileChangedError: the file is another one than that of its version.
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
-        wanted = list(ranges)
-        pieces, places = plan(wanted)
+        found: list[memoryview] = self.run(functools.partial(self.fetch, ranges, versions))
+        return found
 
-        async def each() -> list[bytes]:
-            return await together([functools.partial(self._piece, piece) for piece in pieces], self._flow, [len(piece) for piece in pieces])
+    async def fetch(self, ranges: ByteRanges, versions: Sequence[Version | None], urgent: bool = True) -> list[memoryview]:
+        """`read`, as a coroutine of the loop.
 
-        found: list[bytes] = self._run(each)
-        return [assembled(one, pieces, found, places[number]) for number, one in enumerate(wanted)]
+        Args:
+            ranges, versions: as for `read`.
+            urgent: somebody waits for them.
+        """
+        requests = coalesce(ranges, GAP, MOST)
+        pieces, edges = requests.ranges.split(MOST)
+        columns = zip(pieces.file.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
+        tasks = [functools.partial(self._piece, pieces.paths[file], start, stop, versions[file]) for file, start, stop in columns]
+        data = await together(tasks, self._flow, pieces.nbytes.tolist(), urgent)
+        whole = [memoryview(data[a] if b - a == 1 else b"".join(data[a:b])) for a, b in itertools.pairwise(edges.tolist())]
+        found = [memoryview(b"")] * ranges.size
+        starts, stops, order = ranges.start.tolist(), ranges.stop.tolist(), requests.order.tolist()
+        ends, begins = requests.edges.tolist(), requests.ranges.start.tolist()
+        for request, (first, last) in enumerate(itertools.pairwise(ends)):
+            for number in order[first:last]:
+                found[number] = whole[request][starts[number] - begins[request] : stops[number] - begins[request]]
+        return found
 
     def read_files(self, paths: Sequence[str]) -> list[bytes]:
         """The content of whole files, however long they are.
@@ -178,15 +200,21 @@ class Remote:
             tasks = [functools.partial(self._whole, path, self._shown(path)) for path in paths]
             return await together(tasks, self._flow, [_GUESSED] * len(paths))
 
-        found: list[bytes] = self._run(each)
+        found: list[bytes] = self.run(each)
         return found
 
     def find_files(self, urls: Sequence[str], denied: bool = False) -> list[bytes | None]:
-        """The content of whole files that may be missing: None then.
+        """The content of whole files that may be missing: None then. See `fetch_files`."""
+        found: list[bytes | None] = self.run(functools.partial(self.fetch_files, urls, denied))
+        return found
+
+    async def fetch_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True) -> list[bytes | None]:
+        """`find_files`, as a coroutine of the loop.
 
         Args:
             urls: of the files.
             denied: take one that may not be read for missing, as long as another one is there: who may not list a bucket is told so.
+            urgent: somebody waits for them.
 
         Raises:
             RemoteError, AccessError: as for `read`.
@@ -203,10 +231,7 @@ class Remote:
                 refusals.append(error)
                 return None
 
-        async def each() -> list[bytes | None]:
-            return await together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls))
-
-        found: list[bytes | None] = self._run(each)
+        found = await together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls), urgent)
         if refusals and all(data is None for data in found):
             raise refusals[0]
         return found
@@ -230,7 +255,7 @@ class Remote:
             persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=question not in _LISTS)
             return await together([persist], self._flow, [0])
 
-        return self._run(one)[0]
+        return self.run(one)[0]
 
     def is_folder(self, url: str) -> bool:
         """Is there a folder of that name?
@@ -281,24 +306,24 @@ class Remote:
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _piece(self, piece: Range) -> bytes:
-        fs, path = self._fs, self._path(piece.path)
-        where = f"{self._shown(piece.path)}, bytes {piece.start:,} to {piece.stop:,}"
+    async def _piece(self, url: str, start: int, stop: int, version: Version | None) -> bytes:
+        fs, path = self._fs, self._path(url)
+        where = f"{self._shown(url)}, bytes {start:,} to {stop:,}"
+        tag = None if version is None or not isinstance(version.tag, str) else version.tag
+        etag = tag if tag is not None and tag.startswith('"') else None
 
         async def ask(attempt: Attempt) -> Any:
             plain = self._plain_http()
             if plain is not None:
-                tag = None if piece.version is None else piece.version.tag
-                is_etag = tag is not None and tag.startswith('"')
-                read = functools.partial(plain.read, str(fs.encode_url(path)), piece.start, piece.stop, tag if is_etag else None)
+                read = functools.partial(plain.read, str(fs.encode_url(path)), start, stop, etag)
                 try:
                     return await asyncio.get_running_loop().run_in_executor(plain.pool, read, attempt)
                 except NotPlainError:
                     self._is_plain = False
-            return await fetch(fs, path, piece, attempt)
+            return await fetch(fs, path, start, stop, etag, attempt)
 
         try:
-            data: bytes = await self._persist(ask, where, lambda data: len(data) == len(piece))
+            data: bytes = await self._persist(ask, where, lambda data: len(data) == stop - start)
         except AccessError as error:
             error.is_of_server = True  # of many samples
             raise
@@ -311,7 +336,7 @@ class Remote:
             if self._is_plain is None:
                 headers = plain_headers(self._fs)
                 self._is_plain = headers is not None
-                self._plain = None if headers is None else HTTPRanges(headers, MOST)
+                self._plain = None if headers is None else HTTPRanges(headers, CONNECTIONS)
             return self._plain if self._is_plain else None
 
     async def _persist(
@@ -388,14 +413,18 @@ class Remote:
         with self._lock:
             self._counts.update(counts)
 
-    def _run(self, function: Callable[[], Awaitable[Any]]) -> Any:
+    def run(self, function: Callable[[], Awaitable[Any]]) -> Any:
         """Runs a coroutine in the loop of this process's file system, and waits for it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
+        future = self.submit(function)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def submit(self, function: Callable[[], Awaitable[Any]]) -> Future[Any]:
+        """Begins to run a coroutine in the loop of this process's file system."""
+        return asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain")}

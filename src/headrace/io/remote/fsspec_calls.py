@@ -13,7 +13,6 @@ from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError
 from headrace.io.paths import redact
-from headrace.io.ranges import Range
 from headrace.io.remote.timeouts import PART, Attempt
 
 
@@ -61,16 +60,14 @@ async def info_of(fs: Any, path: str) -> Any:
     return await call(fs, "info", path)
 
 
-async def fetch(fs: Any, path: str, piece: Range, attempt: Attempt) -> bytes:
-    """The bytes of a range, of its version where the protocol can ask for that."""
-    tag = None if piece.version is None else piece.version.tag
+async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt) -> bytes:
+    """The bytes of a range; of the version with that ETag where the protocol can ask for that."""
     protocols = _protocols(fs)
-    is_etag = tag is not None and tag.startswith('"')
-    if is_etag and "s3" in protocols and hasattr(fs, "_call_s3"):
+    if etag is not None and "s3" in protocols and hasattr(fs, "_call_s3"):
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
         answer = await fs._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={piece.start}-{piece.stop - 1}", IfMatch=tag, **options, **fs.req_kw
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag, **options, **fs.req_kw
         )
         parts = []
         try:
@@ -80,11 +77,10 @@ async def fetch(fs: Any, path: str, piece: Range, attempt: Attempt) -> bytes:
         finally:
             answer["Body"].close()
         return b"".join(parts)
-    if is_etag and "http" in protocols:
-        headers = {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": tag}
-        data: bytes = await call(fs, "cat_file", path, start=piece.start, end=piece.stop, headers=headers)
-        return data
-    data = await call(fs, "cat_file", path, start=piece.start, end=piece.stop)
+    headers = {}
+    if etag is not None and "http" in protocols:
+        headers = {"headers": {**getattr(fs, "kwargs", {}).get("headers", {}), "If-Match": etag}}
+    data: bytes = await call(fs, "cat_file", path, start=start, end=stop, **headers)
     return data
 
 

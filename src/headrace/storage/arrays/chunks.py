@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, FormatError
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.ranges import ByteRanges
 from headrace.io.stretches import Files, Places, Stretch, places_of, read_stretches
 from headrace.storage.arrays.codecs import Pipeline
 
@@ -116,7 +116,7 @@ class DirectChunks(Chunks):
         as_files: bool = False,
         required: bool = False,
     ) -> None:
-        way = "ranges" if isinstance(files, RemoteFiles) else "pread"
+        way = "ranges" if files.is_remote else "pread"
         super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
         self.pipeline: Pipeline = pipeline
         self.files: Files = files
@@ -131,7 +131,7 @@ class DirectChunks(Chunks):
         return self._fill
 
     def check_held(self, number: int) -> None:
-        if not isinstance(self.files, RemoteFiles):
+        if not self.files.is_remote:
             self.stretches([number])
 
     @property
@@ -165,11 +165,11 @@ class DirectChunks(Chunks):
             raise BudgetError(f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which there is no room") from error
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
-    def spans(self, numbers: IntArray) -> list[Span]:
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where the stored bytes of chunks lie."""
         find = getattr(self.stretches, "places", None)
         found: Places = places_of(self.stretches(numbers.tolist())) if find is None else find(numbers)
-        return found.spans()
+        return found.ranges()
 
     def by_row(self) -> DirectChunks:
         """The same array with one row a chunk, which can be had where elements lie as they are."""

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.remote_files import Span
-from headrace.io.stretches import Places, bytes_of, read_parts, read_places
+from headrace.io.ranges import ByteRanges
+from headrace.io.stretches import Places, Span, bytes_of, read_parts, read_places
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
@@ -165,34 +165,34 @@ class ArrayReader:
             }
         self._copy(chunks, pieces, outs, run)
 
-    def stored(self, rows: IntArray) -> list[Span]:
+    def byte_ranges(self, rows: IntArray) -> ByteRanges:
         """Where the stored bytes of rows lie, with all of their chunks; of what only another library can read nobody knows it: nothing."""
         chunks, grid = self.chunks, self.chunks.grid
         if not isinstance(chunks, DirectChunks) or not len(rows) or not math.prod(grid.shape):
-            return []
+            return ByteRanges.of([])
         if _is_raw(chunks):
-            return self._rows.raw_places(rows).spans()  # type: ignore[attr-defined,no-any-return]
+            return self._rows.raw_places(rows).ranges()  # type: ignore[attr-defined,no-any-return]
         bands = np.unique(rows // grid.chunks[0])
-        return chunks.spans((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
+        return chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
 
-    def spans_of(self, rows: Sequence[int]) -> list[Span] | None:
+    def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
         """Where each row lies, if all were written and lie there as they are."""
         chunks = self._rows
         if not isinstance(chunks, DirectChunks) or not _is_raw(chunks):
             return None
         places = chunks.raw_places(np.asarray(rows, np.int64))
-        return None if (places.offsets < 0).any() else places.spans()
+        return None if (places.offsets < 0).any() else places.ranges()
 
     @property
     def asks(self) -> bool:
         """Must something be asked for before it is known where chunks lie?"""
         return isinstance(self.chunks, DirectChunks) and bool(getattr(self.chunks.stretches, "asks", False))
 
-    def stored_boxes(self, corners: Sequence[Sequence[int]], extents: Sequence[Sequence[int]]) -> list[Span]:
+    def box_ranges(self, corners: Sequence[Sequence[int]], extents: Sequence[Sequence[int]]) -> ByteRanges:
         """The same of boxes from their lowest corners on, each of its own extents."""
         chunks, grid = self.chunks, self.chunks.grid
         if not isinstance(chunks, DirectChunks) or not math.prod(grid.shape):
-            return []
+            return ByteRanges.of([])
         numbers: dict[int, None] = {}
         for corner, box in zip(corners, extents, strict=True):
             sides = [
@@ -200,24 +200,24 @@ class ArrayReader:
             ]
             found = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
             numbers.update(dict.fromkeys(np.asarray(found).reshape(-1).tolist()))
-        return chunks.spans(np.array(list(numbers), np.int64)) if numbers else []
+        return chunks.byte_ranges(np.array(list(numbers), np.int64))
 
-    def stored_spans(self, firsts: IntArray, ends: IntArray) -> list[Span]:
+    def stretch_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
         """Where the stored bytes of stretches of rows lie (rows ``firsts[i]`` to ``ends[i] - 1``), with all chunks that are decoded as a
         whole."""
         chunks, grid = self.chunks, self.chunks.grid
         if not isinstance(chunks, DirectChunks) or not len(firsts) or not math.prod(grid.shape):
-            return []
+            return ByteRanges.of([])
         if _is_raw(chunks):
             parts = [
                 part
                 for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
                 for part in _cuts(first, end - first, grid.chunks[0])
             ]
-            return [span for span, _ in self._raw_parts(chunks, parts) if span is not None]
+            return ByteRanges.of(span for span, _ in self._raw_parts(chunks, parts) if span is not None)
         there = ends > firsts
         bands = [np.arange(a, b) for a, b in zip(firsts[there] // grid.chunks[0], -(-ends[there] // grid.chunks[0]), strict=True)]
-        return self.stored(np.unique(np.concatenate(bands)) * grid.chunks[0]) if bands else []
+        return self.byte_ranges(np.unique(np.concatenate(bands)) * grid.chunks[0]) if bands else ByteRanges.of([])
 
     def _raw_parts(self, chunks: DirectChunks, parts: Sequence[tuple[int, slice, slice]]) -> list[tuple[Span | None, slice]]:
         """Where parts of chunks lie (None: never written), and which rows of a stretch they are."""

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.io.handles import WorkerFiles
-from headrace.io.remote_files import Span
-from headrace.io.stretches import announce
+from headrace.io.files import Files
+from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import DirectChunks
@@ -34,10 +33,10 @@ _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
 
 
-def _near_files(field: ArrayReader) -> WorkerFiles[int] | None:
+def _near_files(field: ArrayReader) -> Files | None:
     """Those by which it is read directly, where they are of this machine."""
     files = field.chunks.files if isinstance(field.chunks, DirectChunks) else None
-    return files if isinstance(files, WorkerFiles) else None
+    return None if files is None or files.is_remote else files
 
 
 class LibraryRows(ABC):
@@ -179,20 +178,20 @@ class ArraysSource(Source):
         field.read_rows(indices, rows, self.run)
         return rows
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         try:
-            return [span for field in self._readers for span in field.stored(indices)]
+            return ByteRanges.joined([field.byte_ranges(indices) for field in self._readers])
         except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
-            return []
+            return ByteRanges.of([])
 
     def announce(self, indices: Sequence[int]) -> None:
         near = [files for field in self._readers if (files := _near_files(field)) is not None]
         if near:  # any of them opens what all name
             with contextlib.suppress(OSError):  # who reads it says so
-                announce(self.stored(np.asarray(indices, np.int64)), near[0])
+                near[0].prefetch([self.byte_ranges(np.asarray(indices, np.int64))])
 
-    def spans_of(self, indices: Sequence[int]) -> list[Span] | None:
-        return None if self.far is None or self.rows_like() is None else self._first.spans_of(indices)  # type: ignore[union-attr]
+    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
+        return None if self.far is None or self.rows_like() is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from headrace.errors import HeadraceError
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.patches import PatchGrid, padded_places
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
@@ -160,8 +161,8 @@ class PatchSource(Source):
 
     # -- far away
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
-        corners, spans = [self.grid.corner(index) for index in indices.tolist()], list[Span]()
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        corners, ranges = [self.grid.corner(index) for index in indices.tolist()], list[ByteRanges]()
         for volume in self.volumes:
             shape = volume.shape(self.grid.patch)
             boxes = [
@@ -172,10 +173,10 @@ class PatchSource(Source):
             ]
             there = [box for box in boxes if box is not None]
             try:
-                spans += volume.reader.stored_boxes([first for first, _ in there], [extents for _, extents in there])
+                ranges.append(volume.reader.box_ranges([first for first, _ in there], [extents for _, extents in there]))
             except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
-                return []
-        return spans
+                return ByteRanges.of([])
+        return ByteRanges.joined(ranges)
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]

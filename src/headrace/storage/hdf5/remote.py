@@ -20,11 +20,9 @@ import contextlib
 import functools
 import gc
 import json
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import h5py
@@ -35,7 +33,8 @@ from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, found_index, is_unknown, keep_index
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 
 PIECE, WIDEST = 64 << 10, 4 << 20
 """Bytes that are fetched at least; and at most of what nobody has asked for, where one read follows the other."""
@@ -222,18 +221,17 @@ class FarFile:
             raise FormatError(f"{redact(self._url)}: bytes {start:,} to {stop:,} did not come")
 
     def _fetch(self, first: int, end: int) -> None:
-        """Has a thread fetch bytes; see NOTE [ h5py far away ]."""
-        future: Future[memoryview] = Future()
-        span, known = (self._url, first, end), self._known
-        thread = threading.Thread(target=_fetch, args=(self._files, span, known.is_afresh, future), name="headrace-hdf5", daemon=True)
-
-        def take(patience: float | None = None) -> None:
-            known.hold(first, future.result(patience))
-
+        """Begins to fetch bytes, and waits; see NOTE [ h5py far away ]."""
+        wanted, known = ByteRanges.of([(self._url, first, end)]), self._known
         collects = gc.isenabled()
         gc.disable()
         try:
-            thread.start()
+            with self._files.bypassing_cache() if known.is_afresh else contextlib.nullcontext():
+                future = self._files.begin(wanted)
+
+            def take(patience: float | None = None) -> None:
+                known.hold(first, future.result(patience)[0] or memoryview(b""))
+
             take(known.patience)
         except TimeoutError as error:
             if future.done() and future.exception() is error:
@@ -243,14 +241,6 @@ class FarFile:
         finally:
             if collects:
                 gc.enable()
-
-
-def _fetch(files: RemoteFiles, span: Span, is_afresh: bool, future: Future[memoryview]) -> None:
-    try:
-        with files.afresh() if is_afresh else contextlib.nullcontext():
-            future.set_result(files.read([span])[0])
-    except BaseException as error:
-        future.set_exception(error)
 
 
 class FarHDF5:
@@ -286,15 +276,15 @@ class FarHDF5:
 
     def _look(self, urls: Sequence[str]) -> None:
         """Finds their indices, or fetches their ends, all at once."""
-        spans: list[Span] = []
+        spans: list[tuple[str, int, int]] = []
         for url in dict.fromkeys(urls):
             arrays, size = found_index(self.files, url, self._kind), self.files.version(url).size
             self._known[url] = _Known(arrays)
             if arrays is None:
                 first = min(ENDS, size)
                 spans += [(url, 0, first), (url, max(first, size - ENDS), size)]
-        for (url, start, _), data in zip(spans, self.files.read(spans), strict=True):
-            self._known[url].hold(start, data)
+        for (url, start, _), data in zip(spans, self.files.read(ByteRanges.of(spans)), strict=True):
+            self._known[url].hold(start, data or memoryview(b""))
 
     def _read(self, url: str, function: Callable[[str], T]) -> T:
         began = time.monotonic()
@@ -304,7 +294,7 @@ class FarHDF5:
             found, known = self._recorded(url, function)
         except (FormatError, MissingNameError, BudgetError):
             self._known[url] = _Known(is_afresh=True)  # what was read before may have been damaged on its way, or here
-            with self.files.afresh():
+            with self.files.bypassing_cache():
                 found, known = self._recorded(url, function)
         if known.is_new:
             keep_index(self.files, url, self._kind, known.arrays(), time.monotonic() - began)

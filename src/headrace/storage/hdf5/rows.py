@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
+from headrace.io.local import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles, Span
-from headrace.io.stretches import Files
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import LibraryChunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
@@ -46,7 +48,7 @@ class OpenHDF5:
 
     def __init__(self, files: RemoteFiles | None = None) -> None:
         self.far: FarHDF5 | None = None if files is None else FarHDF5(files, INDEX)
-        self.files: Files = WorkerFiles() if files is None else files
+        self.files: Files = files or LocalFiles()
         opener = open_hdf5 if self.far is None else self.far.open
         self.library: WorkerFiles[h5py.File] = WorkerFiles(opener, h5py.File.close, 16, survives_fork=False)
         self.chunks: ChunkCache = ChunkCache(0)
@@ -204,11 +206,11 @@ class HDF5Source(ArraysSource):
         self._first.read_spans(starts.tolist(), samples, self.run)
         return samples
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         if self._offsets is None:
-            return super().stored(indices)
+            return super().byte_ranges(indices)
         assert isinstance(self._first, ArrayReader)
-        return self._first.stored_spans(self._offsets.array[indices], self._offsets.array[indices + 1])
+        return self._first.stretch_ranges(self._offsets.array[indices], self._offsets.array[indices + 1])
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:

@@ -10,9 +10,8 @@ import h5py
 import numpy as np
 
 from headrace.errors import DataNotFoundError
+from headrace.io.files import Files
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles
-from headrace.io.stretches import Files
 from headrace.io.version import KnownFile, Stamp, changed
 
 ALL_ROWS = (0, (1 << 63) - 1)
@@ -49,10 +48,12 @@ class Versions:
     def __init__(self, dataset: h5py.Dataset, path: str, name: str, files: Files) -> None:
         file = dataset.file
         self._name, self.path, self.is_linked = name, path, False
-        if not isinstance(files, RemoteFiles):  # what is remote leads nowhere else
+        if not files.is_remote:  # what is remote leads nowhere else
             self.path = os.path.abspath(file.filename)
             self.is_linked = self.path != path
-        self.known = None if file.swmr_mode else KnownFile(self.path, files, _status(file))
+        self.known = None if file.swmr_mode else KnownFile(self.path, files)
+        if self.known is not None:
+            self.known.check(_status(file))
         self.add([])
 
     def add(self, others: Sequence[OtherFile]) -> None:

@@ -12,6 +12,7 @@ from headrace.errors import AccessError, FormatError
 from headrace.io.array_file import ArrayFile, Arrays
 from headrace.io.index import IndexKind, index_of
 from headrace.io.paths import cache_folder, redact
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.version import Stamp
 from headrace.storage.tar.index import TarIndex, Wanted, scanned
@@ -107,7 +108,7 @@ def _made_far(files: RemoteFiles, url: str) -> Arrays:
     size = files.version(url).size
 
     def read(nbytes: int, offset: int) -> memoryview:
-        return files.read([(url, offset, min(offset + nbytes, size))])[0]
+        return files.read(ByteRanges.of([(url, offset, min(offset + nbytes, size))]))[0] or memoryview(b"")
 
     return driven(scanned(redact(url), size), read, FAR).arrays()
 

@@ -16,15 +16,16 @@ import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.errors import AccessError, ConfigError, warn
-from headrace.io.handles import WorkerFiles
+from headrace.io.files import Files
 from headrace.io.index import is_unknown
+from headrace.io.local import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import is_url, redact
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.remote_list import list_far
 from headrace.io.resolve.scan import DataPath, entries_of, scan
-from headrace.io.stretches import Files, Stretch, read_stretches
 from headrace.io.version import Stamp
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
@@ -75,7 +76,7 @@ class TarSource(Source):
         if urls and len(urls) != len(entries):
             raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
         endings = (*ENDINGS, *COMPRESSED_TARS)
-        self._open: Files = WorkerFiles()
+        self._open: Files = LocalFiles()
         if urls:
             self._open = self.far = RemoteFiles(urls[0], reach or RemoteOptions(cache_dir=cache_dir))
             self.names, self._paths = list_far(urls, endings, self.far)
@@ -155,10 +156,9 @@ class TarSource(Source):
         first, last = self._first.array[rows], self._first.array[rows + 1]
         return shards, first, last, self._offsets.array[first], self._offsets.array[last - 1] + self._sizes.array[last - 1]
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         shards, _, _, begins, ends = self._spans(indices)
-        spans = zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        return [(self._paths[shard], begin, end) for shard, begin, end in spans]
+        return ByteRanges(self._paths, shards, begins, ends)
 
     @property
     def stored_nbytes(self) -> int:
@@ -170,15 +170,13 @@ class TarSource(Source):
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         shards, first, last, begins, ends = self._spans(indices)
-        if isinstance(self._open, WorkerFiles):
+        if isinstance(self._open, LocalFiles):
             for shard in np.unique(shards).tolist():
-                with self._open.reading(self._paths[shard]) as fd:
+                with self._open.opened(self._paths[shard]) as fd:
                     self._stamps[shard].check(fd)
-        shard_of, begin, end = shards.tolist(), begins.tolist(), ends.tolist()
-        stretches = [Stretch(self._paths[shard], at, until - at) for shard, at, until in zip(shard_of, begin, end, strict=True)]
-        views = read_stretches(stretches, self._open)
-        spans = zip(indices, shard_of, first.tolist(), last.tolist(), begin, views, strict=True)
-        return [self._record(*span) for span in spans]
+        views = self._open.read(ByteRanges(self._paths, shards, begins, ends))
+        samples = zip(indices, shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views, strict=True)
+        return [self._record(*sample) for sample in samples]
 
     def _record(self, index: int, shard: int, first: int, last: int, begin: int, view: memoryview | None) -> dict[str, Any]:
         assert view is not None

@@ -8,8 +8,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from headrace.io.files import Version
 from headrace.io.paths import without_query
-from headrace.io.remote.client import Range, Version
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.scan import DataPath
 from headrace.storage.files import FilesSource
@@ -50,8 +51,9 @@ class TextFilesSource(FilesSource):
         if self._still is not None and self._far is not None:
             versions = [self._still[index] for index in indices]
             self._room.check(max((version.size for version in versions), default=0))
-            whole = [Range(self._url(index), 0, version.size, version) for index, version in zip(indices, versions, strict=True)]
-            return self._far.remote.read(whole)
+            of = {self._url(index): version for index, version in zip(indices, versions, strict=True)}
+            whole = ByteRanges.of((url, 0, version.size) for url, version in zip(map(self._url, indices), versions, strict=True))
+            return list(map(bytes, self._far.remote.read(whole, [of[url] for url in whole.paths])))
         found = super().read(indices)
         for data in found:
             self._room.check(len(data))

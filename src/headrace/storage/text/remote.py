@@ -23,9 +23,10 @@ from headrace.io.array_file import Arrays, MappedArrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import cache_folder, is_url, redact, without_query
+from headrace.io.ranges import ByteRanges, coalesce
 from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
 from headrace.io.single_flight import one_builder
 from headrace.storage.files import fingerprint_names
@@ -182,23 +183,17 @@ class FarLinesSource(LinesSource):
         for number, line in zip(near.tolist(), super()._read_all(files[near], starts[near], sizes[near]), strict=True):
             found[number] = line
         self.room.check(int(sizes[there].max()))
-        of = zip(files[there].tolist(), starts[there].tolist(), (starts + sizes)[there].tolist(), strict=True)
-        spans = [(self._urls[file], start, stop) for file, start, stop in of]
-        for number, data in zip(there.tolist(), self.far.read(spans), strict=True):
-            found[number] = bytes(data)
+        ranges = ByteRanges(self._urls, files[there], starts[there], (starts + sizes)[there])
+        for number, data in zip(there.tolist(), self.far.read(ranges), strict=True):
+            found[number] = bytes(data or b"")
         return found
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         """The bytes of lines, those that follow one another as one span; none of what is read through a plain copy."""
         files, starts, ends = self._places(np.unique(indices))
         there = self._is_far[files]
         files, starts, ends = files[there], starts[there], ends[there]
-        begins = np.ones(len(files), bool)
-        begins[1:] = (files[1:] != files[:-1]) | (starts[1:] != ends[:-1])
-        first = np.flatnonzero(begins)
-        last = np.append(first[1:], len(files))[: len(first)] - 1
-        found = zip(files[first].tolist(), starts[first].tolist(), ends[last].tolist(), strict=True)
-        return [(self._urls[file], start, stop) for file, start, stop in found]
+        return coalesce(ByteRanges(self._urls, files, starts, ends), 0).ranges
 
     @property
     def stored_nbytes(self) -> int:
@@ -225,16 +220,16 @@ class FarLinesSource(LinesSource):
 
         def expect(some: range) -> None:
             nonlocal at
-            while at < len(edges) - 1 and (edges[at] < some.stop or self.far.bytes_ahead < _AHEAD):
-                self.far.ahead([self.stored(np.arange(edges[at], edges[at + 1]))])
+            while at < len(edges) - 1 and (edges[at] < some.stop or self.far.bytes_prefetched < _AHEAD):
+                self.far.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
                 at += 1
 
-        self.far.hold_ahead(_AHEAD)
+        self.far.hold_prefetched(_AHEAD)
         try:
             yield expect
         finally:
-            self.far.drop_ahead()
-            self.far.hold_ahead(0)
+            self.far.drop_prefetched()
+            self.far.hold_prefetched(0)
 
     def take_counts(self) -> Counter[str]:
         return self.far.take_counts()

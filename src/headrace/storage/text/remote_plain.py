@@ -40,4 +40,4 @@ def far_plain_copy(files: RemoteFiles, url: str, encoding: str, errors: str, cac
         try:
             return copied(kept, url, encoding, errors, cache_dir, functools.partial(opened_in_order, files, url))
         except FormatError:  # perhaps of the way, or of what is kept of it here
-            return copied(kept, url, encoding, errors, cache_dir, functools.partial(opened_in_order, files, url, afresh=True))
+            return copied(kept, url, encoding, errors, cache_dir, functools.partial(opened_in_order, files, url, bypass=True))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
@@ -64,7 +65,7 @@ class FarScan(Scan):
 
     def _parts(self) -> Iterator[Part]:
         texts = [text for number, text in enumerate(self._texts) if not text.is_copy and number not in self._known]
-        return in_order(self._far, [(text.path, 0, text.end) for text in texts])
+        return in_order(self._far, ByteRanges.of((text.path, 0, text.end) for text in texts))
 
     def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
         known = self._known.get(number)
@@ -128,14 +129,14 @@ class _Looked:
     def pieces(self, begin: int, end: int) -> Iterator[Piece]:
         """From a byte of the first piece on; when they are asked for a second time they are fetched again."""
         if self._is_begun:
-            self._parts = in_order(self._files, [(self._url, 0, self._size)])
+            self._parts = in_order(self._files, ByteRanges.of([(self._url, 0, self._size)]))
             self._behind.clear()
         self._is_begun = True
         known, at = [*self._behind], 0
         while at < self._size:
-            part = known.pop() if known else self._next()
-            data = np.frombuffer(part.data, np.uint8)[max(0, begin - part.start) : end - part.start]
-            at = part.start + len(part.data)
+            start, part = known.pop() if known else self._next()
+            data = np.frombuffer(part, np.uint8)[max(0, begin - start) : end - start]
+            at = start + len(part)
             if data.size:
                 yield looked_at(data)
 
@@ -149,12 +150,12 @@ class _Looked:
         if size and not self._behind:
             self._next()
         found = []
-        for part in self._behind:
-            start, stop = max(begin, part.start), min(begin + size, part.start + len(part.data))
+        for first, part in self._behind:
+            start, stop = max(begin, first), min(begin + size, first + len(part))
             if start < stop:
-                found.append(part.data[start - part.start : stop - part.start])
+                found.append(part[start - first : stop - first])
         data = b"".join(found)
-        return data if len(data) == size else bytes(self._files.read([(self._url, begin, begin + size)])[0])
+        return data if len(data) == size else bytes(self._files.read(ByteRanges.of([(self._url, begin, begin + size)]))[0] or b"")
 
 
 class NotedScan(FarScan):

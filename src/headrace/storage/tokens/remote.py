@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.remote_files import Span
+from headrace.io.ranges import ByteRanges, coalesce
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.links import check_way
@@ -61,23 +61,16 @@ class FarTokens(TokensFile, RangedTokens):
     def short(self) -> list[npt.NDArray[Any]]:
         return [self._edges.array]
 
-    def _spans(self, begins: IntArray, ends: IntArray) -> list[Span]:
+    def _ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
         first, size = self._begin, self.dtype.itemsize
-        places = zip((first + begins * size).tolist(), (first + ends * size).tolist(), strict=True)
-        return [(self.path, start, stop) for start, stop in places]
+        return ByteRanges.in_file(self.path, first + begins * size, first + ends * size)
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         found = [np.empty(count, self.dtype) for count in (ends - begins).tolist()]
         there = np.flatnonzero(ends > begins)
-        spans = self._spans(begins[there], ends[there])
-        for number, data in zip(there.tolist(), self.far.read(spans) if spans else [], strict=True):
-            found[number][:] = np.frombuffer(data, self.dtype)  # a copy: what was fetched with it need not be held
+        for number, data in zip(there.tolist(), self.far.read(self._ranges(begins[there], ends[there])), strict=True):
+            found[number][:] = np.frombuffer(data or b"", self.dtype)  # a copy: what was fetched with it need not be held
         return found
 
-    def stored(self, begins: IntArray, ends: IntArray) -> list[Span]:
-        there = ends > begins
-        begins, ends = begins[there], ends[there]
-        is_first = np.ones(len(begins), bool)
-        is_first[1:] = begins[1:] != ends[:-1]
-        first = np.flatnonzero(is_first)
-        return self._spans(begins[first], ends[np.append(first[1:], len(ends))[: len(first)] - 1])
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        return coalesce(self._ranges(begins, ends), 0).ranges

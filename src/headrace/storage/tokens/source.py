@@ -17,8 +17,8 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.io.paths import redact
-from headrace.io.ranges import GAP
-from headrace.io.remote_files import RemoteFiles, Span
+from headrace.io.ranges import GAP, ByteRanges
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.source import Rows, Source
@@ -65,8 +65,8 @@ class RangedTokens(ABC):
         """
 
     @abstractmethod
-    def stored(self, begins: IntArray, ends: IntArray) -> list[Span]:
-        """Where these lie in the file; those that follow one another, in this order, as one span."""
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        """Where these lie in the file; those that follow one another as one range."""
 
 
 AnyTokens = Tokens | RangedTokens
@@ -132,9 +132,9 @@ class TokensSource(Source):
         places = np.arange(0, self.count, BLOCK_BYTES // self.dtype.itemsize)  # the first token of each block
         return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
 
-    def stored(self, indices: npt.NDArray[np.int64]) -> list[Span]:
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         tokens = self.tokens
-        return tokens.stored(*self._reach(np.unique(indices))) if isinstance(tokens, RangedTokens) else []
+        return tokens.byte_ranges(*self._reach(np.unique(indices))) if isinstance(tokens, RangedTokens) else ByteRanges.of([])
 
     @property
     def stored_nbytes(self) -> int:

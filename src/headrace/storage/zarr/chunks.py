@@ -23,7 +23,6 @@ from headrace.errors import FormatError
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles
 from headrace.io.stretches import Files, Stretch
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
@@ -138,7 +137,7 @@ def chunks_of(
     """
     if not direct:
         return library("direct=False")
-    is_far = isinstance(files, RemoteFiles)
+    is_far = files.is_remote
     if not is_far and not hasattr(os, "preadv"):
         return library("this system has no preadv")
     try:

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
+from headrace.io.local import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.stretches import Files
 from headrace.storage.arrays.chunks import Chunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
 from headrace.storage.arrays.rows import ArraysSource
@@ -78,7 +79,7 @@ class OpenZarr:
 
     def __init__(self, far: RemoteFiles | None = None) -> None:
         self.far = far
-        self.files: Files = WorkerFiles() if far is None else far
+        self.files: Files = far or LocalFiles()
         self._arrays = _LibraryArrays()
         self.library: WorkerFiles[Any] = WorkerFiles(self._arrays, _close_array, 16, survives_fork=False)
         self.chunks = ChunkCache(0)

@@ -26,12 +26,13 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
-from headrace.io.handles import WorkerFiles
+from headrace.io.files import Files, Version
 from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
+from headrace.io.local import LocalFiles
 from headrace.io.paths import redact
-from headrace.io.ranges import Version
-from headrace.io.remote_files import WHOLE, RemoteFiles, Span
-from headrace.io.stretches import Places, Stretch, fill
+from headrace.io.ranges import WHOLE, ByteRanges
+from headrace.io.remote_files import RemoteFiles
+from headrace.io.stretches import Places, Span, Stretch, fill
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import Grid
 from headrace.storage.arrays.codecs import Crc32c
@@ -183,7 +184,7 @@ class Shards:
 class NearShards(Shards):
     """Shards on this machine's disk."""
 
-    def __init__(self, whole: ArrayFiles, layout: Layout, files: WorkerFiles[int]) -> None:
+    def __init__(self, whole: ArrayFiles, layout: Layout, files: LocalFiles) -> None:
         super().__init__(whole, layout)
         self._files = files
 
@@ -195,7 +196,7 @@ class NearShards(Shards):
         wholes = dict(zip(new, self._whole([shards[at] for at in new]), strict=True)) if new else {}
         there = [at for at, index in enumerate(found) if index is not None or wholes[at] is not None] if new else range(len(shards))
         paths = [(found[at] or wholes[at]).path for at in there]  # type: ignore[union-attr]
-        with contextlib.closing(self._files.reading_each(paths)) as files:
+        with contextlib.closing(self._files.descriptors.reading_each(paths)) as files:
             for start, fds in files:
                 for at, fd in zip(there[start:], fds, strict=False):
                     whole = wholes.get(at)
@@ -252,7 +253,7 @@ class FarShards(Shards):
                 continue
             there.append((shard, whole))
             spans.append((whole.path, begin, begin + self._index_bytes))
-        for (shard, whole), data in zip(there, self._files.read(spans) if spans else [], strict=True):
+        for (shard, whole), data in zip(there, self._files.read(ByteRanges.of(spans)), strict=True):
             try:
                 found[shard] = _Index(whole.path, whole.nbytes, self._rows(data, whole, whole.nbytes))
                 self._learn(shard, found[shard])
@@ -275,7 +276,7 @@ class FarShards(Shards):
             try:
                 found = self._indices(numbers)
             except FormatError:  # of the way, perhaps
-                with self._files.afresh():
+                with self._files.bypassing_cache():
                     found = [self._if_sound(shard) for shard in numbers]
             sizes += [-1 if index is None else index.size for index in found]
             rows += [np.frombuffer(index.rows, np.int64) for index in found if index is not None]
@@ -330,15 +331,16 @@ class KeptShards:
         return _Index(url, size, self._rows.array[place * self._length : (place + 1) * self._length].data)
 
 
-def shards_of(store: Store, name: str, layout: Layout, files: WorkerFiles[int] | RemoteFiles) -> Shards:
+def shards_of(store: Store, name: str, layout: Layout, files: Files) -> Shards:
     """The shards of an array.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
     whole = ArrayFiles(store, name, layout)
-    if not isinstance(files, RemoteFiles):
+    if isinstance(files, LocalFiles):
         return NearShards(whole, layout, files)
+    assert isinstance(files, RemoteFiles)
     kept = _kept_shards(store, name, layout, files) if isinstance(store, ZarrUrl) else None
     return FarShards(whole, layout, files, kept)
 
@@ -373,7 +375,7 @@ def _still_holds(found: KeptShards, urls: Sequence[str], files: RemoteFiles) -> 
     if not found.has_versions:
         return True  # their sizes are compared when they are first read
     some = np.unique(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist() if urls else []
-    versions = files.seek([urls[shard] for shard in some], afresh=True)
+    versions = files.find_versions([urls[shard] for shard in some], afresh=True)
     return all(version == found.version(shard) for shard, version in zip(some, versions, strict=True))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.library_errors import asking
 from headrace.io.paths import is_url, redact
-from headrace.io.remote_files import WHOLE, RemoteFiles, below
+from headrace.io.ranges import WHOLE, ByteRanges
+from headrace.io.remote_files import RemoteFiles, below
 from headrace.io.stretches import Stretch
 from headrace.storage.zarr.keys import (
     LARGEST,
@@ -77,18 +78,18 @@ class ZarrUrl:
         if (start, stop) == (0, None):
             span = url, 0, WHOLE
         else:
-            version = self.files.seek([url])[0]
+            version = self.files.find_versions([url])[0]
             if version is None:
                 return None
             begin, end, _ = slice(start, stop).indices(version.size)
             span = url, begin, max(begin, end)
-        found = self.files.find([span])[0]
+        found = self.files.read(ByteRanges.of([span]))[0]
         return None if found is None else bytes(found)
 
     def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
         """Where the contents of files lie, whose sizes are asked for at once; None: there is no such file."""
         urls = [self.place(key) for key in keys]
-        found = zip(urls, self.files.seek(urls), strict=True)
+        found = zip(urls, self.files.find_versions(urls), strict=True)
         return [None if version is None else Stretch(url, 0, version.size) for url, version in found]
 
     def nodes(self) -> Iterator[str]:

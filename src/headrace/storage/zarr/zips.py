@@ -25,6 +25,7 @@ from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, index_of, is_unknown
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 
 _END = 64 << 10  # bytes at the end of the file that are read first
@@ -110,8 +111,9 @@ class FarZip:
 
     def _read_heads(self, numbers: Sequence[int]) -> None:
         starts = self._heads[list(numbers)].tolist()
-        heads = self._files.read([(self._url, start, start + _HEAD) for start in starts])
-        for number, start, head in zip(numbers, starts, map(bytes, heads), strict=True):
+        heads = self._files.read(ByteRanges.of((self._url, start, start + _HEAD) for start in starts))
+        for number, start, data in zip(numbers, starts, heads, strict=True):
+            head = bytes(data or b"")
             if head[:4] != b"PK\x03\x04":
                 raise FormatError(f"{redact(self._url)} is damaged: no member begins at byte {start:,}")
             self._begins[number] = start + _HEAD + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
@@ -176,7 +178,7 @@ class _Parts(io.RawIOBase):
             if begin <= start and stop <= begin + len(data):
                 return data[start - begin : stop - begin]
         end = min(self._size, max(stop, start + _END))
-        fetched = bytes(self._files.read([(self._url, start, end)])[0])
+        fetched = bytes(self._files.read(ByteRanges.of([(self._url, start, end)]))[0] or b"")
         self._parts.append((start, fetched))
         return fetched[: stop - start]
 
@@ -184,7 +186,7 @@ class _Parts(io.RawIOBase):
 def _make(files: RemoteFiles, url: str) -> Arrays:
     size = files.version(url).size
     first = max(0, size - _END)
-    end = bytes(files.read([(url, first, size)])[0])
+    end = bytes(files.read(ByteRanges.of([(url, first, size)]))[0] or b"")
     parts = _Parts(files, url, [(first, end)])
     with asking("zipfile", redact(url)), zipfile.ZipFile(parts) as file:
         directory, infos = file.start_dir, file.infolist()
@@ -194,7 +196,7 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
     spans = [(info.header_offset, min(info.header_offset + most, directory)) for info, most in zip(some, longest, strict=True)]
     if sum(stop - start for start, stop in spans) > _MOST:
         spans = []
-    found = [*map(bytes, files.read([(url, start, stop) for start, stop in spans])), end]
+    found = [*(bytes(data or b"") for data in files.read(ByteRanges.of((url, start, stop) for start, stop in spans))), end]
     starts = [*(start for start, _ in spans), directory]
     table = np.array(list(zip(starts, map(len, found), strict=True)), np.int64)
     return [table.reshape(-1), np.frombuffer(zlib.compress(b"".join(found), 1), np.uint8)]

@@ -1,0 +1,93 @@
+"""The protocol by which bytes of files are read, local or remote alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from headrace.io.ranges import ByteRanges
+
+
+class Version(NamedTuple):
+    """What tells a file from the same file at another time.
+
+    Attributes:
+        size: bytes.
+        tag: of a local file the time of its last change in ns; of a remote one its ETag, or that time as the server says it; None: the
+            server says nothing of the kind.
+    """
+
+    size: int
+    tag: str | int | None
+
+
+class Files(Protocol):
+    """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the files have.
+
+    A file whose version was asked for is read in that version, or a `FileChangedError` is raised; other local files as they are.
+    """
+
+    @property
+    def is_remote(self) -> bool:
+        """True if a read is a request to a server."""
+
+    def version(self, path: str) -> Version:
+        """The version of a file, as it was when it was first asked for.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read; the server does not say.
+        """
+
+    def check(self, path: str) -> None:
+        """Compares a local file with its version, if that was asked for; a server is not asked.
+
+        Raises:
+            FileChangedError: it is another one.
+        """
+
+    def read(self, ranges: ByteRanges) -> list[memoryview | None]:
+        """The bytes of each range; None for what was never written, and for a whole file that is missing.
+
+        Raises:
+            FormatError: a file ends before one of them does.
+            FileChangedError, DataNotFoundError, AccessError, RemoteError, OSError: a file has changed, or can't be read.
+        """
+
+    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
+        """Fills a buffer with the bytes of each range, all of which were written and are as long as their buffers.
+
+        Raises:
+            Exception: as `read`.
+        """
+
+    def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
+        """Says what is read next: a server is asked for each piece by itself, of local files the system is told, if its disk is slow.
+
+        Args:
+            pieces: the ranges of each.
+            urgent: somebody waits for them: what is prefetched besides has to wait.
+        """
+
+    def drop_prefetched(self) -> None:
+        """Forgets what was prefetched, and what has not begun is not fetched."""
+
+    def hold_prefetched(self, nbytes: int) -> None:
+        """Allows so many bytes of prefetched pieces of which only a part was read."""
+
+    @property
+    def bytes_prefetched(self) -> int:
+        """Bytes that are on their way, or have come, and of which nothing has been read yet."""
+
+    def bypassing_cache(self) -> AbstractContextManager[None]:
+        """Inside, this thread reads past the disk cache, and replaces what is cached: what was read before had a wrong checksum."""
+
+    def take_counts(self) -> Counter[str]:
+        """What was counted in this process since the last call."""
+
+    def explain(self) -> str:
+        """In words: how files are read, and what is cached on disk."""
+
+    def close(self) -> None:
+        """Closes what this process has open; it is opened again when it is needed."""

@@ -1,0 +1,209 @@
+"""Files of this machine, read by `preadv`, with hints to the system where its disk is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
+from headrace.io.files import Version
+from headrace.io.handles import WorkerFiles
+from headrace.io.hints import HINTS
+from headrace.io.paths import redact
+from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
+from headrace.memory.whole import read_full
+
+_GAP = 16 << 10  # bytes between two ranges that are rather read than left out
+_MOST = 8 << 20  # bytes that one call reads
+_IOV_MAX = 1024
+
+
+class LocalFiles:
+    """See `headrace.io.files.Files`."""
+
+    is_remote = False
+
+    def __init__(self) -> None:
+        self._open: WorkerFiles[int] = WorkerFiles()
+        self._versions: dict[str, Version] = {}
+
+    # -- versions
+
+    def version(self, path: str) -> Version:
+        known = self._versions.get(path)
+        if known is None:
+            try:
+                known = self._versions[path] = version_of(os.stat(path))
+            except FileNotFoundError as error:
+                raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+            except OSError as error:
+                raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+        return known
+
+    def check(self, path: str) -> None:
+        if path in self._versions:
+            with self._open.reading(path) as fd:
+                self._check(path, fd)
+
+    def _check(self, path: str, fd: int) -> None:
+        known = self._versions.get(path)
+        if known is not None and version_of(os.fstat(fd)) != known:
+            raise changed(path)
+
+    # -- reading
+
+    @property
+    def descriptors(self) -> WorkerFiles[int]:
+        """What is open."""
+        return self._open
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A descriptor of a file, which stays open inside of the context.
+
+        Raises:
+            OSError: it can't be opened.
+            FileChangedError: it is not the one whose version was asked for.
+        """
+        with self._open.reading(path) as fd:
+            self._check(path, fd)
+            yield fd
+
+    def read(self, ranges: ByteRanges) -> list[memoryview | None]:
+        found: list[memoryview | None] = [None] * ranges.size
+        for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
+            if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
+                found[number] = self._read_whole(ranges.paths[ranges.file[number]])
+            elif ranges.start[number] >= 0:
+                found[number] = memoryview(b"")
+        requests = coalesce(ranges, _GAP, _MOST)
+        order, edges, begins = requests.order.tolist(), requests.edges.tolist(), requests.ranges.start.tolist()
+        starts, stops, ends = ranges.start.tolist(), ranges.stop.tolist(), requests.ranges.stop.tolist()
+        for path, fd, first, last in self._each_file(requests):
+            for request in range(first, last):
+                begin = begins[request]
+                buffer = memoryview(np.empty(ends[request] - begin, np.uint8))  # type: ignore[arg-type]
+                fill(fd, [buffer], begin, path)
+                for number in order[edges[request] : edges[request + 1]]:
+                    found[number] = buffer[starts[number] - begin : stops[number] - begin]
+        return found
+
+    def _read_whole(self, path: str) -> memoryview | None:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self._check(path, file.fileno())
+                return memoryview(file.read())
+        except FileNotFoundError:
+            return None
+
+    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
+        requests = coalesce(ranges, 0, _MOST)
+        order, edges, begins = requests.order.tolist(), requests.edges.tolist(), requests.ranges.start.tolist()
+        ends, starts = requests.ranges.stop.tolist(), ranges.start.tolist()
+        for path, fd, first, last in self._each_file(requests):
+            for request in range(first, last):
+                some = order[edges[request] : edges[request + 1]]
+                wanted = [buffers[number] for number in some]
+                if len(some) == 1 or sum(map(len, wanted)) == ends[request] - begins[request]:  # they don't overlap
+                    fill(fd, wanted, begins[request], path)
+                else:
+                    for number, buffer in zip(some, wanted, strict=True):
+                        fill(fd, [buffer], starts[number], path)
+
+    def _each_file(self, wanted: Requests) -> Iterator[tuple[str, int, int, int]]:
+        """Path, descriptor, and the first and last requests of each file; some are opened together, so that the system can be told."""
+        requests = wanted.ranges
+        if not requests.size:
+            return
+        firsts = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist()] if len(requests.paths) > 1 else [0]
+        paths, edges = [requests.paths[file] for file in requests.file[firsts].tolist()], [*firsts, requests.size]
+        with contextlib.closing(self._open.reading_each(paths)) as opened:
+            for at, fds in opened:
+                if HINTS.are_wanted and requests.size > 1:
+                    for fd, first, end in zip(fds, edges[at:], edges[at + 1 :], strict=False):
+                        _tell(fd, requests, first, end)
+                began = time.perf_counter()
+                for number, fd in enumerate(fds, at):
+                    self._check(paths[number], fd)
+                    yield paths[number], fd, edges[number], edges[number + 1]
+                first, end = edges[at], edges[at + len(fds)]
+                HINTS.note(began, int(wanted.edges[end] - wanted.edges[first]), int(requests.nbytes[first:end].sum()))
+
+    # -- what is read next
+
+    def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
+        if not HINTS.are_wanted:
+            return
+        requests = coalesce(ByteRanges.joined(pieces), _GAP).ranges if pieces else None
+        if requests is not None and requests.size:
+            edges = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist(), requests.size]
+            with contextlib.suppress(OSError):  # who reads them says so
+                for first, end in itertools.pairwise(edges):
+                    with self._open.reading(requests.paths[requests.file[first]]) as fd:
+                        _tell(fd, requests, first, end)
+
+    def drop_prefetched(self) -> None:
+        """Nothing is held: what was prefetched lies in the system's cache."""
+
+    def hold_prefetched(self, nbytes: int) -> None:
+        """See `drop_prefetched`."""
+
+    @property
+    def bytes_prefetched(self) -> int:
+        return 0
+
+    # -- the rest
+
+    def bypassing_cache(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def take_counts(self) -> Counter[str]:
+        return Counter()
+
+    def explain(self) -> str:
+        return "read by pread"
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def version_of(status: os.stat_result) -> Version:
+    """The version of a local file with that status."""
+    return Version(status.st_size, status.st_mtime_ns)
+
+
+def changed(path: str) -> FileChangedError:
+    """The error of a file that is another one than when it was opened."""
+    return FileChangedError(f"{redact(path)} has been changed since it was opened: open the dataset again")
+
+
+def _tell(fd: int, ranges: ByteRanges, first: int, end: int) -> None:
+    starts, stops = ranges.start[first:end], ranges.stop[first:end]
+    HINTS.give(fd, zip(starts.tolist(), (stops - starts).tolist(), strict=True))
+
+
+def bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array, to be written to."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
+    """Reads from a file until buffers are full.
+
+    Raises:
+        FormatError: the file ends before they are.
+    """
+    for first in range(0, len(buffers), _IOV_MAX):
+        some = buffers[first : first + _IOV_MAX]
+        nbytes = sum(map(len, some))
+        if read_full(fd, some, offset) < nbytes:
+            raise FormatError(f"{redact(path)} ends before byte {offset + nbytes:,}: the file is cut short")
+        offset += nbytes
