@@ -8,7 +8,7 @@ lines: of a text, made and compared as in `text.py`: headrace beside HF datasets
 
 rows: of an HDF5 file, uint8 [96, 96, 3] as they are (28 kB): headrace beside a plain DataLoader over h5py and one over ``np.memmap``.
 
-"without hints" is headrace that does not tell the system what it will read (`headrace.io.hints`). How much the system reads beyond
+"without hints" is headrace that does not tell the system what it will read (`headrace.io.local.hints`). How much the system reads beyond
 what it is asked for (`/sys/block/*/queue/read_ahead_kb`) is printed: where that is much, memory holds what comes later.
 """
 

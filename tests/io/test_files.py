@@ -15,7 +15,7 @@ from headrace.errors import DataNotFoundError, FileChangedError, FormatError, He
 from headrace.io import index as index_module
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_bytes, index_of
-from headrace.io.local import LocalFiles
+from headrace.io.local.files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index

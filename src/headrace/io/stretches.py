@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.io.files import Files as Files
-from headrace.io.local import bytes_of as bytes_of
-from headrace.io.local import fill as fill
+from headrace.io.local.files import bytes_of as bytes_of
+from headrace.io.local.files import fill as fill
 from headrace.io.ranges import WHOLE, ByteRanges
 
 Span = tuple[str, int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from headrace.io.files import Files
-from headrace.io.local import changed as changed
-from headrace.io.local import version_of
+from headrace.io.local.files import changed as changed
+from headrace.io.local.files import version_of
 
 
 class Stamp:

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.io.hints import HINTS
-from headrace.io.local import bytes_of
+from headrace.io.local.files import bytes_of
+from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.source import Rows, Source

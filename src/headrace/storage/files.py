@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError
 from headrace.io.cache.disk_cache import disk_cache_of
 from headrace.io.cache.whole_files import WholeFiles
-from headrace.io.hints import HINTS, TO_THE_END
+from headrace.io.local.hints import HINTS, TO_THE_END
 from headrace.io.paths import cache_folder, is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions

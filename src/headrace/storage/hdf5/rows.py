@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
-from headrace.io.local import LocalFiles
+from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges

@@ -18,7 +18,7 @@ from headrace.display import progress_bar
 from headrace.errors import AccessError, ConfigError, warn
 from headrace.io.files import Files
 from headrace.io.index import is_unknown
-from headrace.io.local import LocalFiles
+from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import ByteRanges

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, HeadraceError, warn
 from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
-from headrace.io.gather import Gatherer
 from headrace.io.handles import WorkerFiles
-from headrace.io.hints import HINTS
+from headrace.io.local.gather import Gatherer
+from headrace.io.local.hints import HINTS
 from headrace.io.paths import redact, without_query
 from headrace.io.resolve.scan import FileList
 from headrace.io.version import Stamp

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, FormatError, HeadraceError
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.local import LocalFiles
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.arrays.chunks import Chunks

@@ -28,7 +28,7 @@ from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files, Version
 from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
-from headrace.io.local import LocalFiles
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Version
 from headrace.io.handles import WorkerFiles
-from headrace.io.hints import HINTS
+from headrace.io.local.hints import HINTS
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
 from headrace.memory.whole import read_full

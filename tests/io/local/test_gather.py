@@ -15,7 +15,7 @@ import pytest
 
 from headrace import SampleError, TextCollator, TextDataset
 from headrace.io import gather
-from headrace.io.gather import Gatherer
+from headrace.io.local.gather import Gatherer
 from headrace.order import BatchRequest
 
 pytestmark = pytest.mark.skipif(not gather._IS_LINUX, reason="needs anonymous files")

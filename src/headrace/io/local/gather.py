@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.io.handles import WorkerFiles
-from headrace.io.hints import HINTS
+from headrace.io.local.hints import HINTS
 from headrace.memory.per_process import PerProcess
 
 LEAST = 1 << 20
