@@ -96,7 +96,7 @@ def same(found: Any, expected: Any) -> None:
     ],
 )
 def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader: Any, name: Any, mode: str) -> None:
-    far = far_of(["a.h5", "b.h5"], name, "targets", loading_mode=mode)
+    far = far_of(["a.h5", "b.h5"], name, target_name="targets", loading_mode=mode)
     near = HDF5Dataset([folder / "a.h5", folder / "b.h5"], name, target_name="targets")
     assert len(far) == len(near) and far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks())
     for shuffle in (True, "block"):
@@ -115,7 +115,7 @@ def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader:
 )
 @pytest.mark.parametrize("name", ["packed", "library", pytest.param("texts", marks=pytest.mark.slow)])
 def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name: str, mode: str, context: str) -> None:
-    far, near = far_of("a.h5", name, "targets", loading_mode=mode), HDF5Dataset(folder / "a.h5", name, target_name="targets")
+    far, near = far_of("a.h5", name, target_name="targets", loading_mode=mode), HDF5Dataset(folder / "a.h5", name, target_name="targets")
     options = {"batch_size": 32, "shuffle": "block", "interleave": 2, "turns": 2}
     found = epoch_of(make_loader(far, num_workers=2, multiprocessing_context=context, **options))
     same(found, epoch_of(make_loader(near, num_workers=0, **options)))
@@ -189,7 +189,7 @@ def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_
 def test_opening_with_an_index_is_one_round_trip(server: RangeServer, far_of: Any) -> None:
     for attempt in range(2):
         server.counts()
-        far_of(["a.h5", "b.h5"], "packed", "targets", loading_mode="streaming")
+        far_of(["a.h5", "b.h5"], "packed", target_name="targets", loading_mode="streaming")
         counts = server.counts()
         assert bool(counts["ranges"]) != bool(attempt)
     assert counts["requests"] == 2  # versions of two files, at once
@@ -230,7 +230,7 @@ def test_a_third_of_all_requests_fail(
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
-    far = far_of("a.h5", name, "targets", retries=20, loading_mode="streaming")
+    far = far_of("a.h5", name, target_name="targets", retries=20, loading_mode="streaming")
     loader = make_loader(far, batch_size=32, num_workers=workers)
     near = make_loader(HDF5Dataset(folder / "a.h5", name, target_name="targets"), batch_size=32, num_workers=0, shuffle="block")
     same(epoch_of(loader), epoch_of(near))

@@ -863,9 +863,9 @@ class TestLife:
 
     def test_repr(self, make: Any, photos: Path, rows: Path) -> None:
         for dataset in (
-            make(photos, "1GB", image_size=8, seed=3),
+            make(photos, max_memory_usage="1GB", image_size=8, seed=3),
             make(str(rows), loading_mode="lazy", dataset_name="x"),
-            make(HDF5Dataset(str(rows), "x"), 0.5, "eager"),
+            make(HDF5Dataset(str(rows), "x"), max_memory_usage=0.5, loading_mode="eager"),
         ):
             from pathlib import PosixPath  # noqa: F401  # which a repr names
 

@@ -150,7 +150,7 @@ def check_rows(dataset: ZarrDataset, near: ZarrDataset) -> None:
 def test_rows_are_those_of_the_disk(folder: Path, far: Any, name: str, disk: str | None) -> None:
     near = ZarrDataset(folder / "a.zarr", name, target_name="y")
     for _ in range(2):  # the second time by what was kept
-        check_rows(far("a.zarr", name, "y", disk_cache_size=disk), near)
+        check_rows(far("a.zarr", name, target_name="y", disk_cache_size=disk), near)
     near.close()
 
 
@@ -163,11 +163,11 @@ def test_version_2_and_an_array_that_is_the_store(folder: Path, far: Any, store:
 @pytest.mark.parametrize(("name",), some_slow([("shards",), ("sparse",)], [(name,) for name in [*ARRAYS, "sparse", "sparse shards"]]))
 def test_in_a_zip_file(folder: Path, far: Any, name: str) -> None:
     near = ZarrDataset(folder / "a.zarr", name, target_name="y")
-    dataset = far("a.zarr.zip", name, "y")
+    dataset = far("a.zarr.zip", name, target_name="y")
     check_rows(dataset, near)
     if name == "shards":
         assert dataset.explain().count("ranges + zstd out of shards") == 1
-    check_rows(far("a.zarr.zip", name, "y"), near)
+    check_rows(far("a.zarr.zip", name, target_name="y"), near)
     assert all(same(a, b) for a, b in zip(ZarrDataset(folder / "a.zarr.zip", name, target_name="y"), near, strict=True))
 
 
@@ -223,10 +223,10 @@ def test_heads_of_a_zip_file_that_its_directory_does_not_tell(folder: Path, far:
 )
 def test_every_mode_in_a_loader(folder: Path, far: Any, make_loader: Any, mode: str, name: str) -> None:
     for shuffle in (True, "block"):
-        options: dict[str, Any] = {"loading_mode": mode, "return_index": True}
+        options: dict[str, Any] = {"target_name": "y", "loading_mode": mode, "return_index": True}
         loaders = [
             make_loader(dataset, batch_size=6, num_workers=0, shuffle=shuffle, seed=3)
-            for dataset in (far("a.zarr", name, "y", **options), ZarrDataset(folder / "a.zarr", name, target_name="y", **options))
+            for dataset in (far("a.zarr", name, **options), ZarrDataset(folder / "a.zarr", name, **options))
         ]
         for _ in range(2):
             found, expected = ([[part.clone() for part in batch] for batch in loader] for loader in loaders)
@@ -254,7 +254,7 @@ def test_in_two_workers_after_the_parent_has_read(far: Any, make_loader: Any, na
 def test_every_array_in_two_workers(folder: Path, far: Any, make_loader: Any, name: str, shuffle: Any) -> None:
     near = ZarrDataset(folder / "a.zarr", name, target_name="y")
     for mode, disk in (("lazy", None), ("cached", "10MB"), ("streaming", None), ("streaming", "10MB")):
-        dataset = far("a.zarr", name, "y", loading_mode=mode, disk_cache_size=disk, return_index=True)
+        dataset = far("a.zarr", name, target_name="y", loading_mode=mode, disk_cache_size=disk, return_index=True)
         loader = make_loader(dataset, batch_size=6, num_workers=2, shuffle=shuffle, multiprocessing_context="fork")
         given = [(rows.clone(), targets.clone(), indices) for rows, targets, indices in loader]
         assert sorted(int(index) for _, _, indices in given for index in indices) == [*range(N)]
@@ -269,7 +269,7 @@ def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str
     options: dict[str, Any] = {"patch_shape": (4, 4, 5), "stride": 3, "edges": edges, "loading_mode": mode}
     for shuffle in (True, "block"):
         near = ZarrDataset(folder / "a.zarr", "volume", target_name="labels", **options)
-        dataset = far("a.zarr", "volume", "labels", **options)
+        dataset = far("a.zarr", "volume", target_name="labels", **options)
         assert dataset.fingerprint == near.fingerprint and np.array_equal(dataset.blocks(), near.blocks())
         loaders = [make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle) for one in (dataset, near)]
         for found, expected in zip(*loaders, strict=True):
@@ -287,8 +287,8 @@ def test_memory_and_file_urls(folder: Path, far: Any) -> None:
     try:
         for at in ("memory://zarr-far", f"file://{folder}"):
             for _ in range(2):
-                check_rows(far("a.zarr", "checked", "y", at=at), near)
-            check_rows(far("a.zarr.zip", "checked", "y", at=at), near)
+                check_rows(far("a.zarr", "checked", target_name="y", at=at), near)
+            check_rows(far("a.zarr.zip", "checked", target_name="y", at=at), near)
             with pytest.raises(MissingNameError, match=r"has no array 'none'; it has: 'volume', .*'by zarr-python', .* and 5 more"):
                 far("a.zarr", "none", at=at)
     finally:
