@@ -31,12 +31,16 @@ multiprocessing.set_forkserver_preload(["headrace.testing"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
-    _thin(items)
+    """Leaves out what is slow, cuda or integration, unless `-m` chooses; what needs a GPU is skipped where there is none."""
+    met: Counter[str] = Counter()
+    slow = {item for item in items if _is_slow(item, met)}
+    for item in slow:
+        item.add_marker(pytest.mark.slow)
     if not config.option.markexpr:
-        left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "cuda", "integration")))]
+        left_out = [item for item in items if any(map(item.get_closest_marker, ("cuda", "integration"))) or item in slow]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        kept = set(items) - set(left_out)
+        items[:] = [item for item in items if item in kept]
     needs_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if needs_gpu:
         import torch  # here, since most runs never ask
@@ -46,17 +50,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-def _thin(items: list[pytest.Item]) -> None:
-    """Marks as slow what `quick_every` leaves out of a product; by its place in it, so that each worker of xdist says the same."""
-    met: Counter[str] = Counter()
-    for item in items:
-        mark = item.get_closest_marker("quick_every")
-        if mark is None or item.get_closest_marker("slow") is not None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if met[test] % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
-        met[test] += 1
+def _is_slow(item: pytest.Item, met: Counter[str]) -> bool:
+    """True if a test is marked `slow`, or left out by `quick_every`: what is said of a case counts, else of its function, class, module.
+
+    By a case's place in its product, so that each worker of xdist says the same; `met` counts those of each test.
+    """
+    for node in reversed(item.listchain()):
+        if any(mark.name == "slow" for mark in node.own_markers):
+            return True
+        for mark in node.own_markers:
+            if mark.name == "quick_every":
+                test = item.nodeid.partition("[")[0]
+                met[test] += 1
+                return (met[test] - 1) % int(mark.args[0]) > 0
+    return False
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

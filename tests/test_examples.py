@@ -21,6 +21,8 @@ from PIL import Image
 import headrace
 from tests.data.make import make_photos, make_shards
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -154,6 +156,7 @@ def make_arrays(folder: Path) -> None:
         root.create_array(name, shape=(80, 100, 120), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))[...] = 1
 
 
+@pytest.mark.quick_every(1)
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_photos(tmp_path / "photos" / "train", per_class=50)
     make_photos(tmp_path / "photos" / "val", per_class=5)

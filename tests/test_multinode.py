@@ -23,6 +23,8 @@ import torch
 from headrace import ConfigError, ImageDataset, create_dataloader
 from headrace.order import World
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent.parent / "examples" / "train_multinode.py"
 TINY = ["--global-batch", "6", "--image-size", "16", "--workers", "0", "--device", "cpu"]
 MAY_ISOLATE = sys.platform == "linux" and os.geteuid() == 0 and all(map(shutil.which, ("ip", "unshare", "nsenter")))
@@ -116,6 +118,7 @@ def test_a_life_that_dies_between_checkpoints_is_gone_on_from_the_last(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.quick_every(1)
 def test_a_global_batch_that_does_not_fit_is_refused(
     example: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,8 @@ from headrace import (
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
 
+pytestmark = pytest.mark.quick_every(3)
+
 DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
@@ -388,6 +390,7 @@ def test_gradients_pass() -> None:
     assert row.grad is not None and row.grad.tolist() == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_workers_give_what_the_main_process_gives(start: str, make_loader: Any) -> None:
     collate = pad_collate("input_ids", pad_to_multiple_of=4, pad_value=-1)

@@ -85,6 +85,7 @@ def test_a_batch_is_a_copy() -> None:
     assert one.sum() == 0
 
 
+@pytest.mark.slow
 def test_tensors_of_special_kinds() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     assert stack_collate([parameter, parameter]).requires_grad

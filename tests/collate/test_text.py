@@ -17,6 +17,8 @@ from headrace.memory.ring import Ring
 from headrace.testing.contract import same
 from tests.collate.tokenizers import CLS, IDS, MASK, PAD, SEP, TEXTS, WORDS, HuggingFace, SentencePiece, Tiktoken, Tokenizers, encode
 
+pytestmark = pytest.mark.quick_every(2)
+
 
 class Texts(Dataset[Any]):
     def __len__(self) -> int:
@@ -236,6 +238,7 @@ def test_samples_stay_as_they_were() -> None:
     assert (ids == 10).all() and record == {"text": "river", "n": 1}
 
 
+@pytest.mark.slow
 def test_the_loader_seeds_it(make_loader: Any) -> None:
     collate = TextCollator(HuggingFace(), labels="masked", mlm_probability=0.5)
 

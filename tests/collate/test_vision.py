@@ -307,6 +307,7 @@ def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
         assert all(arena.offset_of(part.data_ptr(), part.numel() * part.element_size()) is not None for part in parts)
 
 
+@pytest.mark.slow
 def test_workers_give_what_the_main_process_gives(make_loader: Any) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "collate_fn": VisionCollator("cifar10")}
     here = list(create_dataloader(Pictures(), num_workers=0, **options))

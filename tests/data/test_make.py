@@ -64,6 +64,7 @@ def test_photos_mix_formats_and_cases(tiny_photos, photos):
 # --- odd files
 
 
+@pytest.mark.slow
 def test_odd_files_are_the_same_each_time(bad, tmp_path):
     make_bad(tmp_path / "again")
     make_bad(tmp_path / "again")  # over what is there

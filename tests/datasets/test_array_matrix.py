@@ -22,6 +22,8 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from headrace import HDF5Dataset, ZarrDataset, create_dataloader
 
+pytestmark = pytest.mark.slow
+
 N = 11
 DTYPES = ["u1", "i2", ">i4", "i8", "f2", "f4", ">f8", "c8", "?"]
 ROWS: list[tuple[int, ...]] = [(), (4, 3)]
@@ -104,6 +106,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     yield folder, cases
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_way_to_index(written: tuple[Path, list[Case]], mode: str, step: int) -> None:

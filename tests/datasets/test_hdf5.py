@@ -28,6 +28,8 @@ from headrace import (
 )
 from headrace.testing.contract import same
 
+pytestmark = pytest.mark.quick_every(3)
+
 N = 40
 
 
@@ -317,6 +319,7 @@ for name in ("lz4", "blosc2", "lzo"):
 """
 
 
+@pytest.mark.slow
 def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
     """Ours need no plugin; for others the error says what to do."""
     filters = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(), "lz4": hdf5plugin.LZ4(), "blosc2": hdf5plugin.Blosc2()}

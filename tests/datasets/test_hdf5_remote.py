@@ -18,6 +18,8 @@ from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, Fo
 from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.quick_every(3)
+
 N = 400
 NAMES = ["raw", "tall", "packed", "library", "texts", ["raw", "packed"]]
 QUICK = {("raw", "lazy"), ("tall", "cached"), ("packed", "streaming"), ("texts", "eager"), ("['raw', 'packed']", "streaming")}

@@ -42,7 +42,10 @@ from tests.data.make import make_photos
 from tests.testing.test_contract import bad_photos
 
 # Without a loader nobody names the epoch, and here samples are read over and over.
-pytestmark = pytest.mark.filterwarnings("ignore:.*draw the same numbers in each epoch:headrace.HeadraceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*draw the same numbers in each epoch:headrace.HeadraceWarning"),
+    pytest.mark.quick_every(4),
+]
 
 MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
@@ -328,6 +331,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the laws ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 class TestPathContract(DatasetContract):
     @pytest.fixture(autouse=True)
     def _data(self, photos: Path) -> None:
@@ -340,6 +344,7 @@ class TestPathContract(DatasetContract):
         return MemoryEfficientDataset(bad_photos(self.path.parent / "bad-photos-wrapped"), image_size=32, **options), [2, 13]
 
 
+@pytest.mark.slow
 class TestForeignContract(DatasetContract):
     def make(self, **options: Any) -> BaseDataset:
         return MemoryEfficientDataset(Arrays(42), **options)

@@ -13,6 +13,8 @@ import pytest
 from headrace import AccessError, ConfigError, DataNotFoundError, FormatError, ImageDataset, SampleError, StreamingDataset, TextDataset
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 LINES = [f"line {number} {'x' * 5000}" for number in range(2000)]
 
 

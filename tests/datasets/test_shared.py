@@ -69,6 +69,7 @@ class Ranks:
             process.stdout.close()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(
     ("workers", "mode"),
@@ -87,6 +88,7 @@ def test_ranks_share_one_copy(photos: Path, tmp_path: Path, mode: str, workers: 
     assert stores(tmp_path) == []
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("mode", ["cached", pytest.param("eager", marks=pytest.mark.slow)])
 def test_what_killed_ranks_left_the_next_run_uses_or_removes(photos: Path, tmp_path: Path, mode: str) -> None:

@@ -30,6 +30,8 @@ from headrace import (
 )
 from headrace.storage.arrays.patches import Box, PatchGrid
 
+pytestmark = pytest.mark.quick_every(5)
+
 SHAPE = (9, 11, 13)
 VOLUME = np.random.default_rng(1).integers(-500, 500, (2, *SHAPE)).astype("i2")
 LABELS = np.random.default_rng(2).integers(0, 5, SHAPE).astype("u1")
@@ -113,6 +115,7 @@ def test_patches_larger_than_the_volume(store: Path, pad: Any) -> None:
         assert np.array_equal(labels, np.pad(LABELS, reach, mode=pad)[:, :, x : x + 5])
 
 
+@pytest.mark.slow
 def test_patches_in_a_loader(store: Path) -> None:
     options: dict[str, Any] = {"patch_shape": (4, 4, 5), "stride": 3, "edges": "shift", "dtype": "float32"}
     plain = ZarrDataset(store, "volume", target_name="labels", direct=False, **options)
@@ -354,6 +357,7 @@ def test_strings_of_any_length(tmp_path: Path, version: Any, zipped: bool) -> No
         ZarrDataset(path, "words", patch_shape=(2,))
 
 
+@pytest.mark.slow
 def test_strings_that_are_changed_are_an_error(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(12,), chunks=(5,), dtype="string")
     array[...] = "old"

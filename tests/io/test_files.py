@@ -21,6 +21,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.quick_every(2)
+
 SIZE = 1_000_000
 CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
 
@@ -227,6 +229,7 @@ def _in_child(files: RemoteFiles, span: tuple[str, int, int], pipe: Any) -> None
     files.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_reads_for_itself(server: RangeServer, files_of: Any, method: str) -> None:
     files, span = files_of(), some(server)[2]

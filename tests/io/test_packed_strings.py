@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
 
+pytestmark = pytest.mark.quick_every(4)
+
 listed_names = st.lists(st.binary(max_size=20))
 
 
@@ -41,6 +43,7 @@ class TestPackedNames:
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 1
 
+    @pytest.mark.slow
     def test_is_made_from_a_stream_that_is_never_held_at_once(self) -> None:
         n = 300_000
         tracemalloc.start()
@@ -115,6 +118,7 @@ def tell(names: PackedNames, pipe: Connection) -> None:
     pipe.send((len(names), names[0], names[-1], [a.flags.writeable for a in names.arrays], names._bytes._memory is not None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "n"), [("fork", 200_000), ("spawn", 200_000), ("forkserver", 200_000), ("forkserver", 3)])
 def test_workers_map_what_is_large(method: str, n: int) -> None:
     context = multiprocessing.get_context(method)

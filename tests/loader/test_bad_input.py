@@ -47,6 +47,8 @@ from tests.conftest import living_children
 from tests.order.test_elastic import dealt
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 
 @pytest.fixture
 def loader_of(loader_of: Any) -> Any:
@@ -323,6 +325,7 @@ def test_skipped_samples_are_skipped_by_every_world_size(loader_of: Any, mode: s
             next(iterator, None)
 
 
+@pytest.mark.slow
 def test_a_multi_loader_with_skipped_samples_goes_on_from_every_batch(loader_of: Any) -> None:
     def make() -> Any:
         return MultiDataLoader(

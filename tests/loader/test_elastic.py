@@ -26,6 +26,8 @@ from headrace.testing.contract import MODES, SHUFFLES, RandomProbe, same
 from tests.data.make import make_photos
 from tests.order.test_elastic import WORLDS, cuts_of, dealt, is_too_short
 
+pytestmark = pytest.mark.quick_every(4)
+
 GLOBAL_BATCH, SEED, EPOCH = 12, 5, 1
 KINDS = ("image", "hdf5", "zarr")
 FLAGS = (False, True)

@@ -27,6 +27,8 @@ from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(2)
+
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
@@ -539,6 +541,7 @@ def test_a_stop_iteration_of_a_dataset_does_not_end_the_epoch(loader_of: Any, wo
     assert len(errors) == 1 and "StopIteration" in str(errors[0]) and "next() of an empty list" in str(errors[0])
 
 
+@pytest.mark.slow
 @WORKERS
 def test_every_batch_may_fail_and_nothing_leaks(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(bad=range(42)), num_workers=workers)
@@ -565,6 +568,7 @@ def unpicklable_batch(samples: list[Any]) -> Any:
     return [lambda: None]
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_pickled(loader_of: Any) -> None:
     loader = loader_of(SquareDataset(), num_workers=1, collate_fn=unpicklable_batch)
     batches, errors = take_all(iter(loader))
@@ -628,6 +632,7 @@ class Slow(Failing):
         return torch.tensor([index])
 
 
+@pytest.mark.slow
 def test_a_timeout_says_so(loader_of: Any) -> None:
     loader = loader_of(Slow(KeyError), shuffle=False, num_workers=1, timeout=0.5)
     iterator = iter(loader)
@@ -671,6 +676,7 @@ def fail_to_start(worker: int) -> None:
     raise LookupError("no licence for this worker")
 
 
+@pytest.mark.slow
 def test_a_worker_init_fn_that_fails_says_so(loader_of: Any) -> None:
     loader = loader_of(SquareDataset(), num_workers=2, worker_init_fn=fail_to_start, batch_size=14)
     for _ in range(2):

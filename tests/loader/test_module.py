@@ -27,6 +27,8 @@ from headrace import (
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 
 @pytest.fixture
 def module_of() -> Iterator[Any]:

@@ -16,6 +16,8 @@ from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, ResizedOrde
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 N = 42  # samples of SquareDataset
 WEIGHTS = np.arange(N)
 LENGTHS = np.arange(N) * 7 % 13

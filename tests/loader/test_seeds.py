@@ -21,6 +21,8 @@ from headrace.testing.contract import MODES, same
 from tests.order.test_elastic import dealt
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(5)
+
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "random": (lambda: None, lambda _: random.random()),
     "numpy.random": (lambda: None, lambda _: float(np.random.standard_normal())),

@@ -16,6 +16,8 @@ from headrace import HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 
 @pytest.fixture
 def loader_of(make_loader: Any) -> Any:
@@ -150,6 +152,7 @@ def test_a_state_of_any_moment_gives_the_rest(loader_of: Any) -> None:
         assert same(list(loader), expected[number:])
 
 
+@pytest.mark.slow
 def test_resuming_again_and_again(loader_of: Any) -> None:
     expected, received, state = list(loader_of()), [], loader_of().state_dict()
     for workers in (0, 1, 0, 2, 0, 1, 0):

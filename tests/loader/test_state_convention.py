@@ -59,6 +59,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace import HeadraceWarning, MultiDataLoader, StateError
 
+pytestmark = pytest.mark.quick_every(4)
+
 N, BATCH = 20, 4
 
 
@@ -438,6 +440,7 @@ def test_a_stream_goes_on_from_every_batch(life: Any, make: Any, how: Any) -> No
         assert list(own.other) == own.epochs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["alone", "lasting"])
 @pytest.mark.parametrize("make", [Share, Epochs])
 def test_stream_that_counts_epochs_goes_on(loader_of: Any, make: Any, how: str) -> None:

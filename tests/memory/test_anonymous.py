@@ -18,6 +18,8 @@ import pytest
 
 from headrace.memory.anonymous import SHARED_FROM, AnonymousMemory, SharedArray, SharedInt, is_spawning
 
+pytestmark = pytest.mark.quick_every(3)
+
 METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -49,6 +51,7 @@ def fds_of(label: str) -> int:
 
 
 class TestAnonymousMemory:
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_parent_and_worker_see_each_others_writes(self, method: str) -> None:
         context = multiprocessing.get_context(method)
@@ -214,6 +217,7 @@ def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
 
 
 class TestSharedArray:
+    @pytest.mark.quick_every(3)
     @pytest.mark.parametrize("method", METHODS)
     def test_travels_to_workers_and_to_theirs(self, method: str) -> None:
         context = multiprocessing.get_context(method)

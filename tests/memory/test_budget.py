@@ -24,6 +24,8 @@ from headrace.memory import budget as module
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import Limit, memory_limits, tightest
 
+pytestmark = pytest.mark.quick_every(2)
+
 MB = 10**6
 LIMITS = [Limit("wide", 4000 * MB, 0), Limit("tight", 1200 * MB, 200 * MB)]  # 1 GB of headroom
 
@@ -227,6 +229,7 @@ class TestReserve:
         assert "4 others: 10 B" in budget.explain()
         assert len(held) == 12
 
+    @pytest.mark.slow
     def test_garbage_is_given_back(self) -> None:
         budget = MemoryBudget(limits=LIMITS)
         reservation = budget.reserve(5 * MB, "store")
@@ -389,6 +392,7 @@ def work(budget: MemoryBudget, seed: int, faults: list[str]) -> None:
             faults.append(f"{budget.reserved} of {budget.limit}")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 1000), st.integers(0, 2**32), st.integers(2, 4))
 def test_threads_never_exceed_the_limit(total: int, seed: int, n: int) -> None:
@@ -458,6 +462,7 @@ class TestFork:
 
         assert in_child(child)
 
+    @pytest.mark.slow
     def test_a_fork_never_catches_another_thread_half_way(self) -> None:
         budget = MemoryBudget(limits=LIMITS)
         stop = threading.Event()
@@ -492,6 +497,7 @@ class TestPickle:
         empty = MemoryBudget(limits=[Limit("full", 5, 5)]).share(2)
         assert pickle.loads(pickle.dumps(empty)).limit == 0
 
+    @pytest.mark.slow
     def test_a_budget_of_the_machine_is_measured_where_it_arrives(self) -> None:
         budget, share = MemoryBudget(0.5), MemoryBudget("64MB").share(2)
         assert b"psutil" not in pickle.dumps(budget)  # the limits are not in it

@@ -12,6 +12,8 @@ import pytest
 
 from headrace.memory.limits import Limit, cgroup_limits, memory_limits, tightest
 
+pytestmark = pytest.mark.quick_every(2)
+
 MB = 10**6
 
 
@@ -269,6 +271,7 @@ def test_this_machine() -> None:
     assert tightest(limits).headroom <= 1.5 * memory.available
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere RLIMIT_AS and RLIMIT_DATA mean other things, or nothing")
 @pytest.mark.parametrize(("name", "field"), [("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")])
 def test_rlimit(name: str, field: str) -> None:

@@ -20,7 +20,10 @@ from headrace.memory.locks import try_lock
 from headrace.memory.machine import PREFIX, SharedFile, open_machine_store
 from headrace.memory.store import MISSING, SampleStore
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files shared by a machine need Linux")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files shared by a machine need Linux"),
+    pytest.mark.quick_every(3),
+]
 N = 50
 CAPACITY = 64 * 1024
 
@@ -270,6 +273,7 @@ def _look(store: SampleStore, results: Any) -> None:
     store.put(7, content(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_get_it(tmp_path: Path, method: str) -> None:
     store = open_machine_store(tmp_path, "key", N, CAPACITY)

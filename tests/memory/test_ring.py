@@ -25,6 +25,8 @@ from headrace.memory import ring as ring_module
 from headrace.memory.ring import STRIDE, Delivered, Ring, empty
 from headrace.testing import contract
 
+pytestmark = pytest.mark.quick_every(3)
+
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -283,7 +285,7 @@ def _write_in_worker(ring: Ring, slots: list[int]) -> None:
 
 
 class TestLife:
-    @pytest.mark.quick_every(3)
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "look",
         [
@@ -318,6 +320,7 @@ class TestLife:
         del batch
         assert in_use(ring) == 0 and copies[1].sum() == 200
 
+    @pytest.mark.slow
     def test_who_keeps_the_labels_keeps_no_slot(self) -> None:
         ring, kept = Ring(2), []
         for number in range(9):
@@ -353,6 +356,7 @@ class TestLife:
         finally:
             gc.enable()
 
+    @pytest.mark.slow
     def test_autograd_holds_it(self) -> None:
         ring = Ring(1)
         weight = torch.ones(10, requires_grad=True)
@@ -370,6 +374,7 @@ class TestLife:
             collections.deque(map(operator.call, [_thread.interrupt_main, leases.clear]), maxlen=0)
         assert ring.in_use == 0
 
+    @pytest.mark.slow
     def test_a_slot_may_be_freed_in_any_thread(self) -> None:
         ring = Ring(2)
         batches = [deliver(ring, torch.full((50,), i)) for i in range(20)]
@@ -381,6 +386,7 @@ class TestLife:
             thread.join()
         assert in_use(ring) == 0
 
+    @pytest.mark.slow
     def test_kept_batches_are_never_written_over(self) -> None:
         ring = Ring(3)
         rng = np.random.default_rng(0)
@@ -409,6 +415,7 @@ class TestLife:
         again = [ring.take() for _ in range(5)]
         assert sorted(slots[1::2] + again) == list(range(9)) and ring.total == 9
 
+    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux")
     def test_extra_slots_give_their_pages_back(self) -> None:
         ring = Ring(2)
@@ -514,6 +521,7 @@ class TestLife:
         assert delivered.batch is None and len(delivered.report["failure"]) == 170_000
         assert in_use(ring) == 0
 
+    @pytest.mark.slow
     def test_two_rings_do_not_mix(self) -> None:
         one, two = Ring(1), Ring(1)
         sent_one, sent_two = pack(one, torch.full((9,), 1)), pack(two, torch.full((9,), 2))
@@ -538,6 +546,7 @@ class TestLife:
         gc.collect()
         assert (batch == 4).all()
 
+    @pytest.mark.slow
     def test_a_ring_ends_with_its_last_batch(self) -> None:
         ring = Ring(1)
         key = ring.key
@@ -555,6 +564,7 @@ class TestLife:
             pickle.loads(sent)
         assert in_use(ring) == 0
 
+    @pytest.mark.slow
     def test_a_failure_instead_of_a_batch_frees_its_slot(self) -> None:
         ring = Ring(1)
         slot = ring.take()
@@ -575,6 +585,7 @@ class Explodes:
 class TestInProcess:
     """With num_workers=0 the parent collates into a slot, and hands the tensors out as they are."""
 
+    @pytest.mark.slow
     def test_tensors_hold_the_slot(self) -> None:
         ring = Ring(1)
         with ring_module.Arena(ring, ring.take(), leased=True):
@@ -586,6 +597,7 @@ class TestInProcess:
         del row
         assert in_use(ring) == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [tuple, list, dict])
     def test_who_keeps_the_labels_keeps_no_slot(self, kind: Any) -> None:
         ring = Ring(1)
@@ -631,6 +643,7 @@ class TestInProcess:
             raise RuntimeError("collate failed")
         assert in_use(ring) == 0
 
+    @pytest.mark.slow
     def test_an_abandoned_one_is_free_when_nothing_is_left_of_it(self) -> None:
         ring = Ring(1)
         with ring_module.Arena(ring, ring.take(), leased=True) as arena:

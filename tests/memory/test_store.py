@@ -27,6 +27,8 @@ from headrace.errors import ConfigError
 from headrace.memory.entry import encode
 from headrace.memory.store import MISSING, POLICIES, SampleStore
 
+pytestmark = pytest.mark.quick_every(3)
+
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a store is a process's own on Windows")
 fork = multiprocessing.get_context("fork") if sys.platform != "win32" else multiprocessing.get_context()
 BIG = 1 << 20
@@ -347,6 +349,7 @@ class TestManyAtOnce:
         results.close()
         results.join_thread()
 
+    @pytest.mark.slow
     @posix
     @pytest.mark.parametrize("policy", POLICIES)
     def test_killed_writers_leave_the_rest_right_and_able_to_write(self, policy: str) -> None:
@@ -583,6 +586,7 @@ class TestCounts:
         store.count(0, 2)
         assert (store.stats()["hits"], store.stats()["misses"]) == (3, 3)
 
+    @pytest.mark.slow
     @posix
     def test_of_many_processes_one_after_the_other(self) -> None:
         """More than there are cells: those of dead processes are taken over, and their counts stay."""

@@ -17,6 +17,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 ROW, ROWS = 512, 600
 BLOCKS = [37, 64, 5, 100, 94, 1, 0, 99, 120, 80]
 
@@ -111,6 +113,7 @@ def test_all_samples_in_the_order_of_what_is_near(
         loader.close()
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_each_block_is_fetched_once(server: RangeServer, dataset_of: Any, make_loader: Any, workers: int) -> None:
     loader = make_loader(dataset_of(), batch_size=16, num_workers=workers, interleave=2, turns=6)
@@ -162,6 +165,7 @@ def test_without_room_for_blocks_each_batch_fetches_its_own(server: RangeServer,
     loader.close()
 
 
+@pytest.mark.quick_every(1)
 def test_an_epoch_left_early(dataset_of: Any, make_loader: Any) -> None:
     dataset = dataset_of()
     loader = make_loader(dataset, batch_size=16, num_workers=0)

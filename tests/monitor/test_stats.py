@@ -24,6 +24,8 @@ from headrace.monitor.stats import LoadingStats, Stats, pss_of
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 ALWAYS = {
     "dataset_size", "num_batches", "batch_size", "num_workers", "queued_batches", "queued_bytes", "batches", "samples",
@@ -163,6 +165,7 @@ def test_hits_and_misses_add_up(loader_of: Any, workers: int, mode: str) -> None
         loader.close()
 
 
+@pytest.mark.slow
 @WORKERS
 def test_bytes_read_are_the_bytes_of_the_files(loader_of: Any, photos: Path, workers: int) -> None:
     expected = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
@@ -172,6 +175,7 @@ def test_bytes_read_are_the_bytes_of_the_files(loader_of: Any, photos: Path, wor
         assert loader.get_stats()["bytes_read"] == expected * epoch
 
 
+@pytest.mark.slow
 @WORKERS
 def test_errors_are_counted_also_where_the_batch_is_lost(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(bad=[5, 6, 30]), num_workers=workers, shuffle=False)
@@ -214,6 +218,7 @@ def test_what_several_datasets_hold_is_added_up(loader_of: Any) -> None:
         part.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_queued_batches(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers, prefetch_factor=2 if workers else None)

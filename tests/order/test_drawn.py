@@ -16,6 +16,8 @@ from headrace.order.bucketed import POOL, padding_fraction
 from headrace.order.epoch import pass_epoch
 from headrace.order.weighted import _log
 
+pytestmark = pytest.mark.quick_every(2)
+
 GOLDEN = {
     "weighted": [744, 958, 436, 623, 999, 807, 658, 593, 968, 736, 100, 789],
     "far": [568, 741, 789, 509, 739, 826],
@@ -130,6 +132,7 @@ def test_a_few_of_many_without_replacement_are_the_first() -> None:
         assert WeightedOrder(weights, n=n, replacement=False)[:].tolist() == whole[:n]
 
 
+@pytest.mark.slow
 def test_weights_may_be_more_than_2_to_the_24() -> None:
     order = WeightedOrder(np.broadcast_to(np.uint8(1), (1 << 24) + 50), n=1_000)  # torch.multinomial refuses them
     assert order[:].max() > 1 << 23 and len(set(order)) > 990

@@ -20,6 +20,8 @@ import pytest
 from headrace.errors import ConfigError, StateError
 from headrace.order import EpochOrder, OrderSampler, RankBatches
 
+pytestmark = pytest.mark.quick_every(6)
+
 WORLDS = (1, 2, 3, 4, 6)
 LENGTHS = (0, 1, 5, 11, 12, 13, 16, 24, 29, 37)
 SHUFFLES: tuple[Any, ...] = (False, True, "block")

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.order import EpochOrder, RankBatches
 
+pytestmark = pytest.mark.quick_every(6)
+
 GLOBAL_BATCH = 12
 DIVISORS = [1, 2, 3, 4, 6, 12]
 
@@ -118,6 +120,7 @@ def test_without_padding_too_few_samples_are_refused() -> None:
     assert len(make_ranks(3, 4, 2, pad=False, drop_last=True)[0]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [True, False])
 @given(n=st.integers(6, 300), world_size=st.integers(1, 5), batch_size=st.integers(1, 7), data=st.data())
 def test_an_iteration_can_begin_at_any_step(pad: bool, n: int, world_size: int, batch_size: int, data: st.DataObject) -> None:

@@ -185,6 +185,7 @@ def test_it_does_not_walk_into_what_is_not_a_holders_own() -> None:
     assert SampleSeeder(nested).held == []
 
 
+@pytest.mark.slow
 def test_a_wide_holder_is_looked_at_only_in_part() -> None:
     rng = random.Random()
     wide = [[[number, [other]] for other in range(300)] for number in range(200)]

@@ -46,6 +46,7 @@ def by_hand(batches: RankBatches, workers: int, sizes: list[int]) -> Visits:
 SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     sizes=SIZES, world=st.integers(1, 6), workers=st.integers(0, 5), batch=st.integers(1, 12), interleave=st.integers(1, 9),

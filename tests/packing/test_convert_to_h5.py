@@ -36,6 +36,7 @@ def tool() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_as_a_program(photos: Path, tmp_path: Path) -> None:
     """From any folder, with headrace found as an installed package is."""
     source = os.path.dirname(os.path.dirname(headrace.__file__))

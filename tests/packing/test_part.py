@@ -26,6 +26,8 @@ from headrace.packing import part as parts
 from headrace.packing import run as running
 from headrace.packing.part import PartFile
 
+pytestmark = pytest.mark.quick_every(5)
+
 STOPPED = """
 import sys, time
 from headrace.packing.hdf5 import PackedWriter
@@ -61,6 +63,7 @@ def start_packing() -> Iterator[Start]:
         yield start
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start) -> None:
     out = tmp_path / "out.h5"
     process = start_packing(photos, out)
@@ -71,6 +74,7 @@ def test_killed_in_the_middle(photos: Path, tmp_path: Path, start_packing: Start
     assert os.listdir(tmp_path) == ["out.h5"] and verify(out).ok and len(ImageDataset(out)) == 24
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_and_an_interrupt(photos: Path, tmp_path: Path, start_packing: Start) -> None:
     out = tmp_path / "out.h5"
     process = start_packing(photos, out)

@@ -24,6 +24,8 @@ from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
 from tests.data.make import READABLE, UNREADABLE, make_bad
 
+pytestmark = pytest.mark.quick_every(2)
+
 SIZE = (20, 30)
 
 
@@ -245,6 +247,7 @@ def test_datasets_that_can_not_be_packed(photos: Path, tmp_path: Path) -> None:
         pack(photos, tmp_path / "out.h5", workers=0)
 
 
+@pytest.mark.slow
 def test_a_broken_image_is_named(photos: Path, tmp_path: Path) -> None:
     for kind in sorted(UNREADABLE):
         folder = tmp_path / kind

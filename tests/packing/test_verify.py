@@ -16,6 +16,8 @@ from headrace.errors import DataNotFoundError, FormatError, HeadraceError, Missi
 from headrace.packing import VerifyResult, pack, verify
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 
+pytestmark = pytest.mark.quick_every(2)
+
 
 @pytest.fixture
 def packed(tiny_photos: Path, tmp_path: Path) -> Path:

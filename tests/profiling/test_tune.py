@@ -23,6 +23,8 @@ from headrace.profiling import tune
 from headrace.profiling.room import HostRoom, drop_frames, is_out_of_memory, peak_during
 from headrace.profiling.tune import _Search
 
+pytestmark = pytest.mark.quick_every(2)
+
 GPU = "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity; 77.1 GiB already allocated)"
 
 
@@ -223,6 +225,7 @@ def test_any_other_error_passes_with_the_size(error: BaseException) -> None:
 # -- what is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_tensors_of_what_did_not_fit_are_freed() -> None:
     alive: list[weakref.ref[Any]] = []
@@ -292,6 +295,7 @@ def test_frames_are_emptied_along_the_whole_chain() -> None:
             trace = trace.tb_next
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_random_generators_are_put_back_and_reset_is_called_after_each_size() -> None:
     calls: list[Any] = []
@@ -319,6 +323,7 @@ def test_it_logs_what_it_tries(caplog: pytest.LogCaptureFixture) -> None:
     assert lines[1] == f"batch size 101: OutOfMemoryError: {GPU}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_a_real_training_step_on_the_host() -> None:
     model = torch.nn.Linear(8, 2)

@@ -22,6 +22,8 @@ from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import FOLDER, HDF5, NAME, N, Specimen, rows_or_errors, specimens, values, write, wrong_rows
 
+pytestmark = pytest.mark.slow
+
 ALL = {specimen.name: specimen for specimen in specimens()}
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 
@@ -48,6 +50,7 @@ def chunk_bytes(specimen: Specimen, place: Path) -> list[tuple[str, int]]:
 # -- cut files
 
 
+@pytest.mark.quick_every(16)
 @pytest.mark.parametrize("name", ALL)
 def test_files_that_are_cut(tmp_path: Path, name: str) -> None:
     """Each file at 20 lengths: an error, or the rows that were there."""
@@ -72,7 +75,7 @@ UNGUARDED = ["HDF5 latest, zstd", "HDF5 latest, blosc", "HDF5 latest, blosc, zst
 NO_DATA = {"gzip": 1 / 3, "zlib": 1 / 8}  # parts of a stream that mean nothing: times and names in its head, bits between its blocks
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("name", GUARDED)
 def test_each_flipped_byte_is_found_where_there_is_a_checksum(tmp_path: Path, name: str) -> None:
     specimen = ALL[name]

@@ -27,6 +27,8 @@ from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.source import Source
 from tests.data.make import make_photos
 
+pytestmark = pytest.mark.quick_every(2)
+
 ENDINGS = (".jpg", ".png")
 NAMES = ["a/1.jpg", "a/2.PNG", "b/1.jpg"]
 

@@ -12,6 +12,8 @@ from tests.storage.fuzz import COMPOSED, HUNG, ORIGINAL, ORIGINAL_BESIDE, REFUSE
 from tests.storage.mutations import NAMES, Mutation, damaged
 from tests.storage.specimens import FOLDER, HDF5, Specimen, specimens
 
+pytestmark = pytest.mark.slow
+
 ANY = st.integers(0, 2**32 - 1)
 MUTATIONS = st.lists(st.builds(Mutation, st.sampled_from(NAMES), ANY, ANY, ANY), min_size=1, max_size=4)
 

@@ -17,6 +17,8 @@ import headrace
 from headrace import ImageDataset
 from tests.storage.scale import CLASS_SIZE, MadeUp, name_of
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 100  # bytes a sample, beside the bytes of its path
 ROOT = Path(__file__).parents[2]
 

@@ -27,6 +27,8 @@ from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
 from headrace.order.request import BatchRequest
 
+pytestmark = pytest.mark.quick_every(3)
+
 MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
 
@@ -617,7 +619,7 @@ class TestLife:
         for mode in ("lazy", "streaming", "eager"):
             assert mode in make(loading_mode=mode).explain()
 
-    @pytest.mark.quick_every(2)
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", MODES)
     def test_close_and_use_again(self, make: Any, mode: str) -> None:
         before = MemoryBudget().reserved

@@ -17,6 +17,8 @@ from headrace.datasets.core.filling import Filled
 from headrace.order import BatchRequest
 from headrace.storage.source import Source
 
+pytestmark = pytest.mark.quick_every(2)
+
 DTYPES = ["u1", "i1", "<i2", "<u2", "<u4", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "?", ">i4"]
 TARGETS = ["int64", "int8", "uint16", "float32", "float64", "bool", "rows", "list", "none", "texts", "uint64"]
 

@@ -22,6 +22,8 @@ from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 
+pytestmark = pytest.mark.quick_every(3)
+
 RECIPE = [RandomResizedCrop(24), RandomHorizontalFlip()]
 
 

@@ -33,6 +33,8 @@ from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.errors import FormatError
 from tests.data.make import READABLE, UNREADABLE, corners, make_bad, make_photos, noise
 
+pytestmark = pytest.mark.quick_every(4)
+
 MAP_MODES = ["lazy", "eager", "cached"]
 FORMS = ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"]
 

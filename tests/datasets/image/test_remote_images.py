@@ -11,6 +11,8 @@ from headrace import ImageDataset, SampleError
 from tests.data.make import make_photos
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
@@ -18,6 +20,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.mark.quick_every(1)
 def test_of_faults_nothing_is_seen_but_the_count(photos: Path, make_loader: Any) -> None:
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*") if path.is_file())
     here = ImageDataset([photos / name for name in names], targets=None, image_size=16)

@@ -34,6 +34,8 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.make import make_photos, make_shards, make_tar
 
+pytestmark = pytest.mark.quick_every(4)
+
 UNEVEN = (7, 0, 1, 14, 2, 13)
 
 
@@ -101,6 +103,7 @@ class OfShards(DatasetContract):
             self._loader(StreamingDataset(other)).load_state_dict(state)
 
 
+@pytest.mark.quick_every(4)
 class TestTar(OfShards):
     ending = "tar"
 
@@ -177,6 +180,7 @@ def test_loaders_give_each_sample_once(shards: Path, ranks: int, workers: int, m
     assert set(seen) == set(range(37)) and sum(seen.values()) == 37 + -37 % ranks and len(lengths) == 1
 
 
+@pytest.mark.slow
 def test_every_step_is_gone_on_from_with_another_number_of_ranks(tmp_path: Path, make_loader: Any) -> None:
     shards = make_shards(tmp_path / "shards", UNEVEN, "jsonl")
 
@@ -398,6 +402,7 @@ def test_the_order_follows_from_layout_buffer_size_seed_and_epoch(shards: Path, 
     assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
 
 
+@pytest.mark.slow
 def test_loaders_of_any_number_of_workers_and_plain_ones_agree(tmp_path: Path, make_loader: Any) -> None:
     folder = make_shards(tmp_path / "shards", UNEVEN)
     expected = [batch["cls"].tolist() for batch in make_loader(StreamingDataset(folder), batch_size=5, num_workers=0, seed=2)]

@@ -28,6 +28,8 @@ from tests.data.make import make_shards, make_tar
 from tests.datasets.shards.test_streaming import IN_MODE
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 COUNTS = (40, 0, 7, 61, 1, 90, 33)
 N = sum(COUNTS)
 
@@ -61,6 +63,7 @@ def numbers(loader: Any) -> list[list[int]]:
     return [batch["cls"].tolist() for batch in loader]
 
 
+@pytest.mark.quick_every(1)
 def test_samples_and_order_are_those_of_local_shards(stream: Any, folder: Path) -> None:
     far, near = stream(), StreamingDataset(str(folder / "part-*.tar"), buffer_size=1000)
     assert far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks()) and len(far) == N
@@ -181,6 +184,7 @@ def test_faults_are_asked_through(stream: Any, server: RangeServer, make_loader:
     assert loader.get_stats()["retries"] > 0
 
 
+@pytest.mark.quick_every(1)
 def test_a_server_that_is_gone_is_an_error(stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     dataset = stream(retries=1, deadline=20)

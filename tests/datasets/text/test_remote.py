@@ -19,6 +19,8 @@ from headrace.io import sequential as in_order
 from headrace.storage.text import source as texts
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["the", "mill", "wheel", "turns", "in", "the", "river", "grün", "\u0a0d\U0001f600"]
 NAMES = {
     "file": ["a/1.txt", "a/2.md", "b/3.txt.gz", "b/4.txt"],
@@ -93,6 +95,7 @@ def batches(dataset: TextDataset, make_loader: Any, **options: Any) -> list[Any]
     return found
 
 
+@pytest.mark.quick_every(6)
 @pytest.mark.parametrize("what", UNITS)
 def test_the_same_samples_and_order(what: str, opened: Any, make_loader: Any) -> None:
     near, far = opened(what, False), opened(what, True)
@@ -193,6 +196,7 @@ def test_a_file_that_is_replaced_ends_the_epoch(
     path.unlink()
 
 
+@pytest.mark.quick_every(1)
 def test_a_bad_record_is_named(server: RangeServer, folder: Path, tmp_path: Path) -> None:
     (folder / "bad.jsonl").write_bytes(b'{"text": "a"}\n\n{"text": 5}\n{nothing}\n{"text": "\xff"}\n')
     url = f"{server.url}/bad.jsonl"

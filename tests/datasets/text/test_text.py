@@ -36,6 +36,8 @@ from headrace.testing import DatasetContract
 from tests.collate.tokenizers import HuggingFace, SentencePiece, Tiktoken, Tokenizers
 from tests.datasets.lines_like_python import NEWLINES, differences
 
+pytestmark = pytest.mark.quick_every(3)
+
 MODES = ("lazy", "eager", "cached", "streaming")
 WORDS = ["the", "mill", "wheel", "turns", "in", "the", "river"]
 

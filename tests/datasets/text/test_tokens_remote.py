@@ -26,6 +26,8 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 MODES = ("lazy", "cached", "eager", "streaming")
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"max_length": None},
@@ -105,6 +107,7 @@ def test_the_same_samples_and_order(name: str, way: str, far_of: Any, folder: Pa
             assert same(batches(make_loader, far, shuffle=shuffle), batches(make_loader, near, shuffle=shuffle)), (mode, shuffle)
 
 
+@pytest.mark.quick_every(9)
 @pytest.mark.parametrize(("mode", "workers"), [("lazy", 1), ("streaming", 2), ("cached", 2)])
 @pytest.mark.parametrize("way", ["documents", "windows", "blocks"])
 def test_with_workers(way: str, mode: str, workers: int, far_of: Any, folder: Path, make_loader: Any) -> None:
@@ -236,6 +239,7 @@ def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     assert len(server.counts()["ranges"]) == 1  # they lie near one another
 
 
+@pytest.mark.quick_every(1)
 def test_through_the_disk_cache(server: RangeServer, far_of: Any, folder: Path, make_loader: Any) -> None:
     expected = batches(make_loader, TextDataset(folder / "tokens.h5", **WAYS["windows"]))
     for attempt in range(2):

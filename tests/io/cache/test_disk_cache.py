@@ -242,6 +242,7 @@ class TestClaims:
         assert time.monotonic() - began < 59  # it had it, and did not give up
 
 
+@pytest.mark.slow
 def test_killed_over_and_over(tmp_path: Path) -> None:
     found = soak(str(tmp_path), kills=12, processes=3, seed=4)
     assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found

@@ -16,7 +16,7 @@ from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, pack
 from headrace.io import hints
 from headrace.io.local.hints import HINTS
 
-pytestmark = pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told")
+pytestmark = [pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"), pytest.mark.slow]
 ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
 

@@ -25,6 +25,8 @@ from headrace.io.remote.errors import retry_after
 from tests.io.remote.reading import Range, read
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.quick_every(3)
+
 SIZE = 3_000_000
 CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
 FAULTS = ("500", "503", "429", "reset", "short", "less", "more", "whole")
@@ -142,6 +144,7 @@ def test_a_slow_line_is_no_fault(server: RangeServer, remote_of: Any, monkeypatc
     assert remote.take_counts() == {"requests": 1, "bytes_fetched": 600_000}
 
 
+@pytest.mark.slow
 def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_ranges, "PART", 1 << 10)
     monkeypatch.setattr(attempts, "SLOWEST", 1 << 20)

@@ -24,6 +24,8 @@ from tests.data.make import make_shards
 from tests.io.remote.reading import Range, read
 from tests.servers.s3 import S3Server
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1_300_000
 CONTENT = {key: random.Random(key).randbytes(SIZE) for key in ("one/a.bin", "other/a.bin")}
 SECRETS = ("something", "AKIA")

@@ -52,6 +52,7 @@ def grow(root: Path, tree: list[str]) -> list[str]:
 
 
 class TestOrder:
+    @pytest.mark.slow
     @settings(max_examples=150, deadline=None)
     @given(trees)
     def test_is_that_of_the_parts(self, tree: list[str]) -> None:
@@ -59,6 +60,7 @@ class TestOrder:
             made = grow(Path(root), tree)
             assert listed(Path(root)) == sorted(made, key=lambda name: os.fsencode(name).replace(b"/", b"\0"))
 
+    @pytest.mark.slow
     @settings(max_examples=50, deadline=None)
     @given(st.lists(trees, min_size=2, max_size=4), st.data())
     def test_of_several_roots_and_of_equal_names(self, grown: list[list[str]], data: st.DataObject) -> None:

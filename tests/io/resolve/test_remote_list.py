@@ -19,6 +19,8 @@ from headrace import AccessError, DataNotFoundError, ImageDataset, StreamingData
 from headrace.errors import RemoteError
 from headrace.io.remote.client import Remote
 
+pytestmark = pytest.mark.slow
+
 
 class _Flaky(MemoryFileSystem):
     """Keeps files in memory; of its answers to questions for what is there, each second one is an error."""

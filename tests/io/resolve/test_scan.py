@@ -368,6 +368,7 @@ class TestRemote:
         assert list(found.names) == [b"a/y.jpg", b"caf\xe9/x.jpg"]
         assert os.path.isfile(found.path(1))
 
+    @pytest.mark.slow
     @settings(deadline=None)
     @given(st.lists(st.lists(remote_names, min_size=1), min_size=1, max_size=3))
     def test_are_sorted_by_parts_however_they_are_listed(self, lists: list[list[str]]) -> None:

@@ -29,6 +29,8 @@ from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin
 from tests.loader.device.test_transfer import structures
 from tests.testing.test_contract import SquareDataset, Squares
 
+pytestmark = pytest.mark.quick_every(2)
+
 PILE = 3 + 3 + 1  # of two batches the wait, the event and the kernel; the kernel of the one before
 
 

@@ -33,6 +33,8 @@ from headrace import ConfigError, OrderSampler, SampleError, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(3)
+
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 
 

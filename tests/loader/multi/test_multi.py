@@ -33,6 +33,8 @@ from headrace.loader.multi.schedule import Schedule, whole_weights
 from headrace.order.epoch import pass_epoch
 from tests.testing.test_contract import SquareDataset
 
+pytestmark = pytest.mark.quick_every(2)
+
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 
 
@@ -341,7 +343,7 @@ def test_epochs_are_counted_on_or_named(multi_of: Any) -> None:
     assert seen(multi) == first
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("cycles", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_state_of_any_moment_gives_the_rest(multi_of: Any, strategy: Any, cycles: bool) -> None:

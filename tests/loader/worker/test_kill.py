@@ -19,6 +19,8 @@ from headrace import ImageDataset, WorkerError, create_dataloader
 from headrace.testing.contract import same
 from tests.conftest import mapped_elsewhere, names_in_shm
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).parent / "job.py"
 MODES = ["lazy", "eager", "cached", "streaming"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)])}
@@ -223,6 +225,7 @@ def test_a_worker_that_is_killed_while_its_message_is_read(make_loader: Callable
             time.sleep(0.1)
 
 
+@pytest.mark.quick_every(1)
 def test_a_worker_that_dies_between_epochs_unseen(photos: Path, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a batch of its: the next epoch has new workers, and all its batches."""
     loader = make_loader(ImageDataset(photos, image_size=16), batch_size=4, num_workers=2, seed=3)

@@ -219,6 +219,7 @@ def test_ctrl_c_in_the_midst_of_a_fork_is_not_lost(make_loader: Make) -> None:
     assert batches_of(loader) == numbers(12, 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_end_is_not_lost(make_loader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=1, persistent_workers=False, **FORKED)
     iterator = iter(loader)

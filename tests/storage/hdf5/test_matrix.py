@@ -15,6 +15,8 @@ import pytest
 
 from headrace.storage.hdf5.rows import HDF5Source
 
+pytestmark = pytest.mark.quick_every(8)
+
 N = 13
 DTYPES = ["u1", "i1", ">u2", "i4", "u8", "f2", "f4", ">f8", "c8", "?"]
 QUICK = {"u1", "i4", ">f8", "?"}  # the others are run with the slow tests

@@ -16,6 +16,8 @@ import pytest
 from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, create_dataloader, open_dataset
 from headrace.storage.hdf5.files import is_hdf5
 
+pytestmark = pytest.mark.slow
+
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
 
 
@@ -73,6 +75,7 @@ def test_only_a_disk_without_locks_is_read_without(tmp_path: Path, number: int, 
 # -- versions
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("name", ["data", "gzip", "raw", "lzf", "scaled", "text", "unwritten"])
 @pytest.mark.parametrize("how", ["rewritten", "replaced"])
 def test_a_changed_file_is_an_error_on_every_path(tmp_path: Path, name: str, how: str) -> None:

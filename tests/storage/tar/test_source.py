@@ -22,6 +22,8 @@ from headrace.storage.tar import build as tar_made
 from headrace.storage.tar import source as tar
 from tests.data.make import make_tar
 
+pytestmark = pytest.mark.quick_every(2)
+
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 Members = list[tuple[str, bytes]]
 

@@ -33,6 +33,7 @@ def rows_of(source: LinesSource) -> list[Any]:
 
 
 class TestCsv:
+    @pytest.mark.slow
     @settings(max_examples=150, deadline=None)
     @given(text=st.text(st.sampled_from('a,"\r\n '), max_size=25), piece=st.integers(1, 9))
     @example(text='"a\n""b""\n",c\n\nd,"e', piece=3)

@@ -29,6 +29,8 @@ from headrace.storage.text.source import LinesSource
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed
 
+pytestmark = pytest.mark.quick_every(2)
+
 ENDINGS = [".txt", ".csv", ".tsv", ".jsonl", ".json", ".gz", ".zst"]
 LINES = {
     "1.txt": b"one\ntwo\r\n\r\nthree\rfour",
@@ -301,6 +303,7 @@ def test_of_processes_that_start_at_once_one_fetches(server: RangeServer, served
     assert sum(whole) == (served / name).stat().st_size
 
 
+@pytest.mark.slow
 def test_a_killed_maker_keeps_nobody(server: RangeServer, served: Path, tmp_path: Path, context: Any) -> None:
     (served / "a.txt.gz").write_bytes(gzip.compress(random.Random(0).randbytes(300_000)))
     server.set(bandwidth=200_000)

@@ -16,6 +16,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import V2_COMMON
 
+pytestmark = pytest.mark.quick_every(8)
+
 N = 13
 DTYPES = ["u1", "i2", "u4", "i8", "f2", "f4", "f8", "c8", "c16", "?"]
 QUICK = {"u1", ">i4", "f4", "c8"}  # the others are run with the slow tests

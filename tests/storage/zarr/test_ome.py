@@ -17,6 +17,8 @@ from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset, cr
 from headrace.storage.zarr.ome import image_at, nearest
 from headrace.storage.zarr.stores import open_store
 
+pytestmark = pytest.mark.quick_every(3)
+
 KINDS = {"t": "time", "c": "channel"}
 SIZES = [(0.4, 0.2, 0.2), (0.8, 0.4, 0.4), (1.6, 0.8, 0.8)]
 SHAPE = (2, 8, 12, 16)
@@ -317,6 +319,7 @@ def test_no_image_at_all(tmp_path: Path) -> None:
     assert image_at(open_store(tmp_path / "a.zarr"), "") is None
 
 
+@pytest.mark.slow
 def test_all_modes_and_workers_agree(root: Any, version: str) -> None:
     write_labels(root, "coarse", "zyx", LABELS[::2, ::2, ::2], lie((0.8, 0.4, 0.4), (0.2, 0.1, 0.1)), version)
     options: dict[str, Any] = {"target_name": "coarse", "patch_shape": (2, 3, 4), "stride": 2, "edges": "shift"}

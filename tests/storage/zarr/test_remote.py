@@ -29,6 +29,8 @@ from headrace.storage.zarr.shards import INDEX, indexed
 from headrace.storage.zarr.stores import ZarrUrl
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.slow
+
 N = 40
 ROWS = np.random.default_rng(0).integers(-1000, 1000, (N, 6, 5)).astype("i4")
 VOLUME = np.random.default_rng(1).integers(-500, 500, (2, 9, 11, 13)).astype("i2")
@@ -141,6 +143,7 @@ def check_rows(dataset: ZarrDataset, near: ZarrDataset) -> None:
 # -- the same
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize(
     ("name", "disk"),
     some_slow(
@@ -388,6 +391,7 @@ def test_an_index_that_was_written_elsewhere(folder: Path, server: RangeServer, 
 # -- what is missing, replaced, damaged
 
 
+@pytest.mark.quick_every(1)
 def test_missing_chunks(far: Any) -> None:
     for name in ("sparse", "sparse shards"):
         for disk in (None, "1MB"):
