@@ -105,6 +105,12 @@ class TestOwnFormat(DatasetContract):
         self.test_laws_1_2_3_with_workers("cached", 1, "spawn")
 
 
+def test_values_of_other_dtypes_are_not_the_same() -> None:
+    rows = np.zeros((2, 3), np.int32)
+    assert same(rows, rows.copy()) and not same(rows, rows.view(np.uint32)) and not same(rows, rows.astype("f4"))
+    assert not same(torch.zeros(3, dtype=torch.int32), torch.zeros(3)) and not same(rows, rows.reshape(3, 2))
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1, 3), (3, 1, 2)], ids=str)
 def test_tensors_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
     dense = torch.arange(64.0).as_strided(shape, [1] * len(shape)).clone()
