@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, Fo
 from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.slow
 
 N = 400
 NAMES = ["raw", "tall", "packed", "library", "texts", ["raw", "packed"]]
@@ -124,6 +124,7 @@ def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name
     near.close()
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("mode", ["streaming", *[pytest.param(mode, marks=pytest.mark.slow) for mode in ("lazy", "cached", "eager")]])
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks: None, store: str, mode: str) -> None:
@@ -137,6 +138,7 @@ def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks
     near.close()
 
 
+@pytest.mark.quick_every(1)
 def test_open_dataset_finds_the_kind(far_of: Any, folder: Path) -> None:
     assert isinstance(far_of("encoded.h5", of=open_dataset), ImageDataset)
     far = far_of("a.h5", of=open_dataset, dataset_name="raw")
@@ -165,6 +167,7 @@ def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_pat
             same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
 
 
+@pytest.mark.quick_every(1)
 def test_folders_and_globs_of_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
     for name in ("a.h5", "b.h5"):
         memory.pipe(f"/runs/x/{name}", (folder / name).read_bytes())
@@ -247,6 +250,7 @@ def test_a_server_that_only_fails(server: RangeServer, far_of: Any, make_loader:
         next(iter(loader))
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, far_of: Any, folder: Path, store: str) -> None:
     far, near = far_of(f"{store}.h5", of=ImageDataset), ImageDataset(folder / f"{store}.h5")

@@ -44,7 +44,7 @@ from tests.testing.test_contract import bad_photos
 # Without a loader nobody names the epoch, and here samples are read over and over.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*draw the same numbers in each epoch:headrace.HeadraceWarning"),
-    pytest.mark.quick_every(4),
+    pytest.mark.quick_every(8),
 ]
 
 MODES = ["lazy", "eager", "cached", "streaming"]
@@ -694,6 +694,7 @@ class TestForeign:
         with pytest.raises(ConfigError, match=r"shared='machine'.*Arrays.*fingerprint"):
             make(Arrays(), shared="machine")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["eager", "cached"])
     def test_shared_by_the_ranks_of_a_machine(self, make: Any, tmp_path: Path, photos: Path, mode: str) -> None:
         class Named(Arrays):
@@ -723,7 +724,7 @@ class TestRandomForeign:
                 assert dataset.__getitems__(list(range(39, -1, -1))) == expected[::-1]
                 assert dataset.__getitems__([17, 4, 17]) == [expected[17], expected[4], expected[17]]
 
-    @pytest.mark.quick_every(2)
+    @pytest.mark.quick_every(8)
     @pytest.mark.parametrize(
         ("mode", "start"),
         [*((mode, "fork") for mode in MODES), *(pytest.param(mode, "spawn", marks=pytest.mark.slow) for mode in ("lazy", "cached"))],

@@ -47,7 +47,7 @@ from tests.conftest import living_children
 from tests.order.test_elastic import dealt
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_dataset_without_a_length(loader_of: Any) -> None:
     assert list(loader_of(WithoutLength(), sampler=range(6))) == [[0, 1, 2, 3], [4, 5]]
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 def test_an_empty_dataset_has_a_state(loader_of: Any, mode: str, shuffle: Any) -> None:

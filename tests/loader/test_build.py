@@ -300,6 +300,7 @@ class Unpicklable(SquareDataset):
         self.handle = lambda: None
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 @pytest.mark.parametrize("part", ["dataset", "collate_fn", "worker_init_fn"])
 def test_what_cannot_be_pickled_is_named_before_a_worker_starts(start: str, part: str) -> None:

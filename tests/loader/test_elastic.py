@@ -145,7 +145,7 @@ def received(ranks: list[Loader], state: dict[str, Any] | None = None) -> list[l
     return [dealt(list(parts)) for parts in zip(*batches, strict=True)]
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(16)
 @pytest.mark.parametrize(("kind", "mode", "shuffle", "drop_last", "pad"), marked(KINDS, MODES, SHUFFLES, FLAGS, FLAGS))
 def test_all_world_sizes_and_all_steps(
     loaders: Any, samples: dict[str, list[Any]], kind: str, mode: str, shuffle: Any, drop_last: bool, pad: bool
@@ -153,7 +153,7 @@ def test_all_world_sizes_and_all_steps(
     check_worlds(loaders, samples[kind], kind, mode, shuffle, drop_last, pad)
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(21)
 @pytest.mark.parametrize(
     ("kind", "n", "mode", "shuffle", "drop_last", "pad"), covering(KINDS, (0, 1, 5, 11, 12), MODES, SHUFFLES, FLAGS, FLAGS)
 )
@@ -224,7 +224,7 @@ def check_workers(
     second.close()
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(20)
 @pytest.mark.parametrize(
     ("kind", "mode", "workers", "shuffle", "drop_last", "pad", "world"), covering(KINDS, MODES, (1, 3), SHUFFLES, FLAGS, FLAGS, WORLDS)
 )

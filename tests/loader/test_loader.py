@@ -289,7 +289,7 @@ def test_a_view_of_a_batch_keeps_it(loader_of: Any, workers: int) -> None:
     assert [int(view[0]) for view in views] == expected
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("collate", [None, "list"])
@@ -327,6 +327,7 @@ def test_shapes_may_change_from_batch_to_batch(loader_of: Any, workers: int) -> 
                         {k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in expected.items()})  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(), num_workers=workers)
@@ -389,7 +390,7 @@ def take_all(iterator: Any) -> tuple[list[Any], list[Exception]]:
             assert len(errors) < 50
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(6)
 @WORKERS
 @pytest.mark.parametrize(
     ("kind", "expected", "said"),
@@ -829,7 +830,7 @@ def test_a_generator_gives_the_seed(loader_of: Any) -> None:
 # -- few samples
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(10)
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": False}, {"shuffle": "block"}, {"batch_size": None}])
 @WORKERS
 def test_an_empty_dataset_has_no_batches(loader_of: Any, workers: int, options: dict[str, Any]) -> None:
@@ -851,6 +852,7 @@ def test_a_dataset_shorter_than_a_batch(loader_of: Any, workers: int) -> None:
 # -- ranks
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("pad", [True, False])
 @pytest.mark.parametrize("shuffle", [True, "block"])

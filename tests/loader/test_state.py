@@ -16,7 +16,7 @@ from headrace import HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_another_layout_is_refused_where_the_order_depends_on_it(loader_of: Any)
     loader_of(OtherBlocks(transform=RandomProbe())).load_state_dict(state_after(loader_of(), 1))  # a full shuffle doesn't
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize(
     "garbage",
     [

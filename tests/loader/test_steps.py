@@ -38,6 +38,7 @@ def counted(batches: int, accumulate: int) -> int:
     return steps
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(1, 5), st.integers(0, 3))
 def test_they_are_what_a_loop_counts(n: int, size: int, world: int, drop_last: bool, pad: bool, accumulate: int, rank: int) -> None:

@@ -217,7 +217,7 @@ def tell_of(arrays: list[SharedArray], pipe: Connection) -> None:
 
 
 class TestSharedArray:
-    @pytest.mark.quick_every(3)
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_travels_to_workers_and_to_theirs(self, method: str) -> None:
         context = multiprocessing.get_context(method)

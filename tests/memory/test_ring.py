@@ -85,7 +85,7 @@ def in_use(ring: Ring) -> int:
 
 
 class TestRoundTrip:
-    @pytest.mark.quick_every(4)
+    @pytest.mark.quick_every(12)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (7, 5), (3, 4, 5, 6)], ids=str)
     def test_of_all_dtypes_and_shapes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

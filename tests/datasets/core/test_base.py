@@ -27,7 +27,7 @@ from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory.anonymous import SharedInt
 from headrace.order.request import BatchRequest
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 MODES = ["lazy", "eager", "cached", "streaming"]
 MAP_MODES = MODES[:3]
@@ -663,7 +663,7 @@ class TestLife:
     def test_a_subclass_that_reads_in_its_constructor_fills_once(self, make: Any) -> None:
         assert make(cls=LooksAtOnce, loading_mode="eager")._source.reads.value == 30
 
-    @pytest.mark.quick_every(3)
+    @pytest.mark.quick_every(6)
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("copied", [lambda d: pickle.loads(pickle.dumps(d)), copy.deepcopy, copy.copy])
     def test_copies(self, make: Any, mode: str, copied: Any) -> None:
@@ -728,7 +728,7 @@ def epochs_of(loader: DataLoader[Any], dataset: Any, epochs: Sequence[int]) -> l
 
 
 class TestPlainDataLoader:
-    @pytest.mark.quick_every(2)
+    @pytest.mark.quick_every(8)
     @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -862,6 +862,7 @@ class TestGenerators:
 
 
 class TestMachineTrouble:
+    @pytest.mark.quick_every(9)
     @pytest.mark.parametrize(
         "kind",
         [
@@ -881,6 +882,7 @@ class TestMachineTrouble:
 
 
 class TestSkippingOneByOne:
+    @pytest.mark.quick_every(4)
     @pytest.mark.parametrize("mode", MODES)
     def test_a_loop_leaves_them_out(self, make: Any, mode: str) -> None:
         dataset = make(loading_mode=mode, broken=[7, 9], on_error="skip")
@@ -930,6 +932,7 @@ def traced() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_bad_samples_hold_no_memory(make: Any, make_loader: Any, traced: None, mode: str, workers: int) -> None:

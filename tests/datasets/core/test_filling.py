@@ -17,7 +17,7 @@ from headrace.datasets.core.filling import Filled
 from headrace.order import BatchRequest
 from headrace.storage.source import Source
 
-pytestmark = pytest.mark.quick_every(2)
+pytestmark = pytest.mark.quick_every(4)
 
 DTYPES = ["u1", "i1", "<i2", "<u2", "<u4", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "?", ">i4"]
 TARGETS = ["int64", "int8", "uint16", "float32", "float64", "bool", "rows", "list", "none", "texts", "uint64"]
@@ -167,7 +167,7 @@ class TestFormatsOfOnesOwn:
         assert next(iter(make_loader(dataset, batch_size=8, num_workers=0))).shape == (8, 0)
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("options", [{}, {"normalize": False}, {"color": "L"}, {"hold": "encoded"}], ids=str)
 def test_images(photos: Path, make_loader: Callable[..., Any], mode: str, options: dict[str, Any]) -> None:

@@ -172,7 +172,7 @@ class TestInADataset:
         dataset.set_epoch(0)
         assert torch.equal(dataset[0][0], first)
 
-    @pytest.mark.quick_every(3)
+    @pytest.mark.quick_every(12)
     @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
     @pytest.mark.parametrize("workers", [0, 1, 3])
     @pytest.mark.parametrize("transform", [RECIPE, [RandomHorizontalFlip()]], ids=["crop and flip", "flip"])

@@ -325,6 +325,7 @@ class TestBadInput:
                 ImageDataset(path)
             assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
+    @pytest.mark.quick_every(8)
     @pytest.mark.parametrize("mode", MAP_MODES)
     @pytest.mark.parametrize("kind", UNREADABLE)
     def test_an_unreadable_file_is_one_clear_line(self, bad: dict[str, Path], kind: str, mode: str) -> None:

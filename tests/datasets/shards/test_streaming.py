@@ -165,6 +165,7 @@ def test_a_plain_dataloader_gives_each_sample_once(tmp_path: Path, monkeypatch: 
         assert set(together) == set(range(n)) and sum(together.values()) == n + (-n % ranks if n else 0)
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize(
     ("ranks", "workers"),
     [(r, w) if w == 0 or (r, w) == (2, 1) else pytest.param(r, w, marks=pytest.mark.slow) for r in (1, 2, 4) for w in (0, 1, 3)],

@@ -59,6 +59,7 @@ WAYS: list[dict[str, Any]] = [{}, {"newline": "\n"}, {"newline": "\r"}, {"newlin
 SEEN: list[dict[str, Any]] = [{"truncation": True, "max_length": 4}, {"pad_values": {"attention_mask": 3}}, {"pad_token_id": 1 << 62}]
 
 
+@pytest.mark.quick_every(6)
 @pytest.mark.parametrize("options", COLLATORS)
 @pytest.mark.parametrize("tokenizer", [None, CharTokenizer("abcdeflnort"), in_fives], ids=["all", "some", "foreign"])
 @pytest.mark.parametrize(

@@ -255,6 +255,7 @@ def test_killed_a_thousand_times(tmp_path: Path) -> None:
     assert not (found["wrong"] or found["clean run"] or found["parts left"] or found["over"] > BLOCK), found
 
 
+@pytest.mark.slow
 def test_eight_processes_stay_below_the_limit(tmp_path: Path) -> None:
     limit, context = 60_000, multiprocessing.get_context("fork")
 

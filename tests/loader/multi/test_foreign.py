@@ -33,7 +33,7 @@ from headrace import ConfigError, OrderSampler, SampleError, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 
@@ -144,7 +144,7 @@ def test_a_dataset_may_answer_with_a_finished_batch(loader_of: Any, workers: int
     assert loader.get_stats()["samples"] == 20
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(6)
 @WORKERS
 @pytest.mark.parametrize(
     "wrap",
