@@ -61,8 +61,8 @@ MISTAKES = [
     Mistake(
         "memory",
         "what a reservation gives back stays reserved",
-        "account.held += nbytes - self.nbytes",
-        "account.held += nbytes",
+        "account.nbytes += nbytes - self.nbytes",
+        "account.nbytes += nbytes",
         ("test_budget.py",),
     ),
     Mistake("memory", "slots of the ring never come back", "self._free.append(self._slot)", "pass", ("test_ring.py",)),

@@ -41,8 +41,8 @@ def explain_missing(name: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was most likely meant, whatever its case and underscores."""
     by_letters = {_letters(word): word for word in known}
-    found = difflib.get_close_matches(_letters(name), by_letters, 1, 0.75)
-    return by_letters[found[0]] if found else None
+    matches = difflib.get_close_matches(_letters(name), by_letters, 1, 0.75)
+    return by_letters[matches[0]] if matches else None
 
 
 def _letters(name: str) -> str:
@@ -98,8 +98,8 @@ def described(value: object) -> str:
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    shown = repr(value) if isinstance(value, (str, bytes)) else ""
-    return shown if shown and len(shown) <= 60 else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+    text = repr(value) if isinstance(value, (str, bytes)) else ""
+    return text if text and len(text) <= 60 else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
 
 
 def check_callable(name: str, value: object) -> None:

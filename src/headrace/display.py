@@ -54,11 +54,11 @@ def _is_notebook() -> bool:
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """A call as text: those of the arguments that `function` knows, and that are not its defaults, each in a word or two."""
     known = [(p.name, arguments[p.name], p.default) for p in inspect.signature(function).parameters.values() if p.name in arguments]
-    return f"{name}({', '.join(f'{argument}={_short(value)}' for argument, value, default in known if not _is(value, default))})"
+    return f"{name}({', '.join(f'{argument}={_short(value)}' for argument, value, default in known if not is_default(value, default))})"
 
 
-def _is(value: Any, default: Any) -> bool:
-    """What is no plain value is never compared: arrays have no answer."""
+def is_default(value: Any, default: Any) -> bool:
+    """True if a value is the default. Only plain values are compared: arrays have no single answer."""
     return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
 
 

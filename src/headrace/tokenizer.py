@@ -162,8 +162,8 @@ def identity_of(tokenizer: Any) -> str | None:
     text = str(tell())
     if inner is not tokenizer:  # these two are what HuggingFace's last call left there, and don't concern the next one
         text = json.dumps({name: value for name, value in json.loads(text).items() if name not in ("truncation", "padding")})
-    said = f"{text}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
-    return f"{name}:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+    parts = f"{text}|{getattr(tokenizer, 'add_bos_token', None)}|{getattr(tokenizer, 'add_eos_token', None)}"
+    return f"{name}:{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
 
 
 def shown_tokenizer(tokenizer: Any) -> str:

@@ -104,7 +104,7 @@ def test_a_language_model_keeps_the_class_under_label() -> None:
 @pytest.mark.parametrize(
     ("options", "sample", "said"),
     [
-        ({}, {"text": "river", "label": 1, "labels": 2}, "has 'label' and 'labels'.* leave one of them out .*labels='causal'"),
+        ({}, {"text": "river", "label": 1, "labels": 2}, "has 'label' and 'labels'.* leave one out .*labels='causal'"),
         ({"labels": None}, ({"text": "river", "label": 1}, 2), "has 'label' and 'labels'"),
         ({"labels": "causal"}, {"text": "river", "labels": 2}, "a class at 'labels'.* leave labels= out .*'label'"),
         ({"labels": "causal"}, ("river", 2), "a class at 'labels', and labels='causal' makes"),

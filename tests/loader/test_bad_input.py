@@ -472,7 +472,7 @@ def test_a_dead_worker_s_remedy_follows_from_its_end(start: str, code: int | Non
     reading, writing = os.pipe()
     os.close(writing)  # which makes the other end ready, as a sentinel is
     worker = Ended(pid=1, exitcode=code, end=reading, _start_method=start)
-    deliveries = SimpleNamespace(workers=[worker], deliveries=SimpleNamespace())
+    deliveries = SimpleNamespace(workers=[worker], missing_of=lambda number: None)
     try:
         error = death_of(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"), deliveries, 0, 0, 0, 0)
     finally:
@@ -503,7 +503,7 @@ def test_a_with_block_ends_the_workers_of_a_held_iterator(workers: int) -> None:
     while living_children() and time.monotonic() < until:
         time.sleep(0.01)
     assert not living_children()
-    with pytest.raises(WorkerError, match="closed while this epoch was under way"):
+    with pytest.raises(WorkerError, match="closed during this epoch"):
         next(held)
     with loader:
         assert len(list(loader)) == 11  # it can be used again

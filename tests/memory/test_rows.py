@@ -32,7 +32,11 @@ def copied(store: SampleStore, indices: list[int], plain: bool = False) -> np.nd
     if rows is None:
         return None
     out = torch.from_numpy(np.empty((len(indices), *rows.shape), rows.dtype))
-    (rows.copy_one_by_one if plain else rows.copy_to)(out)
+    if plain:
+        for number in range(len(rows)):
+            out[number] = torch.from_numpy(np.array(rows[number]))
+    else:
+        rows.copy_to(out)
     assert rows.are_held() and len(rows) == len(indices)
     return out.numpy()
 

@@ -83,7 +83,7 @@ def test_global_generators_draw_the_same_whatever_came_before() -> None:
 def test_held_generators_draw_the_same_whatever_came_before(make: Callable[[], Any], draw: Draw) -> None:
     holder = SimpleNamespace(rng=make(), other=make())
     seeder = SampleSeeder(holder)
-    assert seeder.held == [holder.rng, holder.other]
+    assert seeder.generators == [holder.rng, holder.other]
     seeder(42, 3, 7)
     first = draw(holder.rng), draw(holder.other)
     assert first[0] != first[1]  # each has a stream of its own
@@ -154,8 +154,8 @@ def closure(rng: Any) -> Callable[[float], float]:
 )
 def test_a_generator_is_found_wherever_it_is_held(wrap: Callable[[Any], Any]) -> None:
     rng = random.Random(0)
-    assert SampleSeeder(SimpleNamespace(size=3, transform=wrap(rng))).held == [rng]
-    assert SampleSeeder(wrap(rng)).held == [rng]
+    assert SampleSeeder(SimpleNamespace(size=3, transform=wrap(rng))).generators == [rng]
+    assert SampleSeeder(wrap(rng)).generators == [rng]
 
 
 def module(rng: Any) -> torch.nn.Module:
@@ -169,27 +169,27 @@ def test_each_generator_is_found_once_in_the_order_of_the_holders() -> None:
     deep, shallow = Compose(Compose(Jitter(first))), SimpleNamespace(rng=second, again=first)
     circle = SimpleNamespace(deep=deep, rng=third)
     circle.itself = [circle]
-    assert SampleSeeder(deep, shallow, circle, deep).held == [first, second, third]
+    assert SampleSeeder(deep, shallow, circle, deep).generators == [first, second, third]
 
 
 def test_it_does_not_walk_into_what_is_not_a_holders_own() -> None:
     foreign = SimpleNamespace(module=random, kind=random.Random, tensor=torch.zeros(2), array=np.zeros(2), text="rng")
     foreign.system = random.SystemRandom()  # has no state to seed
     foreign.missing = (lambda: unset) if (unset := None) else (lambda: None)
-    assert SampleSeeder(foreign).held == []
+    assert SampleSeeder(foreign).generators == []
     late = [0] * 1_000 + [random.Random()]
-    assert SampleSeeder(late).held == []
+    assert SampleSeeder(late).generators == []
     nested: Any = random.Random()
     for _ in range(20):
         nested = [nested]
-    assert SampleSeeder(nested).held == []
+    assert SampleSeeder(nested).generators == []
 
 
 @pytest.mark.slow
 def test_a_wide_holder_is_looked_at_only_in_part() -> None:
     rng = random.Random()
     wide = [[[number, [other]] for other in range(300)] for number in range(200)]
-    assert SampleSeeder(SimpleNamespace(records=wide, transform=Jitter(rng))).held == [rng]
+    assert SampleSeeder(SimpleNamespace(records=wide, transform=Jitter(rng))).generators == [rng]
 
 
 def test_pickled_with_its_holder_it_seeds_the_copies() -> None:
@@ -199,7 +199,7 @@ def test_pickled_with_its_holder_it_seeds_the_copies() -> None:
     for each in (holder, copy):
         each.seeder(1, 2, 3)
     assert copy.transform(1.0) == holder.transform(1.0)
-    assert copy.seeder.held == [copy.transform.rng] != holder.seeder.held
+    assert copy.seeder.generators == [copy.transform.rng] != holder.seeder.generators
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**32 - 1])

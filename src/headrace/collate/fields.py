@@ -1,7 +1,4 @@
-"""Names the fields of nested samples.
-
-A place is the way to a field: the steps from the sample through dicts, tuples and dataclasses.
-"""
+"""Names the fields of nested samples."""
 
 from __future__ import annotations
 
@@ -18,18 +15,19 @@ Field = str | int
 class Step(NamedTuple):
     """One step of the way."""
 
-    shown: str
+    text: str
     """As a message shows it: ``['key']``, ``[0]`` or ``.name``."""
     names: tuple[str, ...]
     """What a user may call it: a field of a named tuple has its name and its position."""
 
 
-Place = tuple[Step, ...]
+FieldPath = tuple[Step, ...]
+"""The way to a field: the steps from the sample through dicts, tuples and dataclasses."""
 
 
-def shown(place: Place) -> str:
+def at_path(path: FieldPath) -> str:
     """ " at ['key'][0]"; nothing for the sample itself."""
-    return f" at {''.join(step.shown for step in place)}" if place else ""
+    return f" at {''.join(step.text for step in path)}" if path else ""
 
 
 class Fields:
@@ -51,13 +49,13 @@ class Fields:
         self.names: tuple[str, ...] = tuple(str(name) for name in names)
         self.argument: str = argument
 
-    def find(self, place: Place) -> str | None:
+    def find(self, path: FieldPath) -> str | None:
         """The name that means this place."""
-        return next((name for name in self.names if _means(name, place)), None)
+        return next((name for name in self.names if _means(name, path)), None)
 
-    def find_around(self, place: Place) -> str | None:
+    def find_around(self, path: FieldPath) -> str | None:
         """The name that means this place, or one that it lies in."""
-        return next((name for end in range(1, len(place) + 1) for name in self.names if _means(name, place[:end])), None)
+        return next((name for end in range(1, len(path) + 1) for name in self.names if _means(name, path[:end])), None)
 
     def check(self, met: set[str], sample: Any) -> None:
         """Raises a ConfigError where a name was not met in the samples; the message lists what there is."""
@@ -66,11 +64,11 @@ class Fields:
                 raise ConfigError(f"{self.argument}: the samples have no field {name!r} of that kind; they have: {_names_in(sample)}")
 
 
-def _means(name: str, place: Place) -> bool:
-    if len(place) == 1:
-        return name in place[0].names
+def _means(name: str, path: FieldPath) -> bool:
+    if len(path) == 1:
+        return name in path[0].names
     parts = name.split(".")
-    return len(parts) == len(place) and all(part in step.names for part, step in zip(parts, place, strict=True))
+    return len(parts) == len(path) and all(part in step.names for part, step in zip(parts, path, strict=True))
 
 
 def _names_in(sample: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headrace.collate.fields import Field, Fields, Place, shown
+from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_inside, stack_tree
 from headrace.display import short_call
@@ -90,11 +90,11 @@ class PadCollator:
         samples = list(samples)
         met: set[str] = set()
 
-        def special(values: list[Any], place: Place) -> Any:
-            if self._is_padded(values, place, met):
-                return self._padded(values, place, met)
+        def special(values: list[Any], path: FieldPath) -> Any:
+            if self._is_padded(values, path, met):
+                return self._padded(values, path, met)
             if isinstance(values[0], Mapping):
-                return _beside(stack_inside(values, place, special), place)
+                return _beside(stack_inside(values, path, special), path)
             return USUAL
 
         try:
@@ -114,30 +114,30 @@ class PadCollator:
     def _check_names(self, sample: Any) -> None:
         met: set[str] = set()
 
-        def note(values: list[Any], place: Place) -> Any:
-            is_padded = self._is_padded(values, place, met)
+        def note(values: list[Any], path: FieldPath) -> Any:
+            is_padded = self._is_padded(values, path, met)
             return values if is_padded else USUAL
 
         stack_tree([sample], note)
         if self._fields is not None:
             self._fields.check(met, sample)
 
-    def _is_padded(self, values: list[Any], place: Place, met: set[str]) -> bool:
+    def _is_padded(self, values: list[Any], path: FieldPath, met: set[str]) -> bool:
         if self._fields is None:
             return is_sequence(example_of(values))
-        name = self._fields.find(place)
+        name = self._fields.find(path)
         if name is not None:
             met.add(name)
         return name is not None
 
-    def _padded(self, values: list[Any], place: Place, met: set[str]) -> Padded:
-        name = self._valued.find(place)
+    def _padded(self, values: list[Any], path: FieldPath, met: set[str]) -> Padded:
+        name = self._valued.find(path)
         if name is not None:
             met.add(name)
             value = self._values[name]
         else:
-            value = 0 if place and _MASK in place[-1].names else self._value
-        padded, lengths = self._padding.apply(to_rows(values, place), value, place)
+            value = 0 if path and _MASK in path[-1].names else self._value
+        padded, lengths = self._padding.apply(to_rows(values, path), value, path)
         return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
 
 
@@ -157,11 +157,11 @@ def variable_length_collate(samples: Sequence[Any]) -> Any:
     samples = list(samples)
     for number, sample in enumerate(samples):
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            said = 'variable_length_collate needs pairs (input, target); use collate_fn="list" for others'
-            raise CollateError(number, f" is {shape_of(sample)}: {said}")
+            reason = 'variable_length_collate needs pairs (input, target); use collate_fn="list" for others'
+            raise CollateError(number, f" is {shape_of(sample)}: {reason}")
 
-    def special(values: list[Any], place: Place) -> Any:
-        is_input = len(place) == 1 and place[0].names[0] == "0"
+    def special(values: list[Any], path: FieldPath) -> Any:
+        is_input = len(path) == 1 and path[0].names[0] == "0"
         return [owned(_tensor_of(value, number)) for number, value in enumerate(values)] if is_input else USUAL
 
     return stack_tree(samples, special, 'Give targets of one shape, or use collate_fn="list"')
@@ -175,7 +175,7 @@ def _tensor_of(value: Any, number: int) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else from_array(value)
 
 
-def _beside(batch: Any, place: Place) -> Any:
+def _beside(batch: Any, path: FieldPath) -> Any:
     """A dict whose padded fields have their masks and lengths beside them."""
     padded = [key for key, value in batch.items() if isinstance(value, Padded)]
     leaders = [key for key in padded if key != _MASK] or padded
@@ -192,7 +192,7 @@ def _beside(batch: Any, place: Place) -> Any:
                 continue
             if front + name in batch:
                 raise ConfigError(
-                    f"the samples have a field {front + name!r} already{shown(place)}, where pad_collate puts the {name} of {key!r}: "
+                    f"the samples have a field {front + name!r} already{at_path(path)}, where pad_collate puts the {name} of {key!r}: "
                     "rename it, or leave it out" + (", or name it in fields" if name == _MASK else "")
                 )
             fields[front + name] = made

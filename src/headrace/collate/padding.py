@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.collate.fields import Place, shown
+from headrace.arguments import check_flag, check_integer
+from headrace.collate.fields import FieldPath, at_path
 from headrace.collate.stack import from_array, is_numeric, one_dtype, shape_of
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
@@ -45,17 +46,14 @@ class Padding:
             raise ConfigError(f"padding must be 'longest' or 'max_length', not {self.padding!r}")
         if self.side not in ("right", "left"):
             raise ConfigError(f"padding_side must be 'right' or 'left', not {self.side!r}")
-        if not isinstance(self.truncation, bool):
-            raise ConfigError(f"truncation must be True or False, not {self.truncation!r}")
+        check_flag("truncation", self.truncation)
         for name in ("max_length", "pad_to_multiple_of"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be an integer of at least 1, or None, not {value!r}")
+            check_integer(name, getattr(self, name), 1, optional=True)
         if self.max_length is None and (self.padding == "max_length" or self.truncation):
             asks = "padding='max_length'" if self.padding == "max_length" else "truncation=True"
             raise ConfigError(f"{asks} needs a length: pass max_length=")
 
-    def apply(self, rows: list[torch.Tensor], value: Number, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    def apply(self, rows: list[torch.Tensor], value: Number, path: FieldPath) -> tuple[torch.Tensor, torch.Tensor]:
         """Pads what `to_rows` gave: [length_i, ...] each.
 
         Returns:
@@ -64,9 +62,9 @@ class Padding:
         Raises:
             ConfigError: a row is longer than `max_length`, or the value does not fit the dtype.
         """
-        check_fits(value, rows[0].dtype, place)
+        check_fits(value, rows[0].dtype, path)
         if self.max_length is not None:
-            rows = self._limited(rows, self.max_length, place)
+            rows = self._limited(rows, self.max_length, path)
         length = self._length([len(row) for row in rows])
         first = rows[0]
         shape = (len(rows), length, *first.shape[1:])
@@ -111,13 +109,13 @@ class Padding:
         rows[inside] = ids.astype(np.int64, copy=False)
         return out, inside
 
-    def _limited(self, rows: list[torch.Tensor], limit: int, place: Place) -> list[torch.Tensor]:
+    def _limited(self, rows: list[torch.Tensor], limit: int, path: FieldPath) -> list[torch.Tensor]:
         if self.truncation:
             return [row[:limit] for row in rows]
         for number, row in enumerate(rows):
             if len(row) > limit:
-                said = f"{shown(place)} is {len(row)} long, and max_length is {limit}: "
-                raise CollateError(number, said, "pass truncation=True to have its end cut off, or a larger max_length")
+                reason = f"{at_path(path)} is {len(row)} long, and max_length is {limit}: "
+                raise CollateError(number, reason, "pass truncation=True to have its end cut off, or a larger max_length")
         return rows
 
     def _length(self, lengths: Sequence[int]) -> int:
@@ -141,7 +139,7 @@ def example_of(values: list[Any]) -> Any:
     return next((value for value in values if not (isinstance(value, list) and not value)), values[0])
 
 
-def to_rows(values: list[Any], place: Place) -> list[torch.Tensor]:
+def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     """Tensors, arrays or lists of numbers as tensors [length_i, ...] of one dtype.
 
     Lists become int64, float64, complex128 or bool; a list with a float makes all lists of the batch float64, and an empty one follows the
@@ -150,7 +148,7 @@ def to_rows(values: list[Any], place: Place) -> list[torch.Tensor]:
     Raises:
         ConfigError: something is no sequence, or dtypes or the further dimensions differ; the message names sample and place.
     """
-    lists = [np.asarray(_array_of(value, number, place)) for number, value in enumerate(values) if isinstance(value, list)]
+    lists = [np.asarray(_array_of(value, number, path)) for number, value in enumerate(values) if isinstance(value, list)]
     kinds = [array.dtype for array in lists if array.size]
     made = np.result_type(*kinds) if kinds else None
     rows: list[Any] = []
@@ -163,21 +161,21 @@ def to_rows(values: list[Any], place: Place) -> list[torch.Tensor]:
         elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
             rows.append(value)
         else:
-            raise _unfit(number, place, f"is {shape_of(value)}", "a tensor, an array or a list of numbers")
+            raise _unfit(number, path, f"is {shape_of(value)}", "a tensor, an array or a list of numbers")
     numbered = ((number, row) for number, row in enumerate(rows) if row is not None)
     of_first, first = next(numbered, (0, torch.empty(0, dtype=torch.int64)))
     rows = [first.new_empty((0, *first.shape[1:])) if row is None else row for row in rows]
     if first.ndim == 0:
-        raise _unfit(0, place, f"is {shape_of(first)}", "a sequence: it has no length; leave it out of fields to have it stacked")
+        raise _unfit(0, path, f"is {shape_of(first)}", "a sequence: it has no length; leave it out of fields to have it stacked")
     for number, row in enumerate(rows):
         if row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim:
-            parts = number, f"{shown(place)} is {shape_of(row)}, ", of_first, f" is {shape_of(first)}. "
+            parts = number, f"{at_path(path)} is {shape_of(row)}, ", of_first, f" is {shape_of(first)}. "
             alike = row.dtype == first.dtype
             raise CollateError(*parts, "Sequences may differ in length only" if alike else one_dtype(row.dtype, first.dtype))
     return rows
 
 
-def _array_of(value: list[Any], number: int, place: Place) -> Any:
+def _array_of(value: list[Any], number: int, path: FieldPath) -> Any:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):  # lists of different lengths inside
@@ -185,17 +183,17 @@ def _array_of(value: list[Any], number: int, place: Place) -> Any:
     if array.size == 0 and array.dtype != object:
         return array.astype(np.int64)
     if array.dtype.kind not in _OF_LISTS:
-        raise _unfit(number, place, "is a list of something else", "a tensor, an array or a list of numbers")
+        raise _unfit(number, path, "is a list of something else", "a tensor, an array or a list of numbers")
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise _unfit(number, place, f"holds {array.max()}", "of int64, where it is a list of integers")
+        raise _unfit(number, path, f"holds {array.max()}", "of int64, where it is a list of integers")
     return array.astype(_OF_LISTS[array.dtype.kind])
 
 
-def _unfit(number: int, place: Place, what: str, must: str) -> CollateError:
-    return CollateError(number, f"{shown(place)} {what}: what is to be padded must be {must}")
+def _unfit(number: int, path: FieldPath, what: str, must: str) -> CollateError:
+    return CollateError(number, f"{at_path(path)} {what}: what is to be padded must be {must}")
 
 
-def check_fits(value: Number, dtype: torch.dtype, place: Place) -> None:
+def check_fits(value: Number, dtype: torch.dtype, path: FieldPath) -> None:
     """Raises a ConfigError where the dtype has no such value."""
     if dtype.is_complex:
         return
@@ -210,4 +208,4 @@ def check_fits(value: Number, dtype: torch.dtype, place: Place) -> None:
         fits = value == value and abs(value) != math.inf and int(value) == value and limits.min <= value <= limits.max
     if not fits:
         name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"pad_value={value!r} is no value of {name}, the dtype of the samples{shown(place)}: pass one, or cast them")
+        raise ConfigError(f"pad_value={value!r} is no value of {name}, the dtype of the samples{at_path(path)}: pass one, or cast them")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from headrace.collate.fields import Place, Step, shown
+from headrace.collate.fields import FieldPath, Step, at_path
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import like_mapping
@@ -22,7 +22,7 @@ from headrace.memory.tree import like_mapping
 Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]
 """A batch: a tensor, or tensors and lists in the structure of the samples."""
 
-Special = Callable[[list[Any], Place], Any]
+Special = Callable[[list[Any], FieldPath], Any]
 """Makes the batch of the values at a place, or says `USUAL`."""
 USUAL: Any = object()
 
@@ -52,7 +52,7 @@ _ONE_SHAPE = (
 )
 
 
-def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE, place: Place = ()) -> Any:
+def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE, path: FieldPath = ()) -> Any:
     """Stacks samples as `stack_collate` does, but `special` is asked first at each place, from the samples inwards.
 
     Args:
@@ -67,67 +67,67 @@ def stack_tree(samples: list[Any], special: Special | None = None, remedy: str =
     if not samples:
         raise ConfigError("a batch needs a sample at least, and got none: look at the batch_sampler")
     try:
-        return _stack(samples, place, special)
+        return _stack(samples, path, special)
     except _ShapesDiffer as error:
         raise CollateError(*error.args, remedy) from None
 
 
-def _stack(values: list[Any], place: Place, special: Special | None) -> Any:
+def _stack(values: list[Any], path: FieldPath, special: Special | None) -> Any:
     if special is not None:
-        made = special(values, place)
+        made = special(values, path)
         if made is not USUAL:
             return made
-    return stack_inside(values, place, special)
+    return stack_inside(values, path, special)
 
 
-def stack_inside(values: list[Any], place: Place, special: Special | None) -> Any:
+def stack_inside(values: list[Any], path: FieldPath, special: Special | None) -> Any:
     """The batch of the values at a place, where `special` is asked for what lies in them only."""
     first = values[0]
     if isinstance(first, torch.Tensor):
-        return _stack_tensors(values, place)
+        return _stack_tensors(values, path)
     if is_numeric(first):
-        return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], place)
+        return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], path)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
-        return _stack_numbers(values, place)
+        return _stack_numbers(values, path)
     if isinstance(first, Mapping):
         keys = list(first)
         for number, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(keys):
                 is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {shape_of(value)}"
                 parts = number, f" {is_}, ", 0, f" has the keys {sorted(map(str, keys))}. Give all the same keys, {_OR}"
-                raise CollateError(*_cannot(place), *parts)
-        fields = {key: _stack([v[key] for v in values], (*place, Step(f"[{key!r}]", (str(key),))), special) for key in keys}
+                raise CollateError(*_cannot(path), *parts)
+        fields = {key: _stack([v[key] for v in values], (*path, Step(f"[{key!r}]", (str(key),))), special) for key in keys}
         return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*_columns(values, place, special))
+        return type(first)(*_columns(values, path, special))
     if isinstance(first, (tuple, list)):
-        columns = _columns(values, place, special)
+        columns = _columns(values, path, special)
         try:
             return type(first)(columns)
         except TypeError:  # a tuple of certain things only, such as torch.Size
             return tuple(columns) if isinstance(first, tuple) else columns
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        return _stack_dataclass(values, place, special)
-    _refuse_unfinished(values, place)
+        return _stack_dataclass(values, path, special)
+    _refuse_unfinished(values, path)
     return values
 
 
-def _refuse_unfinished(values: list[Any], place: Place) -> None:
+def _refuse_unfinished(values: list[Any], path: FieldPath) -> None:
     """Raises a CollateError for PIL images, and for inputs that are None: transforms that lack their last step."""
     number = next((number for number, value in enumerate(values) if isinstance(value, Image.Image)), None)
     if number is not None:
         image = values[number]
         raise CollateError(
             number,
-            f"{shown(place)} is a PIL image ({image.mode}, {image.width} x {image.height}), which can't be "
+            f"{at_path(path)} is a PIL image ({image.mode}, {image.width} x {image.height}), which can't be "
             "stacked: end the transform with torchvision's v2.ToImage() or PILToTensor(), or pass ImageDataset "
             "transform_input='tensor'; to keep PIL images, pass collate_fn='list' or a function of your own",
         )
-    is_input = not place or (len(place) == 1 and place[0].names[0] == "0")  # a target or a field may well be None
+    is_input = not path or (len(path) == 1 and path[0].names[0] == "0")  # a target or a field may well be None
     if is_input and all(value is None for value in values):
         raise CollateError(
             0,
-            f"{shown(place)} is None, and so are all others of the batch: the transform (or the dataset's __getitem__) returned "
+            f"{at_path(path)} is None, and so are all others of the batch: the transform (or the dataset's __getitem__) returned "
             "nothing; end it with a return of the value, or pass collate_fn='list' or a function of your own",
         )
 
@@ -137,43 +137,43 @@ def is_numeric(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
 
 
-def _stack_numbers(values: list[Any], place: Place) -> torch.Tensor:
+def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
     dtype = torch.float64 if any(isinstance(v, float) for v in values) else None
     try:
         return torch.tensor(values, dtype=dtype)
     except (RuntimeError, ValueError, OverflowError):
         worst = max(values, key=abs)
         parts = values.index(worst), f" is {worst}, which does not fit into a tensor. Give smaller numbers, or texts, {_OR}"
-        raise CollateError(*_cannot(place), *parts) from None
+        raise CollateError(*_cannot(path), *parts) from None
 
 
-def _stack_dataclass(values: list[Any], place: Place, special: Special | None) -> Any:
+def _stack_dataclass(values: list[Any], path: FieldPath, special: Special | None) -> Any:
     first = values[0]
     for number, value in enumerate(values):
         if type(value) is not type(first):
-            raise _unlike(number, value, first, place)
+            raise _unlike(number, value, first, path)
     batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
     for field in dataclasses.fields(first):
-        column = _stack([getattr(value, field.name) for value in values], (*place, Step(f".{field.name}", (field.name,))), special)
+        column = _stack([getattr(value, field.name) for value in values], (*path, Step(f".{field.name}", (field.name,))), special)
         object.__setattr__(batch, field.name, column)  # of a frozen one too
     return batch
 
 
-def _columns(values: list[Any], place: Place, special: Special | None) -> list[Any]:
+def _columns(values: list[Any], path: FieldPath, special: Special | None) -> list[Any]:
     width, names = len(values[0]), getattr(values[0], "_fields", None)
     for number, value in enumerate(values):
         if not isinstance(value, (tuple, list)) or len(value) != width:
             is_ = f"has {len(value)}" if isinstance(value, (tuple, list)) else f"is {shape_of(value)}"
-            raise _ShapesDiffer(*_cannot(place), number, f" {is_}, ", 0, f" has {width} fields. ")
+            raise _ShapesDiffer(*_cannot(path), number, f" {is_}, ", 0, f" has {width} fields. ")
     steps = [Step(f"[{i}]", (str(i),) if names is None else (str(i), names[i])) for i in range(width)]
-    return [_stack([v[i] for v in values], (*place, step), special) for i, step in enumerate(steps)]
+    return [_stack([v[i] for v in values], (*path, step), special) for i, step in enumerate(steps)]
 
 
-def _stack_tensors(tensors: list[Any], place: Place) -> torch.Tensor:
+def _stack_tensors(tensors: list[Any], path: FieldPath) -> torch.Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
-            raise _unlike(number, tensor, first, place)
+            raise _unlike(number, tensor, first, path)
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.device.type != "cpu" or first.requires_grad:
         return torch.stack(tensors)
     return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype))
@@ -212,13 +212,13 @@ class _ShapesDiffer(CollateError):
     """Without a remedy, which depends on who stacks."""
 
 
-def _cannot(place: Place) -> tuple[str]:
-    return (f"samples of one batch can't be stacked{shown(place)}: ",)
+def _cannot(path: FieldPath) -> tuple[str]:
+    return (f"samples of one batch can't be stacked{at_path(path)}: ",)
 
 
-def _unlike(number: int, value: Any, first: Any, place: Place) -> CollateError:
+def _unlike(number: int, value: Any, first: Any, path: FieldPath) -> CollateError:
     """The error of a sample whose value is of another shape, dtype or type than the first sample's."""
-    parts = *_cannot(place), number, f" is {shape_of(value)}, ", 0, f" is {shape_of(first)}. "
+    parts = *_cannot(path), number, f" is {shape_of(value)}, ", 0, f" is {shape_of(first)}. "
     if not (isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor)):
         return CollateError(*parts, f"Give all a value of one type there, {_OR}")
     if value.shape != first.shape:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.collate.fields import Place
+from headrace.arguments import check_integer
+from headrace.collate.fields import FieldPath
 from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
 from headrace.display import short_call
@@ -191,21 +192,21 @@ class TextCollator:
         elif isinstance(sample, (torch.Tensor, np.ndarray, list)):
             record = {"input_ids": sample}
         else:
-            said = f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or {self.text_field!r}, "
-            raise CollateError(number, said, "and pairs of one of these and a target")
+            reason = f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with 'input_ids' or {self.text_field!r}, "
+            raise CollateError(number, reason, "and pairs of one of these and a target")
         if target is not None:
             record["labels"] = target
         if self.labels in ("auto", None) and "label" in record:
             if "labels" in record:
-                said = "leave one of them out for a classifier, or pass labels='causal' for a language model, which keeps both as they are"
-                raise CollateError(number, f" has 'label' and 'labels', and either may be its labels: {said}")
+                reason = "leave one out for a classifier, or pass labels='causal' for a language model, which keeps both as they are"
+                raise CollateError(number, f" has 'label' and 'labels', and either may be its labels: {reason}")
             record["labels"] = record.pop("label")
         elif self.labels == "masked" and "labels" in record:
-            said = "leave them out of the samples, or pass labels=None"
-            raise CollateError(number, f" has labels, and labels='masked' makes its own: {said}")
+            reason = "leave them out of the samples, or pass labels=None"
+            raise CollateError(number, f" has labels, and labels='masked' makes its own: {reason}")
         elif self.labels == "causal" and "labels" in record and not is_sequence(record["labels"]):
-            said = "leave labels= out for a classifier; for a language model leave the class out, or have it at 'label'"
-            raise CollateError(number, f" has a class at 'labels', and labels='causal' makes labels of the tokens: {said}")
+            reason = "leave labels= out for a classifier; for a language model leave the class out, or have it at 'label'"
+            raise CollateError(number, f" has a class at 'labels', and labels='causal' makes labels of the tokens: {reason}")
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
@@ -214,11 +215,11 @@ class TextCollator:
             text = records[number].get(self.text_field)
             if not isinstance(text, str):
                 has = ", ".join(map(repr, records[number])) or "nothing"
-                said = f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: pass text_field="
-                raise CollateError(number, said)
+                reason = f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: pass text_field="
+                raise CollateError(number, reason)
             if self.tokenizer is None:
-                said = "any callable from a text to a list of ids does; or have the dataset give 'input_ids'"
-                raise CollateError(number, f" is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), {said}")
+                reason = "any callable from a text to a list of ids does; or have the dataset give 'input_ids'"
+                raise CollateError(number, f" is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), {reason}")
         if places:
             limit = self._padding.max_length if self._padding.truncation else None
             for number, encoded in zip(
@@ -249,14 +250,14 @@ class TextCollator:
 
     # -- records to a batch
 
-    def _special_case(self, values: list[Any], place: Place) -> Any:
-        if len(place) != 1:
+    def _special_case(self, values: list[Any], path: FieldPath) -> Any:
+        if len(path) != 1:
             return USUAL
-        name = place[0].names[0]
+        name = path[0].names[0]
         if name in self._values:
-            return self._padding.apply(to_rows(values, place), self._values[name], place)[0]
+            return self._padding.apply(to_rows(values, path), self._values[name], path)[0]
         if name == "labels" and is_sequence(example_of(values)) and _holds_integers(example_of(values)):
-            return self._padding.apply(to_rows(values, place), IGNORED, place)[0]
+            return self._padding.apply(to_rows(values, path), IGNORED, path)[0]
         return USUAL
 
     def _masked(self, ids: torch.Tensor, may: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -301,6 +302,4 @@ def _holds_integers(value: Any) -> bool:
 
 
 def _id(name: str, given: int | None, known: int | None, least: int = 0) -> int | None:
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < least):
-        raise ConfigError(f"{name} must be an integer of at least {least}, or None, not {given!r}")
-    return known if given is None else given
+    return known if given is None else check_integer(name, given, least, optional=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.collate.fields import Field, Fields, Place, shown
+from headrace.arguments import check_flag
+from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_tree
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
@@ -63,8 +64,7 @@ class VisionCollator:
         self._text = short_call("VisionCollator", VisionCollator, locals())
         if channels not in ("first", "last", None):
             raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
-        if not isinstance(normalize, bool):
-            raise ConfigError(f"normalize must be True or False, not {normalize!r}")
+        check_flag("normalize", normalize)
         if not normalize and (mean is not None or std is not None):
             raise ConfigError("normalize=False leaves values as they are: pass it without mean= and std=")
         self._normalizes = normalize
@@ -76,18 +76,18 @@ class VisionCollator:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """The batch of the samples."""
         samples = list(samples)
-        way = _way_to_image(samples[0]) if self._fields is None and samples else None
+        names = _path_to_image(samples[0]) if self._fields is None and samples else None
         met: set[str] = set()
-        with_boxes: set[Place] = set()
+        with_boxes: set[FieldPath] = set()
 
-        def special(values: list[Any], place: Place) -> Any:
+        def special(values: list[Any], path: FieldPath) -> Any:
             first = values[0]
             if isinstance(first, Mapping) and any(name in first for name in _BOXES):
-                with_boxes.add(place)
-            if self._is_a_list(place, with_boxes, met):
+                with_boxes.add(path)
+            if self._is_a_list(path, with_boxes, met):
                 return [owned(value) for value in values]
-            if (isinstance(first, torch.Tensor) or is_numeric(first)) and self._is_image(place, way, met):
-                return self._images(values, place)
+            if (isinstance(first, torch.Tensor) or is_numeric(first)) and self._is_image(path, names, met):
+                return self._images(values, path)
             return USUAL
 
         batch = stack_tree(samples, special, "Give all one shape, or name the field in lists= to keep it as a list of tensors")
@@ -99,46 +99,47 @@ class VisionCollator:
     def __repr__(self) -> str:
         return self._text
 
-    def _is_image(self, place: Place, way: list[str] | None, met: set[str]) -> bool:
+    def _is_image(self, path: FieldPath, names: list[str] | None, met: set[str]) -> bool:
         if self._fields is None:
-            return way is not None and len(place) >= len(way) and all(name in step.names for name, step in zip(way, place, strict=False))
-        return _note(self._fields.find_around(place), met)
+            is_inside = names is not None and len(path) >= len(names)
+            return is_inside and all(name in step.names for name, step in zip(names or (), path, strict=False))
+        return _note(self._fields.find_around(path), met)
 
-    def _is_a_list(self, place: Place, with_boxes: set[Place], met: set[str]) -> bool:
+    def _is_a_list(self, path: FieldPath, with_boxes: set[FieldPath], met: set[str]) -> bool:
         if self._lists is None:
-            return bool(place) and place[:-1] in with_boxes and place[-1].names[0] in _OF_OBJECTS
-        return _note(self._lists.find(place), met)
+            return bool(path) and path[:-1] in with_boxes and path[-1].names[0] in _OF_OBJECTS
+        return _note(self._lists.find(path), met)
 
-    def _images(self, values: list[Any], place: Place) -> torch.Tensor:
-        images = [self._channels_first(value, number, place) for number, value in enumerate(values)]
+    def _images(self, values: list[Any], path: FieldPath) -> torch.Tensor:
+        images = [self._channels_first(value, number, path) for number, value in enumerate(values)]
         first = images[0]
         for number, image in enumerate(images):
             if image.shape != first.shape:
                 remedy = 'give all one shape (ImageDataset: image_size=), or keep them apart with collate_fn="list"'
-                raise _unfit(number, place, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}")
+                raise _unfit(number, path, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}")
             if image.dtype != first.dtype:
-                raise _unfit(number, place, "give all images one dtype", f"is {shape_of(image)}, ", 0, f" is {shape_of(first)}")
+                raise _unfit(number, path, "give all images one dtype", f"is {shape_of(image)}, ", 0, f" is {shape_of(first)}")
         batch = empty((len(images), *first.shape), torch.float32 if self._normalizes else first.dtype)
         if not self._normalizes:
             for to, image in zip(batch, images, strict=True):
                 to.copy_(image)
             return batch
-        scale, shift = self._factors(len(first), 255 if first.dtype == torch.uint8 else 1, place)
+        scale, shift = self._factors(len(first), 255 if first.dtype == torch.uint8 else 1, path)
         for to, image in zip(batch, images, strict=True):
             to.copy_(image).mul_(scale).add_(shift)
         return batch
 
-    def _channels_first(self, value: Any, number: int, place: Place) -> torch.Tensor:
+    def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:
         """[C, H, W] of an image, over the same memory where that can be."""
         if not isinstance(value, torch.Tensor) and not is_numeric(value):
-            raise _unfit(number, place, "an image is a tensor or an array", f"is {shape_of(value)}")
+            raise _unfit(number, path, "an image is a tensor or an array", f"is {shape_of(value)}")
         image = value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else from_array(value)
         if self._normalizes and image.dtype != torch.uint8:
-            _check_range(image, number, place)
+            _check_range(image, number, path)
         if image.ndim == 2:
             return image[None]
         if image.ndim != 3:
-            raise _unfit(number, place, "an image is [C, H, W], [H, W, C] or [H, W]", f"is {shape_of(image)}")
+            raise _unfit(number, path, "an image is [C, H, W], [H, W, C] or [H, W]", f"is {shape_of(image)}")
         counts = {1, 3} if self._is_named or len(self._means) == 1 else {len(self._means)}
         is_first, is_last = (image.shape[axis] in counts for axis in (0, 2))
         if self._channels is None and is_first == is_last:
@@ -146,10 +147,10 @@ class VisionCollator:
             may = "" if is_first or not self._normalizes else ", or mean= and std= for as many channels"
             end = "either end" if is_first else "neither end"
             is_ = f"is {shape_of(image)}, where {end} may be the {known} channels"
-            raise _unfit(number, place, f"pass channels='first' or 'last'{may}", is_)
+            raise _unfit(number, path, f"pass channels='first' or 'last'{may}", is_)
         return image.permute(2, 0, 1) if self._channels == "last" or (self._channels is None and is_last) else image
 
-    def _factors(self, channels: int, white: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    def _factors(self, channels: int, white: int, path: FieldPath) -> tuple[torch.Tensor, torch.Tensor]:
         """What pixels from 0 to `white` are multiplied with, and what is added then: two roundings, as in `ImageDataset`."""
         means, stds = self._means, self._stds
         if len(means) == 1 or len(means) == channels:
@@ -158,7 +159,7 @@ class VisionCollator:
             scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
         else:
             raise ConfigError(
-                f"images{shown(place)} have {channels} channels, and the statistics have {len(means)}: convert them (ImageDataset: color=) "
+                f"images{at_path(path)} have {channels} channels, and the statistics {len(means)}: convert them (ImageDataset: color=) "
                 "or pass mean= and std= for as many channels"
             )
         return torch.tensor(scale).reshape(-1, 1, 1), torch.tensor(shift).reshape(-1, 1, 1)
@@ -192,9 +193,9 @@ def _statistics(
     return means_, stds_, False
 
 
-def _way_to_image(sample: Any) -> list[str]:
+def _path_to_image(sample: Any) -> list[str]:
     """The names of the steps to the image, or to the images, where nobody named a field."""
-    way: list[str] = []
+    names: list[str] = []
     while not isinstance(sample, (torch.Tensor, np.ndarray)):
         if isinstance(sample, Mapping):
             name = next((name for name in _IMAGES if name in sample), None)
@@ -202,7 +203,7 @@ def _way_to_image(sample: Any) -> list[str]:
         elif dataclasses.is_dataclass(sample):
             name = next((name for name in _IMAGES if hasattr(sample, name)), None)
             has = None if name is None else getattr(sample, name)
-        elif isinstance(sample, (tuple, list)) and sample and way:
+        elif isinstance(sample, (tuple, list)) and sample and names:
             break  # of several images
         elif isinstance(sample, (tuple, list)) and sample:
             name, has = "0", sample[0]
@@ -211,9 +212,9 @@ def _way_to_image(sample: Any) -> list[str]:
             raise _unfit(0, (), remedy, f"has a {type(sample).__name__} where its image should be")
         if name is None:
             raise _unfit(0, (), "pass fields= with the field that is the image", f"has no field {', '.join(map(repr, _IMAGES))}")
-        way.append(name)
+        names.append(name)
         sample = has
-    return way
+    return names
 
 
 def _note(name: str | None, met: set[str]) -> bool:
@@ -222,10 +223,10 @@ def _note(name: str | None, met: set[str]) -> bool:
     return name is not None
 
 
-def _check_range(image: torch.Tensor, number: int, place: Place) -> None:
+def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:
     """Raises where an image that is not uint8 has other values than floats in [0, 1]: it may be normalised already."""
     if not image.dtype.is_floating_point:
-        raise _unfit(number, place, "have the dataset give uint8, or floats in [0, 1]", f"is {shape_of(image)}, not uint8 or floats")
+        raise _unfit(number, path, "have the dataset give uint8, or floats in [0, 1]", f"is {shape_of(image)}, not uint8 or floats")
     least, most = (image.min().item(), image.max().item()) if image.numel() else (0, 1)
     if least >= 0 and most <= 1:
         return
@@ -234,8 +235,8 @@ def _check_range(image: torch.Tensor, number: int, place: Place) -> None:
     else:
         remedy = "it may be normalised already, and nothing is normalised twice: have the dataset give uint8 or floats in [0, 1] "
         remedy += "(ImageDataset: normalize=False), or stack what is finished with VisionCollator(normalize=False)"
-    raise _unfit(number, place, remedy, f"is {shape_of(image)} with values from {least:.3g} to {most:.3g}, not in [0, 1]")
+    raise _unfit(number, path, remedy, f"is {shape_of(image)} with values from {least:.3g} to {most:.3g}, not in [0, 1]")
 
 
-def _unfit(number: int, place: Place, remedy: str, *what: str | int) -> CollateError:
-    return CollateError("VisionCollator: ", number, f"{shown(place)} ", *what, f": {remedy}")
+def _unfit(number: int, path: FieldPath, remedy: str, *what: str | int) -> CollateError:
+    return CollateError("VisionCollator: ", number, f"{at_path(path)} ", *what, f": {remedy}")

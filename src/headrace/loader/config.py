@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
-import numpy as np
 import torch
 
-from headrace.arguments import check_callable, check_names, described
+from headrace.arguments import check_callable, check_flag, check_integer, check_names, described
 from headrace.datasets.core.checks import HINTS
 from headrace.datasets.open import known_keywords
 from headrace.errors import ConfigError
@@ -136,20 +135,16 @@ class DataLoaderConfig:
         for name, at_least in least.items():
             self._check_int(name, at_least, optional=True)
         self._check_int("seed", None)
-        self._check_flags()
+        for name in _FLAGS:
+            check_flag(name, getattr(self, name))
+        for name in ("pin_memory", "persistent_workers"):
+            check_flag(name, getattr(self, name), optional=True)
         self._check_order()
         self._check_objects()
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
         if self.max_memory_usage is not None:
             MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
-
-    def _check_flags(self) -> None:
-        for name in ("pin_memory", "persistent_workers", *_FLAGS):
-            value = getattr(self, name)
-            optional = name in ("pin_memory", "persistent_workers")
-            if not isinstance(value, bool) and not (optional and value is None):
-                raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {value!r}")
 
     def _check_order(self) -> None:
         if not (self.shuffle is None or isinstance(self.shuffle, bool) or (isinstance(self.shuffle, str) and self.shuffle == "block")):
@@ -214,15 +209,7 @@ class DataLoaderConfig:
             raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")
 
     def _check_int(self, name: str, least: int | None, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if optional and value is None:
-            return
-        if isinstance(value, np.integer):
-            value = int(value)
-            object.__setattr__(self, name, value)
-        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-            at_least = "" if least is None else f" of at least {least}"
-            raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {value!r}")
+        object.__setattr__(self, name, check_integer(name, getattr(self, name), least, optional=optional))  # NumPy's as Python's
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """The same with other values.

@@ -83,7 +83,7 @@ class Cursor(Generic[P]):
         return self.loaded is None and self._is_named and (self.next_epoch != self.at.epoch or self.running is None)
 
     @property
-    def place(self) -> P:
+    def position(self) -> P:
         """The position that a state saved now holds."""
         if self.loaded is not None:
             return self.loaded

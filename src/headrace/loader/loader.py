@@ -299,7 +299,7 @@ class Loader(DataLoader[Any]):
         Raises:
             StateError: a `state_dict` of the user's dataset has raised, or gave what can't be pickled.
         """
-        at, plan = self._cursor.place, self._plan
+        at, plan = self._cursor.position, self._plan
         states = self._states_of_next_epoch() if self._cursor.is_at_next else self._states
         has_ended = self._end == at
         return make_state(

@@ -83,17 +83,17 @@ class DataModule:
             _check_data(name, data, is_optional=name == "val")
         self._opened: list[BaseDataset] = []
         rest: dict[str, Any] = {**overrides}
-        found: list[Any] = []
+        datasets: list[Any] = []
         for data in (train, val):
             opened: Any = data
             if is_path(data):
                 opened, rest = open_path("DataModule", data, config, overrides)
                 self._opened.append(opened)
-            found.append(_as_tensors(opened))
+            datasets.append(_as_tensors(opened))
         check_options("DataModule", config, rest)
         self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
-        self.train: Any = found[0]
-        self.val: Any = found[1]
+        self.train: Any = datasets[0]
+        self.val: Any = datasets[1]
         if val_split:
             self.train, self.val = _split(self.train, val_split, self.seed)
         if val_transform is not None:

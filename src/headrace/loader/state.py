@@ -81,13 +81,13 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
     """
     _check_form(state)
     if state["fingerprint"] != fingerprint:
-        said = (
+        message = (
             f"load_state_dict: the state is of another dataset: its fingerprint is {state['fingerprint']} ({state['length']} samples), "
             f"this dataset's {fingerprint} ({length} samples)"
         )
         if strict or state["length"] != length:
-            raise StateError(f"{said}. Were files added, removed or renamed?")
-        warn(f"{said}; strict=False: continuing anyway")
+            raise StateError(f"{message}. Were files added, removed or renamed?")
+        warn(f"{message}; strict=False: continuing anyway")
 
 
 def _check_form(state: Any) -> None:
@@ -109,10 +109,10 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
         StateError: it is of another order. The message holds both values.
     """
     differing = {k: state.get(k) for k in parameters if k in _COMPARED and state.get(k) != parameters[k]}
-    said = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
+    message = ", ".join(f"{k} was {v!r}, is {parameters[k]!r}" for k, v in differing.items())
     kinds = {state["shuffle"], parameters["shuffle"]}
     if "workers" in differing or (len(kinds) > 1 and not kinds.isdisjoint(_OWN)):
-        raise StateError(f"load_state_dict: the state is of another order: {said}. Build the loader as it was")
+        raise StateError(f"load_state_dict: the state is of another order: {message}. Build the loader as it was")
     if others := [k for k in _FIXED if state.get(k) != parameters.get(k)]:
         had = ", ".join(f"{k} was {state.get(k)!r}, is {parameters.get(k)!r}" for k in others)
         raise StateError(f"load_state_dict: the state is of another order: {had}. Build the loader as it was")
@@ -133,7 +133,7 @@ def check_order(state: dict[str, Any], parameters: dict[str, Any], world_size: i
         )
     if differing and strict:
         raise StateError(
-            f"load_state_dict: the state is of another order: {said}. Build the loader as it was, or pass strict=False to adopt "
+            f"load_state_dict: the state is of another order: {message}. Build the loader as it was, or pass strict=False to adopt "
             "the saved order"
         )
     return differing

@@ -111,7 +111,7 @@ class States:
 
     def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
         self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
-        self._said: list[bytes | str | None] = [None] * self._workers
+        self._reported: list[bytes | str | None] = [None] * self._workers
         self._ended = [False] * self._workers
         self._turn = 0
         self.step: int = 0
@@ -120,7 +120,7 @@ class States:
 
     def __bool__(self) -> bool:
         """True if any worker has reported a state."""
-        return any(said is not None for said in self._said)
+        return any(state is not None for state in self._reported)
 
     def note(self, report: dict[str, Any]) -> None:
         """The user gets a batch, or a worker has no further ones: what came along."""
@@ -131,14 +131,14 @@ class States:
         self._ended[worker] = bool(report.get("is_through"))
         if self._is_stream:
             self.step = report["step"] + 1
-        said = report.get("state")
-        if said is None:
+        state = report.get("state")
+        if state is None:
             return
-        self._said[worker] = said
-        if isinstance(said, bytes) and len(said) > _LARGE and not self._is_warned:
+        self._reported[worker] = state
+        if isinstance(state, bytes) and len(state) > _LARGE and not self._is_warned:
             self._is_warned = True
             warn(
-                f"the state of the dataset takes {len(said):,} bytes, which are copied and sent after each batch: give it a smaller "
+                f"the state of the dataset takes {len(state):,} bytes, which are copied and sent after each batch: give it a smaller "
                 "state_dict (where it stands, not what it holds), or none"
             )
 
@@ -147,20 +147,20 @@ class States:
         other = States(workers, *self._world, self._is_stream)
         other._is_warned = self._is_warned
         if lives_on and other._workers == self._workers:
-            other._said = [self._without_position(said) for said in self._said]
-            other._pending = {worker for worker in self._pending if other._said[worker] is not None}
+            other._reported = [self._without_position(state) for state in self._reported]
+            other._pending = {worker for worker in self._pending if other._reported[worker] is not None}
         return other
 
     def to_new_processes(self) -> None:
         """What workers said is not known to those that come after them."""
-        self._pending = {worker for worker in range(self._workers) if self._said[worker] is not None or self._ended[worker]}
+        self._pending = {worker for worker in range(self._workers) if self._reported[worker] is not None or self._ended[worker]}
 
-    def _without_position(self, said: bytes | str | None) -> bytes | str | None:
-        if not isinstance(said, bytes) or not self._is_stream:
-            return said
-        parts = pickle.loads(said)
+    def _without_position(self, state: bytes | str | None) -> bytes | str | None:
+        if not isinstance(state, bytes) or not self._is_stream:
+            return state
+        parts = pickle.loads(state)
         if "at_end" in parts:
-            return said
+            return state
         return pickle.dumps({"dataset": parts["dataset"]}) if len(parts) == 2 else None
 
     def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
@@ -178,8 +178,8 @@ class States:
                 return
             if worker in self._pending:
                 self._pending.discard(worker)
-                said = self._said[worker]
-                request.given = said if isinstance(said, bytes) else None
+                state = self._reported[worker]
+                request.given = state if isinstance(state, bytes) else None
                 if self._ended[worker]:
                     parts = {} if request.given is None else pickle.loads(request.given)
                     request.given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
@@ -197,9 +197,9 @@ class States:
         Raises:
             StateError: a `state_dict` of the user's has raised, or what it gave can't be pickled.
         """
-        for worker, said in enumerate(self._said):
-            if isinstance(said, str):
-                raise StateError(f"state_dict: {said} (asked in worker {worker} after its last batch that was received)")
+        for worker, state in enumerate(self._reported):
+            if isinstance(state, str):
+                raise StateError(f"state_dict: {state} (asked in worker {worker} after its last batch that was received)")
         return {
             "workers": self._workers,
             "world_size": self._world[0],
@@ -207,20 +207,20 @@ class States:
             "turn": self._turn,
             "step": self.step,
             "ended": list(self._ended),
-            "states": [None if said is None else pickle.loads(said) for said in self._said if not isinstance(said, str)],
+            "states": [None if state is None else pickle.loads(state) for state in self._reported if not isinstance(state, str)],
         }
 
-    def loaded(self, said: Any, strict: bool) -> States:
+    def loaded(self, state: Any, strict: bool) -> States:
         """The same of a state that was saved; nothing, where it does not fit and `strict` is False.
 
         Raises:
             StateError: it is damaged; or of another number of workers or ranks, or of another rank.
         """
-        found = States(self._workers, *self._world, self._is_stream)
-        if said is None:
-            return found
-        _check_form(said)
-        saved = {name: said[name] for name in ("workers", "world_size", "rank")}
+        other = States(self._workers, *self._world, self._is_stream)
+        if state is None:
+            return other
+        _check_form(state)
+        saved = {name: state[name] for name in ("workers", "world_size", "rank")}
         own = {"workers": self._workers, "world_size": self._world[0], "rank": self._world[1]}
         if saved != own:
             differing = ", ".join(f"{name} was {saved[name]}, is {own[name]}" for name in own if saved[name] != own[name])
@@ -228,22 +228,22 @@ class States:
             if strict:
                 raise StateError(f"{text}: use the same, and the state of this rank; or pass strict=False to go on without them")
             warn(f"{text}; strict=False: the dataset begins without its state")
-            return found
-        found._said = [None if parts is None else pickle.dumps(parts) for parts in said["states"]]
-        found._ended, found._turn, found.step = list(said["ended"]), said["turn"], said["step"]
-        found.to_new_processes()
-        return found
+            return other
+        other._reported = [None if parts is None else pickle.dumps(parts) for parts in state["states"]]
+        other._ended, other._turn, other.step = list(state["ended"]), state["turn"], state["step"]
+        other.to_new_processes()
+        return other
 
 
-def _check_form(said: Any) -> None:
+def _check_form(state: Any) -> None:
     """Raises a StateError where it is not what `States.as_dict` gave."""
     try:
-        workers = said["workers"]
-        numbers = [workers, *(said[name] for name in ("world_size", "rank", "turn", "step"))]
+        workers = state["workers"]
+        numbers = [workers, *(state[name] for name in ("world_size", "rank", "turn", "step"))]
         is_right = (
             all(type(number) is int and number >= 0 for number in numbers)
-            and said["turn"] < workers == len(said["states"]) == len(said["ended"])
-            and all(parts is None or isinstance(parts, dict) for parts in said["states"])
+            and state["turn"] < workers == len(state["states"]) == len(state["ended"])
+            and all(parts is None or isinstance(parts, dict) for parts in state["states"])
         )
     except (TypeError, KeyError):
         is_right = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.arguments import check_integer
 from headrace.errors import ConfigError
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
@@ -30,8 +31,8 @@ def get_epoch_length(loader: Any, length: int | None = None, *, samples: int | N
     Raises:
         ConfigError: the dataset has no length and neither is given; both are given; or `samples` for a `MultiDataLoader`.
     """
-    _check("length", length, least=0)
-    _check("samples", samples, least=0)
+    check_integer("length", length, 0, optional=True)
+    check_integer("samples", samples, 0, optional=True)
     if length is not None and samples is not None:
         raise ConfigError("length= and samples= are given, the batches and the samples of an epoch: pass one of them")
     if length is not None:
@@ -71,7 +72,7 @@ def get_train_dataloader_steps(
     Raises:
         ConfigError: see `get_epoch_length`; `accumulate` below 1; batches of unknown size, or of different ones.
     """
-    _check("accumulate", accumulate, least=1)
+    check_integer("accumulate", accumulate, 1)
     batches = get_epoch_length(loader, length, samples=samples)
     accumulate = min(accumulate, max(1, batches))
     return _batch_size(loader, exact=True) * _world_size(loader) * accumulate, -(-batches // accumulate), accumulate
@@ -89,17 +90,11 @@ def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_step
     Raises:
         ConfigError: see `get_epoch_length`; `sanity_steps` below 0.
     """
-    _check("sanity_steps", sanity_steps, least=0)
+    check_integer("sanity_steps", sanity_steps, 0)
     if loader is None:
         return 0
     batches = get_epoch_length(loader, length, samples=samples)
     return min(batches, sanity_steps) if sanity_steps else batches
-
-
-def _check(name: str, value: Any, least: int) -> None:
-    may_be_none = name in ("length", "samples")
-    if not (value is None and may_be_none) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 def _parts(loader: Any) -> list[Any]:

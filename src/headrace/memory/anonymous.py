@@ -122,7 +122,7 @@ class _IntMemory(AnonymousMemory):
 
     def __init__(self) -> None:
         super().__init__(8 * _PLACES, "int")
-        self.places = itertools.count()  # `next` is atomic: no lock, which a fork could inherit
+        self.numbers = itertools.count()  # `next` is atomic: no lock, which a fork could inherit
 
 
 class _LastInts:
@@ -134,15 +134,15 @@ class _LastInts:
 _last_ints = PerProcess(_LastInts)
 
 
-def _place_of_int() -> tuple[AnonymousMemory, int]:
+def _room_for_int() -> tuple[AnonymousMemory, int]:
     """Eight bytes of shared memory that are zero and nobody else's. The integers of a process lie in one file, which is made on demand."""
     last = _last_ints.get()
     memory = None if last.memory is None else last.memory()
-    place = _PLACES if memory is None else next(memory.places)
-    if memory is None or place >= _PLACES:
+    number = _PLACES if memory is None else next(memory.numbers)
+    if memory is None or number >= _PLACES:
         memory = _IntMemory()
-        place, last.memory = next(memory.places), weakref.ref(memory)
-    return memory, 8 * place
+        number, last.memory = next(memory.numbers), weakref.ref(memory)
+    return memory, 8 * number
 
 
 class SharedInt:
@@ -152,7 +152,7 @@ class SharedInt:
     """
 
     def __init__(self, value: int = 0) -> None:
-        self._memory, self._at = _place_of_int()
+        self._memory, self._at = _room_for_int()
         self.value = value
 
     @property

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from headrace.arguments import check_integer
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.limits import Limit, memory_limits, tightest
@@ -76,7 +77,7 @@ def format_size(n: float) -> str:
 class _Account:
     """Bytes reserved through one share, or all bytes of a ledger."""
 
-    held: int = 0
+    nbytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +90,7 @@ class _Entry:
 
     def set(self, nbytes: int) -> None:
         for account in self.accounts:
-            account.held += nbytes - self.nbytes
+            account.nbytes += nbytes - self.nbytes
         self.nbytes = nbytes
 
 
@@ -125,7 +126,7 @@ class _Ledger:
         words = [f"{what}: {format_size(nbytes)}" for what, nbytes in sums.most_common(8)]
         if rest := sums.most_common()[8:]:
             words.append(f"{len(rest)} others: {format_size(sum(nbytes for _, nbytes in rest))}")
-        return f"{format_size(self.account.held)} ({', '.join(words) or 'by nothing'})"
+        return f"{format_size(self.account.nbytes)} ({', '.join(words) or 'by nothing'})"
 
 
 _process_ledger = _Ledger()
@@ -154,7 +155,7 @@ class MemoryBudget:
     def __init__(self, max_memory_usage: float | str = 0.8, *, local_world_size: int = 1, limits: Sequence[Limit] | None = None) -> None:
         if limits is not None and not limits:
             raise ConfigError("limits must hold at least one Limit, or be None for those of this machine")
-        usage, ranks = _check_usage(max_memory_usage), _check_int("local_world_size", local_world_size, least=1)
+        usage, ranks = _check_usage(max_memory_usage), check_integer("local_world_size", local_world_size, 1)
         self._set_up(usage, ranks, _process_ledger if limits is None else _Ledger(limits))
 
     def _set_up(self, usage: float, ranks: int, ledger: _Ledger, parent: MemoryBudget | None = None) -> None:
@@ -179,7 +180,7 @@ class MemoryBudget:
         """Bytes that count against `limit`: of a share its own, else all that this process has reserved."""
         with _lock:
             self._ledger.settle()
-            return self._accounts[-1].held
+            return self._accounts[-1].nbytes
 
     @property
     def available(self) -> int:
@@ -202,7 +203,7 @@ class MemoryBudget:
         Raises:
             ConfigError: `n` is not an integer of at least 1.
         """
-        n = _check_int("n", n, least=1)
+        n = check_integer("n", n, 1)
         part = MemoryBudget.__new__(MemoryBudget)
         part._set_up(self.available // n, self._ranks, self._ledger, self)
         return part
@@ -264,7 +265,7 @@ class MemoryBudget:
 
     def _refusal(self, what: str, nbytes: int, more: int) -> BudgetError:
         ledger = self._ledger
-        enough = ledger.account.held + more <= self._headroom
+        enough = ledger.account.nbytes + more <= self._headroom
         remedy = "raise max_memory_usage" if enough else "use a machine or container with more memory"
         return BudgetError(
             f"{what} needs {format_size(nbytes)}{f' ({format_size(more)} more)' if more < nbytes else ''}, but only "
@@ -298,7 +299,7 @@ class Reservation:
             ConfigError: `nbytes` is not an integer of at least 0.
             ValueError: the reservation is closed.
         """
-        nbytes = _check_int("nbytes", nbytes, least=0)
+        nbytes = check_integer("nbytes", nbytes, 0)
         with _lock:
             available = self._budget.available  # settles the ledger; what is closed from here on is released later
             if not self._release.alive:
@@ -331,13 +332,6 @@ def _integer(value: Any) -> int | None:
     with contextlib.suppress(TypeError):
         return None if isinstance(value, bool) else operator.index(value)
     return None
-
-
-def _check_int(name: str, value: int, least: int) -> int:
-    number = _integer(value)
-    if number is None or number < least:
-        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-    return number
 
 
 def _check_usage(value: Any) -> float:

@@ -67,8 +67,8 @@ def signature_of(value: Any, header: list[int], pieces: list[memoryview]) -> int
     """A positive number that all arrays of one shape and dtype have in common, and no others; MIXED for everything else."""
     if type(value) is not np.ndarray or not value.flags.c_contiguous or header[3] != 1:
         return MIXED
-    said = b"%d %d %s" % (header[1], header[4], pieces[0])
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1 or 1
+    identity = b"%d %d %s" % (header[1], header[4], pieces[0])
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") >> 1 or 1
 
 
 def layout_of(header: list[int], pieces: list[bytearray]) -> Layout:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 import cachetools
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.arguments import check_integer
 from headrace.memory.per_process import renew_after_fork
 
 K = TypeVar("K", bound=Hashable)
@@ -82,8 +82,8 @@ class LRUCache(Generic[K, V]):
     """
 
     def __init__(self, max_bytes: int | None, max_items: int | None = None, *, sizeof: Callable[[V], int] | None = None) -> None:
-        self.max_bytes = _bound("max_bytes", max_bytes)
-        self.max_items: int | None = _bound("max_items", max_items)
+        self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
+        self.max_items: int | None = check_integer("max_items", max_items, 0, optional=True)
         self.hits: int = 0
         self.misses: int = 0
         self.evicted: int = 0
@@ -149,7 +149,7 @@ class LRUCache(Generic[K, V]):
             ConfigError: the bound is negative or not an integer.
         """
         with self._lock:
-            self.max_bytes = _bound("max_bytes", max_bytes)
+            self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
             self._make_room(0, 0)
 
     def __contains__(self, key: object) -> bool:
@@ -183,9 +183,3 @@ class LRUCache(Generic[K, V]):
         if not self._lock.acquire(blocking=False):  # by a thread that is not here: it may have been half-way through a change
             self._forget()
         self._lock = threading.RLock()
-
-
-def _bound(name: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0):
-        raise ConfigError(f"{name} must be None or an integer of at least 0, not {value!r}")
-    return None if value is None else int(value)

@@ -124,7 +124,7 @@ class Ring:
         self.total: int = self.planned
         self.grown: int = 0
         self.copied: int = 0
-        self._kept = min(_KEPT, _file_limit() // 8)
+        self._most_extra = min(_KEPT, _file_limit() // 8)
         self._maps: dict[int, mmap.mmap] = {}
         _rings[self.key] = self
 
@@ -157,7 +157,7 @@ class Ring:
 
         Each mapped slot takes a file descriptor and a mapping of the process, and the system limits both.
         """
-        return self.in_use > self.planned + self._kept
+        return self.in_use > self.planned + self._most_extra
 
     @property
     def in_use(self) -> int:
@@ -325,7 +325,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 _Message = bytes | tuple[int, int]  # a pickle, or where in the slot it lies and its bytes
-_Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # offset, bytes, dtype, shape, strides
+_Area = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # offset, bytes, dtype, shape, strides
 
 
 class _Packer(pickle.Pickler):
@@ -333,7 +333,7 @@ class _Packer(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
         self._arena = arena
         self._seen: dict[int, tuple[int, torch.Tensor]] = {}  # id -> (place, the tensor, kept alive: ids come again)
-        self.layout: list[_Place] = []
+        self.layout: list[_Area] = []
         self.buffers: list[tuple[int, int]] = []
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -343,7 +343,7 @@ class _Packer(pickle.Pickler):
             return None
         if id(obj) not in self._seen:
             self._seen[id(obj)] = len(self.layout), obj
-            self.layout.append(self._place(obj))
+            self.layout.append(self._area_of(obj))
         return self._seen[id(obj)][0]
 
     def reducer_override(self, obj: Any) -> Any:
@@ -359,7 +359,7 @@ class _Packer(pickle.Pickler):
             parts = (*lines, data.values())
         return _sparse, (obj.layout, parts, tuple(obj.shape), obj.is_coalesced() if len(parts) == 2 else None, obj.requires_grad)
 
-    def _place(self, tensor: torch.Tensor) -> _Place:
+    def _area_of(self, tensor: torch.Tensor) -> _Area:
         nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)
         if nbytes == 0:
             return 0, 0, tensor.dtype, shape, ()
@@ -433,7 +433,7 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
         offset, nbytes = message
         message = ring.view(slot, offset, offset + nbytes, None).numpy().tobytes()
     layout, buffers, rest, report = pickle.loads(message)
-    total = sum(place[1] for place in layout)
+    total = sum(area_of[1] for area_of in layout)
     is_crowded = ring.is_crowded
     ring.copied += is_crowded
 
@@ -452,8 +452,8 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
     def is_apart(offset: int, nbytes: int) -> bool:  # and no other tensor of the batch sees the same bytes
         return len(layout) <= _FEW and sum(start < offset + nbytes and offset < start + size for start, size, *_ in layout) == 1
 
-    tensors = [tensor(*place) for place in layout]
-    batch = _Unpacker(rest, [area(*place) for place in buffers], tensors).load()
+    tensors = [tensor(*area_of) for area_of in layout]
+    batch = _Unpacker(rest, [area(*area_of) for area_of in buffers], tensors).load()
     return Delivered(batch, report, total + sum(size for _, size in buffers))
 
 

@@ -81,9 +81,3 @@ class Rows:
         table = whole.as_strided((rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width)
         flat = out.view(len(self), -1)
         torch.index_select(table, 0, torch.from_numpy(self._places), out=flat if out.dtype == dtype else flat.view(dtype))
-
-    def copy_one_by_one(self, out: torch.Tensor) -> None:
-        """The same in the plain way."""
-        rows = out.numpy()
-        for number in range(len(self)):
-            np.copyto(rows[number, ...], self[number])

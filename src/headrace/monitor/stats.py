@@ -108,10 +108,10 @@ class LoadingStats:
             else:
                 self._counts[name] += value
 
-    def _list_skipped(self, found: Iterable[tuple[int, str, str]]) -> None:
+    def _list_skipped(self, entries: Iterable[tuple[int, str, str]]) -> None:
         """Each sample once, however many epochs it was left out of."""
         listed = {(entry["index"], entry["path"]) for entry in self.skipped}
-        for index, path, error in found:
+        for index, path, error in entries:
             if len(self.skipped) < SKIPPED_LISTED and (index, path) not in listed:
                 self.skipped.append({"index": index, "path": path, "error": error})
                 listed.add((index, path))

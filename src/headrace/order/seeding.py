@@ -95,7 +95,7 @@ class SampleSeeder:
     """
 
     def __init__(self, *holders: object) -> None:
-        self.held: list[Generator] = _find_generators(holders)
+        self.generators: list[Generator] = _find_generators(holders)
 
     def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
         """Seeds everything for one sample; the arguments are those of `sample_seeds`."""
@@ -103,7 +103,7 @@ class SampleSeeder:
         random.seed(seeds[0])
         np.random.seed(seeds[1])
         torch.default_generator.manual_seed(seeds[2])
-        for ordinal, generator in enumerate(self.held):
+        for ordinal, generator in enumerate(self.generators):
             _reseed(generator, sample_seeds(seeds[2], seeds[1], ordinal))
 
 
@@ -132,7 +132,7 @@ def warn_off_main_thread() -> None:
 def rng_states(seeder: SampleSeeder | None = None) -> bytes:
     """The states of the global generators, and of those that a seeder has found, as bytes: equal where nothing was drawn between."""
     states: list[object] = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()]
-    for generator in seeder.held if seeder is not None else ():
+    for generator in seeder.generators if seeder is not None else ():
         if isinstance(generator, np.random.Generator):
             states.append(generator.bit_generator.state)
         elif isinstance(generator, np.random.RandomState):
@@ -150,7 +150,7 @@ def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state(legacy=False)),
         partial(torch.set_rng_state, torch.get_rng_state()),
-        *(_restorer(generator) for generator in (seeder.held if seeder is not None else ())),
+        *(_restorer(generator) for generator in (seeder.generators if seeder is not None else ())),
     ]
 
     def put_back() -> None:
@@ -172,9 +172,9 @@ class Draws:
         seed, epoch, place, k: what the numbers follow from; `place` stands for the index of a sample, and is negative.
     """
 
-    def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, place: int, k: int = 0) -> None:
+    def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, key: int, k: int = 0) -> None:
         self._seeder = seeder
-        self._go_on: Callable[[], None] = lambda: seeder(seed, epoch, place, k)
+        self._go_on: Callable[[], None] = lambda: seeder(seed, epoch, key, k)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

@@ -52,10 +52,10 @@ class PackedWriter:
         with part.explained():
             self._check_space(needed)
             os.ftruncate(part.fd, needed)  # a limit of the file system or the user shows here, not in the middle of it all
-            self._places = lay_out(part.path, plan, text)
+            self._offsets = lay_out(part.path, plan, text)
         for name, column in plan.columns.items():
-            self._write(column, self._places[name])
-        self._at = self._places[DATA]
+            self._write(column, self._offsets[name])
+        self._at = self._offsets[DATA]
 
     def append(self, samples: Sequence[npt.NDArray[Any]], checksums: Sequence[int]) -> None:
         """Write the next samples, whose sizes are those of the plan.
@@ -80,11 +80,11 @@ class PackedWriter:
             WriteError, AccessError: the file can't be written.
         """
         assert self._done == len(self._plan.sizes), "samples are missing"
-        self._write(self._crc, self._places[CRC])
+        self._write(self._crc, self._offsets[CRC])
 
-    def _write(self, array: npt.NDArray[Any], place: int) -> None:
+    def _write(self, array: npt.NDArray[Any], offset: int) -> None:
         with self._part.explained():
-            write_full(self._part.fd, bytes_of(array).data, place)
+            write_full(self._part.fd, bytes_of(array).data, offset)
 
     def _check_space(self, needed: int) -> None:
         free = shutil.disk_usage(os.path.dirname(self._part.path)).free

@@ -111,13 +111,13 @@ class PartFile:
             raise self._explain(error) from error
 
     def _check_target(self) -> None:
-        shown = redact(self.target)
+        path = redact(self.target)
         if os.path.isdir(self.target):
-            raise ConfigError(f"{shown} is a folder: name the file to write")
+            raise ConfigError(f"{path} is a folder: name the file to write")
         if not os.path.isdir(self._folder):
-            raise DataNotFoundError(f"{redact(self._folder)}, where {os.path.basename(shown)} should go, is no folder: make it first")
+            raise DataNotFoundError(f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: make it first")
         if os.path.lexists(self.target) and not self._overwrite:
-            raise TargetExistsError(f"{shown} is there already: pass overwrite=True (--overwrite) to replace it, or another name")
+            raise TargetExistsError(f"{path} is there already: pass overwrite=True (--overwrite) to replace it, or another name")
 
     def _open_locked(self) -> int:
         while True:
@@ -147,16 +147,16 @@ class PartFile:
             )
 
     def _explain(self, error: OSError) -> HeadraceError:
-        shown, said = redact(self.target), error.strerror or str(error)
+        path, reason = redact(self.target), error.strerror or str(error)
         if error.errno in _FULL:
-            return WriteError(f"{shown} can't be written, the disk is full ({said}): free some space, or use another disk")
+            return WriteError(f"{path} can't be written, the disk is full ({reason}): free some space, or use another disk")
         if error.errno == errno.EFBIG:
-            return WriteError(f"{shown} is too large for this file system, or for this user's limit (ulimit -f): {said}")
+            return WriteError(f"{path} is too large for this file system, or for this user's limit (ulimit -f): {reason}")
         if error.errno in _FORBIDDEN:
-            return AccessError(f"{redact(self._folder)}: this user may not write there ({said}): use another folder")
+            return AccessError(f"{redact(self._folder)}: this user may not write there ({reason}): use another folder")
         if error.errno in _MISSING:
-            return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {said}")
-        return WriteError(f"{shown} can't be written: {said}")
+            return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {reason}")
+        return WriteError(f"{path} can't be written: {reason}")
 
 
 def _is_at(fd: int, path: str) -> bool:

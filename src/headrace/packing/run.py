@@ -172,10 +172,10 @@ def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, wor
         if not failures:
             return plan, left_out
         left_out += map(str, failures.values())
-        kept = np.setdiff1d(np.arange(len(dataset)), list(failures))
-        if not len(kept):
+        readable = np.setdiff1d(np.arange(len(dataset)), list(failures))
+        if not len(readable):
             raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
-        dataset = dataset.subset(kept)
+        dataset = dataset.subset(readable)
 
 
 def _write(

@@ -88,18 +88,19 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         tokens = tokens_of(dataset.uncut(), None)[0]
     chosen = np.arange(len(documents)) if documents._chosen is None else documents._chosen
     left_out: list[str] = []
-    kept = np.ones(len(chosen), bool)
+    is_readable = np.ones(len(chosen), bool)
     if dataset.on_error != "raise":
-        left_out, kept = _unreadable(documents, chosen, tokens)
-    if len(chosen) and not kept.any():
+        left_out, is_readable = _unreadable(documents, chosen, tokens)
+    if len(chosen) and not is_readable.any():
         raise SampleError(f"none of {len(chosen):,} samples can be read; the first: {left_out[0]}")
-    packed = documents if kept.all() else documents.subset(np.flatnonzero(kept))
-    said = {
+    packed = documents if is_readable.all() else documents.subset(np.flatnonzero(is_readable))
+    text = {
         "tokenizer": identity_of(dataset.tokenizer), "class": type(dataset.tokenizer).__qualname__, "end_token": end_token,
         "unit": dataset._unit,
     }  # fmt: skip
-    info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=said)
-    return PackedTexts(tokens, tokens.long.dtype, chosen[kept], _targets(packed), _names(packed, chosen[kept]), info, left_out)
+    info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
+    chosen = chosen[is_readable]
+    return PackedTexts(tokens, tokens.long.dtype, chosen, _targets(packed), _names(packed, chosen), info, left_out)
 
 
 def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> PackedTexts:
@@ -117,17 +118,17 @@ def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: A
     Raises:
         SampleError: `on_error` is a callable: what it makes up is no matter for a file.
     """
-    uncut, kept, left_out = documents.uncut(), np.ones(len(chosen), bool), []
+    uncut, is_readable, left_out = documents.uncut(), np.ones(len(chosen), bool), []
     doubtful = np.flatnonzero(np.isin(chosen, tokens.short[1]))
     for start in range(0, len(doubtful), _TOGETHER):
-        some = doubtful[start : start + _TOGETHER]
-        for place, value in zip(some.tolist(), uncut._values(chosen[some]), strict=True):
+        part = doubtful[start : start + _TOGETHER]
+        for number, value in zip(part.tolist(), uncut._values(chosen[part]), strict=True):
             if isinstance(value, SampleError):
                 if callable(documents.on_error):
                     raise value
-                kept[place] = False
+                is_readable[number] = False
                 left_out.append(str(value))
-    return left_out, kept
+    return left_out, is_readable
 
 
 def _targets(documents: TextDataset) -> Any:
@@ -135,12 +136,12 @@ def _targets(documents: TextDataset) -> Any:
     if documents.targets is not None or documents._target_field is None:
         return documents.targets
     chosen = documents._whole_indices(np.arange(len(documents)))
-    found: list[Any] = []
+    targets: list[Any] = []
     for start in range(0, len(chosen), _TOGETHER):
-        some = chosen[start : start + _TOGETHER].tolist()
-        records = documents._records(some, documents._source.read)
-        found += [documents._text(index, record)[1] for index, record in zip(some, records, strict=True)]
-    return found
+        part = chosen[start : start + _TOGETHER].tolist()
+        records = documents._records(part, documents._source.read)
+        targets += [documents._text(index, record)[1] for index, record in zip(part, records, strict=True)]
+    return targets
 
 
 def _names(documents: BaseDataset, chosen: npt.NDArray[np.int64]) -> PackedNames | None:

@@ -75,25 +75,23 @@ def drop_frames(error: BaseException, outside: BaseException | None = None) -> N
             waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
 
 
+def _devices_in_use() -> list[Any]:
+    """Torch's modules of the devices that this process uses."""
+    devices: list[Any] = [device for device in (torch.cuda, torch.xpu) if device.is_available() and device.is_initialized()]
+    return [*devices, *([torch.mps] if torch.backends.mps.is_available() else [])]
+
+
 def free_caches() -> None:
     """Gives memory back that nobody uses: circles of objects, and what torch keeps of devices in use."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    if torch.xpu.is_available() and torch.xpu.is_initialized():
-        torch.xpu.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
+    for device in _devices_in_use():
+        device.empty_cache()
 
 
 def finish_kernels() -> None:
     """Waits for what devices in use are still at: an error that belongs to it comes here."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    if torch.xpu.is_available() and torch.xpu.is_initialized():
-        torch.xpu.synchronize()
-    if torch.backends.mps.is_available():
-        torch.mps.synchronize()
+    for device in _devices_in_use():
+        device.synchronize()
 
 
 def own_bytes() -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from headrace.arguments import check_integer
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.memory.budget import format_size
 from headrace.order.seeding import preserved_rng
@@ -77,22 +78,21 @@ def find_max_batch_size(
     most = (_CEILING if limit is None else limit) // multiple_of
     search = _Search(step, reset, multiple_of, HostRoom(max_memory_usage))
     with preserved_rng():
-        found = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
-    if not found:
+        size = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
+    if not size:
         raise BudgetError(
-            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.said}): use a smaller model, smaller samples, or "
+            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.message}): use a smaller model, smaller samples, or "
             "activation checkpointing"
         ) from search.error
-    if found == most * multiple_of and limit is None:
-        warn(f"find_max_batch_size: a batch of {found:,} still runs, and larger ones were not tried: check that the step uses its size")
-    logger.info("find_max_batch_size: %d", found)
-    return found
+    if size == most * multiple_of and limit is None:
+        warn(f"find_max_batch_size: a batch of {size:,} still runs, and larger ones were not tried: check that the step uses its size")
+    logger.info("find_max_batch_size: %d", size)
+    return size
 
 
 def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> None:
     for name, value in (("start", start), ("limit", limit), ("multiple_of", multiple_of)):
-        if (isinstance(value, bool) or not isinstance(value, int) or value < 1) and not (name == "limit" and value is None):
-            raise ConfigError(f"find_max_batch_size: {name} must be an integer of at least 1, not {value!r}")
+        check_integer(f"find_max_batch_size: {name}", value, 1, optional=name == "limit")
     if limit is not None and limit < max(start, multiple_of):
         larger = f"start={start}" if limit < start else f"multiple_of={multiple_of}"
         raise ConfigError(f"find_max_batch_size: limit={limit} is below {larger}: use a larger limit, or a smaller {larger.split('=')[0]}")
@@ -118,7 +118,7 @@ class _Search:
     def __init__(self, step: Callable[[int], Any], reset: Callable[[], Any] | None, unit: int, room: HostRoom) -> None:
         self._step, self._reset, self._unit, self._room = step, reset, unit, room
         self.error: Exception | None = None
-        self.said = ""
+        self.message = ""
 
     def largest(self, start: int, limit: int) -> int:
         """The largest number of units in [1, limit] that fits, if a size fits wherever a larger one does; 0: none."""
@@ -154,8 +154,8 @@ class _Search:
                 error.add_note(f"headrace: in find_max_batch_size, with a batch size of {size}")
                 raise
             drop_frames(error, outside)
-            self.error, self.said = error, describe(error)
-            logger.info("batch size %d: %s", size, self.said)
+            self.error, self.message = error, describe(error)
+            logger.info("batch size %d: %s", size, self.message)
             fits = False
         else:
             logger.info("batch size %d: runs; the process has grown by %s", size, format_size(taken))

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from headrace.arguments import check_integer
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
@@ -139,8 +140,7 @@ def suggest_num_workers(
 def _check(data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: dict[str, Any]) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise ConfigError(f"suggest_num_workers: seconds must be a number above 0, not {seconds!r}")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-        raise ConfigError(f"suggest_num_workers: most must be an integer of at least 0, not {most!r}")
+    check_integer("suggest_num_workers: most", most, 0, optional=True)
     is_time = isinstance(step, (int, float)) and not isinstance(step, bool) and 0 < step < math.inf
     if not (step is None or callable(step) or is_time):
         raise ConfigError(f"suggest_num_workers: step must be a callable that takes a batch, or seconds above 0, not {step!r}")
@@ -199,7 +199,7 @@ def _rate(
     loader: Iterable[Any], step: Callable[[Any], Any] | None, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Batches a second, once the workers are at it and what they have made ahead is used up."""
-    ahead = max(1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1))
+    prefetched = max(1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1))
     first: float | None = None  # when the first batch came: workers have started
     since, counted = None, 0
     with contextlib.closing(_endless(loader)) as batches:
@@ -210,7 +210,7 @@ def _rate(
             now = clock()
             first = now if first is None else first
             if since is None:
-                if number >= ahead or now - first >= seconds:
+                if number >= prefetched or now - first >= seconds:
                     finish_kernels()
                     since, counted = clock(), number
             elif now - since >= seconds:

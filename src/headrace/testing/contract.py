@@ -286,11 +286,11 @@ class DatasetContract:
 
 def _traces() -> set[str]:
     """Child processes, names in the system's shared memory, and open anonymous files of headrace."""
-    found = {f"process {child.pid}" for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+    traces = {f"process {child.pid}" for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
     if os.path.isdir("/dev/shm"):
         own = f"sem.{multiprocessing.current_process()._config['semprefix'].lstrip('/')}-"  # type: ignore[attr-defined]
         names = os.listdir("/dev/shm")  # semaphores of other processes come and go
-        found |= {f"/dev/shm/{name}" for name in names if name.startswith(own) or not name.startswith("sem.")}
+        traces |= {f"/dev/shm/{name}" for name in names if name.startswith(own) or not name.startswith("sem.")}
     if os.path.isdir("/proc/self/fd"):
         for fd in os.listdir("/proc/self/fd"):
             try:
@@ -298,5 +298,5 @@ def _traces() -> set[str]:
             except OSError:  # the descriptor of the listing itself
                 continue
             if "memfd:headrace" in target:
-                found.add(f"{fd} {target}")
-    return found
+                traces.add(f"{fd} {target}")
+    return traces

@@ -104,7 +104,7 @@ class FinishedSamples(Source):
             packed = self._read(wanted, seeder)
             if self._seeder is None:
                 self._seeder = SampleSeeder(self._dataset)
-                if len(self._seeder.held) != len(seeder.held):  # some datasets make their generators when they are first read
+                if len(self._seeder.generators) != len(seeder.generators):  # some datasets make their generators when they are first read
                     packed = self._read(wanted, self._seeder)
             return packed
 

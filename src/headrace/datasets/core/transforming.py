@@ -143,7 +143,7 @@ class SampleTransforming(ABC):
         if untouched is not None:
             self._is_untried = False
             now = self._new_seeder()
-            if len(now.held) != len(seeder.held):  # some transforms make their generators when they are first called: draw again
+            if len(now.generators) != len(seeder.generators):  # some transforms make theirs when they are first called: draw again
                 self._seeder = now
                 now(seed, epoch, whole, k)
                 found = self._call(self.present(untouched[0]), untouched[1])

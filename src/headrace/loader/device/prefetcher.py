@@ -261,14 +261,14 @@ class CudaPrefetcher(Transfer):
 
     def _is_pinned(self, batch: Any) -> bool:
         """True if copying the whole batch makes nobody wait."""
-        found: list[bool] = []
+        pinned: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(_is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
+            pinned.append(_is_copyable(tensor) and (not tensor.numel() or self._accelerator.is_pinned(tensor)))
             return tensor
 
         map_tensors(batch, look)
-        return all(found)
+        return all(pinned)
 
     def _settle(self) -> None:
         """Lets go of the sources of copies that are done."""

@@ -59,10 +59,10 @@ class Agreement:
         self._looks = 0
         self._has_said = False
         if facts is not None and not self._is_settled:
-            self._said = json.dumps({name: repr(value) for name, value in facts.items()})
-            place = _place()
-            self._key = f"headrace/{self._size}/{place}/{_built[place]}"
-            _built[place] += 1
+            self._facts = json.dumps({name: repr(value) for name, value in facts.items()})
+            site = _call_site()
+            self._key = f"headrace/{self._size}/{site}/{_built[site]}"
+            _built[site] += 1
 
     def look(self) -> None:
         """Compares with what the other ranks have said so far; asks the store at the 1st, 2nd, 4th, 8th, ... call only.
@@ -102,9 +102,9 @@ class Agreement:
         if self._has_said:
             heard = store.add(f"{key}/heard", 0)
         else:
-            store.set(f"{key}/{self._rank}", self._said)
-            first = store.compare_set(f"{key}/first", "", self._said).decode()
-            if first and first != self._said:
+            store.set(f"{key}/{self._rank}", self._facts)
+            first = store.compare_set(f"{key}/first", "", self._facts).decode()
+            if first and first != self._facts:
                 store.set(f"{key}/objection", str(self._rank))
             heard = store.add(f"{key}/heard", 1)  # after the objection: who has heard all has heard that too
             self._has_said = True
@@ -114,7 +114,7 @@ class Agreement:
         self._is_settled = not self._complaint and heard >= self._size
 
 
-def _place() -> str:
+def _call_site() -> str:
     """Where in the program a loader is built: the same on all machines, whatever folder the program lies in."""
     lines = []
     frame: FrameType | None = sys._getframe(1)
@@ -154,15 +154,15 @@ def _within(seconds: float, ask: Callable[[], None]) -> tuple[bool, Exception | 
     return bool(done), done[0] if done else None
 
 
-def _describe(said: dict[int, dict[str, str]], world_size: int) -> str:
+def _describe(facts_of: dict[int, dict[str, str]], world_size: int) -> str:
     differing = []
-    for name in dict.fromkeys(name for facts in said.values() for name in facts):
+    for name in dict.fromkeys(name for facts in facts_of.values() for name in facts):
         ranks: dict[str, list[int]] = {}
-        for rank, facts in said.items():
+        for rank, facts in facts_of.items():
             ranks.setdefault(facts.get(name, "not there"), []).append(rank)
         if len(ranks) > 1:
             differing.append(f"{name} is " + ", ".join(f"{value} on {_listed(where)}" for value, where in ranks.items()))
-    heard = "" if len(said) == world_size else f" (of {world_size} ranks {len(said)} have been heard so far)"
+    heard = "" if len(facts_of) == world_size else f" (of {world_size} ranks {len(facts_of)} have been heard so far)"
     return (
         f"the ranks build different loaders: {'; '.join(differing)}{heard}. Their shares don't belong together: samples would be lost and "
         "doubled. Use the same data and options on every rank; where they differ on purpose (data that is shared out already: rank=0, "
@@ -173,5 +173,5 @@ def _describe(said: dict[int, dict[str, str]], world_size: int) -> str:
 def _listed(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    return f"ranks {shown}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+    first = ", ".join(map(str, ranks[:_SHOWN]))
+    return f"ranks {first}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")

@@ -108,9 +108,9 @@ class _Job:
     def by_batches(self) -> Iterator[str]:
         """Of an order that takes each batch from everywhere: how much of it the cache of a process spares depends on its size."""
         batches, edges = self._batches, np.cumsum(self._sizes)
-        some = min(_LOOKED_AT, batches.steps)
-        drawn = [len(np.unique(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(some)]
-        each = sum(drawn) / some
+        count = min(_LOOKED_AT, batches.steps)
+        drawn = [len(np.unique(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(count)]
+        each = sum(drawn) / count
         total = round(each * batches.steps * batches.world_size)
         what = "a full shuffle" if self.order is not None else "this order"
         yield (
@@ -149,10 +149,10 @@ class _Job:
 
     def _remedies(self, visits: Visits) -> list[tuple[dict[str, Any], Visits]]:
         """Changes of options, each with what it would lead to: the least changes among those that save most."""
-        found = [(change, self._changed(change)) for change in self._changes()]
-        best = min((after.readings for _, after in found), default=visits.readings)
+        outcomes = [(change, self._changed(change)) for change in self._changes()]
+        best = min((after.readings for _, after in outcomes), default=visits.readings)
         enough = min(visits.readings - _MOST * (visits.readings - best), _BETTER * visits.readings)
-        good = [(change, after) for change, after in found if after.readings <= enough]
+        good = [(change, after) for change, after in outcomes if after.readings <= enough]
         least = min((len(change) for change, _ in good), default=0)
         return [(change, after) for change, after in good if len(change) == least]
 
@@ -198,8 +198,8 @@ def _whole(order: Order, dataset: BaseDataset) -> EpochOrder | None:
         return order
     if not isinstance(order, ResizedOrder):
         return None
-    said = order.parameters()
-    return dataset.epoch_order(said["shuffle"], order.seed, order.epoch, order.global_batch, said["interleave"], said["turns"])
+    whole = order.parameters()
+    return dataset.epoch_order(whole["shuffle"], order.seed, order.epoch, order.global_batch, whole["interleave"], whole["turns"])
 
 
 def _rate(visits: Visits) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from headrace.collate import stack_collate
 from headrace.datasets.core.base import BaseDataset
-from headrace.display import Lines
+from headrace.display import Lines, is_default
 from headrace.loader.config import DataLoaderConfig, Reasons
 from headrace.loader.data import length_of
 from headrace.loader.explain.blocks import explain_blocks, is_laned
@@ -76,7 +76,7 @@ def explain_loader(
         reserved: bytes of it set aside for them; None: not known yet.
     """
     lines = [
-        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, _found(plan, collate)),
+        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, _known(plan, collate)),
         *_epoch(plan, config),
         *explain_blocks(plan, dataset, config.num_workers or 0),
         _memory(config, reserved),
@@ -88,7 +88,7 @@ def explain_loader(
     return Lines("\n".join(lines))
 
 
-def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, found: dict[str, Any]) -> str:
+def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, known_values: dict[str, Any]) -> str:
     """One line for each option: its value, and why it is what it is.
 
     Args:
@@ -98,27 +98,22 @@ def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: R
         found: values that are known better than by `config`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(DataLoaderConfig)}
-    values = {name: found.get(name, getattr(config, name)) for name in defaults}
+    values = {name: known_values.get(name, getattr(config, name)) for name in defaults}
     names = [name for name in _ALWAYS if name not in _OF_LANES or values[name] is not None]
-    names += [name for name in defaults if name not in names and not _is(getattr(config, name), defaults[name])]
+    names += [name for name in defaults if name not in names and not is_default(getattr(config, name), defaults[name])]
     rows = []
     for name in names:
-        shown = _shown(values[name])
-        origin = reasons.get(name) or ("the default" if _is(getattr(given, name), defaults[name]) else "given")
-        origin = origin.removeprefix(f"{shown}: ").removeprefix(f"{shown}, ")
+        text = _in_words(values[name])
+        origin = reasons.get(name) or ("the default" if is_default(getattr(given, name), defaults[name]) else "given")
+        origin = origin.removeprefix(f"{text}: ").removeprefix(f"{text}, ")
         known = isinstance(values[name], (bool, int, type(None)))
         meaning = _MEANINGS.get((name, values[name])) if known and (name, values[name]) in _MEANINGS else _SAID.get(name)
-        rows.append((name, shown, f"{origin}: {meaning}" if meaning else origin))
-    width, wide = max(len(name) for name, *_ in rows), min(_WIDEST, max(len(shown) for _, shown, _ in rows))
-    return "\n".join(f"{name:<{width}} = {shown:<{wide}}  {reason}" for name, shown, reason in rows)
+        rows.append((name, text, f"{origin}: {meaning}" if meaning else origin))
+    width, wide = max(len(name) for name, *_ in rows), min(_WIDEST, max(len(text) for _, text, _ in rows))
+    return "\n".join(f"{name:<{width}} = {text:<{wide}}  {reason}" for name, text, reason in rows)
 
 
-def _is(value: Any, default: Any) -> bool:
-    """True if it is the default. Only plain values are compared: arrays have no single answer."""
-    return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
-
-
-def _shown(value: Any) -> str:
+def _in_words(value: Any) -> str:
     """A value in a word or two."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return str(value)
@@ -131,10 +126,10 @@ def _shown(value: Any) -> str:
     return getattr(value, "__name__", None) or type(value).__name__
 
 
-def _found(plan: Plan, collate: Any) -> dict[str, Any]:
+def _known(plan: Plan, collate: Any) -> dict[str, Any]:
     """Values that the config leaves open."""
-    said = plan.parameters()
-    lanes = {name: said.get(name) for name in _OF_LANES}
+    parameters = plan.parameters()
+    lanes = {name: parameters.get(name) for name in _OF_LANES}
     return {"collate_fn": collate, **{name: value for name, value in lanes.items() if value is not None}}
 
 
@@ -210,7 +205,7 @@ def _order(plan: OrderPlan) -> str:
 
 
 def _kind(plan: OrderPlan) -> str:
-    order, said = plan.batches.order, plan.parameters()
+    order, parameters = plan.batches.order, plan.parameters()
     again = "with replacement" if order.repeats else "without replacement"
     if isinstance(order, BucketedOrder):
         return "a shuffle whose batches hold samples of like length; it follows from seed and epoch"
@@ -222,8 +217,8 @@ def _kind(plan: OrderPlan) -> str:
         return "as the samples are stored"
     if is_laned(plan):
         return (
-            f"blocks are permuted and stand in {said['interleave']} x {said['turns']} lanes; a global batch draws from "
-            f"{said['interleave']} of them, and samples are permuted inside of their block"
+            f"blocks are permuted and stand in {parameters['interleave']} x {parameters['turns']} lanes; a global batch draws from "
+            f"{parameters['interleave']} of them, and samples are permuted inside of their block"
         )
     blocks = "; samples here have no blocks, so that 'block' is a full shuffle" if order.shuffle == "block" else ""
     return f"a permutation of all samples, which follows from seed and epoch{blocks}"

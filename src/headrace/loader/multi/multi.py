@@ -27,7 +27,7 @@ from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.explain.options import count_batches
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
-from headrace.loader.multi.passes import MultiIterator, Place
+from headrace.loader.multi.passes import MultiIterator, MultiPosition
 from headrace.loader.multi.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
@@ -205,13 +205,13 @@ class MultiDataLoader:
         """Begins an epoch. An iterator that is still under way can't be used any more: both would draw from the same loaders."""
         self._leave()
         self._cursor.start()
-        place = self._cursor.at
+        position = self._cursor.at
         for number, name in enumerate(self._names):
-            loader, named = self.loaders[name], pass_epoch(place.epoch, place.passes[number])
-            if not place.schedule.counts[number]:
+            loader, named = self.loaders[name], pass_epoch(position.epoch, position.passes[number])
+            if not position.schedule.counts[number]:
                 loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
             loader.set_epoch(named)
-        iterator = MultiIterator(self.loaders, place, self._steps())
+        iterator = MultiIterator(self.loaders, position, self._steps())
         self._cursor.running = iterator
         return iterator
 
@@ -224,8 +224,8 @@ class MultiDataLoader:
     def close(self) -> None:
         """Ends the workers of all loaders, and the iterator that is under way; closes what was opened from paths. All can be used again."""
         self._leave()
-        for held in (*self.loaders.values(), *self._opened):
-            held.close()
+        for closable in (*self.loaders.values(), *self._opened):
+            closable.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
         """What each loader counted, by name; of a torch `DataLoader` what it is. A dict, and as text a table for each."""
@@ -235,34 +235,34 @@ class MultiDataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands: which batches the user has received, and the state of each loader."""
-        place = self._cursor.place
-        schedule = place.schedule
+        position = self._cursor.position
+        schedule = position.schedule
         return {
             "version": _VERSION,
             **self._parameters(),
-            "epoch": place.epoch,
+            "epoch": position.epoch,
             "batches": schedule.step,
             "counts": dict(zip(self._names, schedule.counts, strict=True)),
-            "passes": dict(zip(self._names, place.passes, strict=True)),
+            "passes": dict(zip(self._names, position.passes, strict=True)),
             "cursor": schedule.cursor,
             "out": [self._names[i] for i in sorted(schedule.out)],
-            "ended": place.has_ended,
+            "ended": position.has_ended,
             "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
         }
 
-    def _begin(self, epoch: int) -> Place:
+    def _begin(self, epoch: int) -> MultiPosition:
         """The beginning of an epoch."""
-        return Place(epoch, self._new_schedule(), [0] * len(self._names))
+        return MultiPosition(epoch, self._new_schedule(), [0] * len(self._names))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins where this one stands."""
-        return {**self.__dict__, "_cursor": copy.deepcopy(self._cursor.place)}
+        return {**self.__dict__, "_cursor": copy.deepcopy(self._cursor.position)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        place: Any = state["_cursor"]
+        position: Any = state["_cursor"]
         self._cursor = Cursor(self._begin)
-        self._cursor.load(place, place.has_ended)
+        self._cursor.load(position, position.has_ended)
 
     def _parameters(self) -> dict[str, Any]:
         """What the order of the names depends on, beside the loaders' lengths."""
@@ -286,7 +286,7 @@ class MultiDataLoader:
         Raises:
             StateError: it does not fit; the message holds both values, and nothing is changed.
         """
-        place = self._place_of(state)
+        position = self._position_of(state)
         self._leave()
         before = {name: loader.state_dict() for name, loader in self.loaders.items()}
         try:
@@ -299,9 +299,9 @@ class MultiDataLoader:
             for name, loader in self.loaders.items():
                 loader.load_state_dict(before[name], strict=False)
             raise
-        self._cursor.load(place, place.has_ended)
+        self._cursor.load(position, position.has_ended)
 
-    def _place_of(self, state: Any) -> Place:
+    def _position_of(self, state: Any) -> MultiPosition:
         """The place that a state says."""
         if not isinstance(state, dict) or "version" not in state or "loaders" not in state:
             raise StateError("load_state_dict: this is no state of a MultiDataLoader: pass what its state_dict() returned")
@@ -311,23 +311,23 @@ class MultiDataLoader:
         differing = ", ".join(f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v)
         if differing:
             raise StateError(f"load_state_dict: the state is of another schedule: {differing}. Build the MultiDataLoader as it was")
-        place = Place(0, self._new_schedule(), [])
+        position = MultiPosition(0, self._new_schedule(), [])
         try:
-            place.epoch, place.has_ended = int(state["epoch"]), bool(state["ended"])
-            place.passes = [int(state["passes"][name]) for name in self._names]
-            place.schedule.counts = [int(state["counts"][name]) for name in self._names]
-            place.schedule.cursor = int(state["cursor"]) % len(self._pattern)
-            place.schedule.out = {self._names.index(name) for name in state["out"]}
-            begun = [i for i, count in enumerate(place.schedule.counts) if count]
+            position.epoch, position.has_ended = int(state["epoch"]), bool(state["ended"])
+            position.passes = [int(state["passes"][name]) for name in self._names]
+            position.schedule.counts = [int(state["counts"][name]) for name in self._names]
+            position.schedule.cursor = int(state["cursor"]) % len(self._pattern)
+            position.schedule.out = {self._names.index(name) for name in state["out"]}
+            begun = [i for i, count in enumerate(position.schedule.counts) if count]
             epochs = {i: state["loaders"][self._names[i]]["epoch"] for i in begun}
-            is_sound = place.schedule.step == state["batches"] and min(*place.passes, *place.schedule.counts, 0) == 0
+            is_sound = position.schedule.step == state["batches"] and min(*position.passes, *position.schedule.counts, 0) == 0
             is_sound &= set(state["loaders"]) == set(self._names)
-            is_sound &= epochs == {i: pass_epoch(place.epoch, place.passes[i]) for i in begun}
+            is_sound &= epochs == {i: pass_epoch(position.epoch, position.passes[i]) for i in begun}
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"load_state_dict: the state is damaged: {error!r}") from error
         if not is_sound:
             raise StateError("load_state_dict: the state is damaged: its counts, passes and loaders don't belong together")
-        return place
+        return position
 
 
 def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:

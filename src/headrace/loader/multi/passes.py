@@ -12,7 +12,7 @@ from headrace.order.epoch import pass_epoch
 
 
 @dataclass
-class Place:
+class MultiPosition:
     """Where an epoch stands."""
 
     epoch: int
@@ -26,11 +26,11 @@ class Place:
 class MultiIterator:
     """One epoch of a `MultiDataLoader`, from a place on, which it moves."""
 
-    def __init__(self, loaders: dict[str, Any], place: Place, steps: int) -> None:
+    def __init__(self, loaders: dict[str, Any], position: MultiPosition, steps: int) -> None:
         self._loaders, self._names = loaders, list(loaders)
-        self._place, self._steps = place, steps
+        self._position, self._steps = position, steps
         self._batches: dict[int, Iterator[Any]] = {}  # begun at the first batch: a loader that waits for its turn holds nothing
-        self._fruitless = [0] * len(place.passes)  # passes in a row that gave nothing
+        self._fruitless = [0] * len(position.passes)  # passes in a row that gave nothing
         self.is_done: bool = False
         self._is_left = False
 
@@ -39,16 +39,16 @@ class MultiIterator:
 
     def __len__(self) -> int:
         """Batches that are left."""
-        return 0 if self.is_done else max(0, self._steps - self._place.schedule.step)
+        return 0 if self.is_done else max(0, self._steps - self._position.schedule.step)
 
     def __next__(self) -> tuple[str, Any]:
         if self._is_left:
             raise StateError("this iterator can't go on: its MultiDataLoader has begun another one, loaded a state, or was closed")
-        schedule, names = self._place.schedule, self._names
+        schedule, names = self._position.schedule, self._names
         while not self.is_done:
             number = schedule.pick() if schedule.step < self._steps else None
             if number is None:
-                self._place.has_ended = True
+                self._position.has_ended = True
                 self._end()
                 break
             if number not in self._batches:
@@ -68,16 +68,16 @@ class MultiIterator:
 
     def _through(self, number: int) -> None:
         """A loader's pass is at its end."""
-        place, name = self._place, self._names[number]
+        position, name = self._position, self._names[number]
         del self._batches[number]
         self._fruitless[number] += 1
         if self._fruitless[number] > 1:
             warn(f"loader {name!r} has no batches, and is left out")
-            place.schedule.out.add(number)
-        place.schedule.ended(number)
-        if number not in place.schedule.out:
-            place.passes[number] += 1
-            self._loaders[name].set_epoch(pass_epoch(place.epoch, place.passes[number]))
+            position.schedule.out.add(number)
+        position.schedule.ended(number)
+        if number not in position.schedule.out:
+            position.passes[number] += 1
+            self._loaders[name].set_epoch(pass_epoch(position.epoch, position.passes[number]))
 
     def _end(self) -> None:
         self.is_done = True

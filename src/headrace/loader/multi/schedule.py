@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from headrace.arguments import check_flag, check_integer
 from headrace.errors import ConfigError
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
@@ -58,15 +59,15 @@ class Schedule:
         """The loader of the next batch; None where all have dropped out."""
         if self._strategy == "weighted":
             return self._by_quota()
-        place = self._place()
-        return None if place is None else self.pattern[place]
+        slot = self._next_slot()
+        return None if slot is None else self.pattern[slot]
 
     def took(self, loader: int) -> None:
         """A batch of the loader that `pick` named was received."""
-        place = self._place()
+        slot = self._next_slot()
         self.counts[loader] += 1
-        if place is not None and self._strategy in ("round_robin", "alternating"):
-            self.cursor = (place + 1) % len(self.pattern)
+        if slot is not None and self._strategy in ("round_robin", "alternating"):
+            self.cursor = (slot + 1) % len(self.pattern)
 
     def ended(self, loader: int) -> None:
         """The loader that `pick` named is through, once more."""
@@ -75,11 +76,11 @@ class Schedule:
         if self._strategy == "sequential":
             self.cursor = (self.pattern.index(loader) + 1) % len(self.pattern)
 
-    def _place(self) -> int | None:
+    def _next_slot(self) -> int | None:
         """The first place of the pattern, from the cursor on, whose loader has not dropped out."""
         size = len(self.pattern)
-        places = (place % size for place in range(self.cursor, self.cursor + size))
-        return next((place for place in places if self.pattern[place] not in self.out), None)
+        slots = (slot % size for slot in range(self.cursor, self.cursor + size))
+        return next((slot for slot in slots if self.pattern[slot] not in self.out), None)
 
     def _by_quota(self) -> int | None:
         active = [i for i in self.drawn if i not in self.out]
@@ -103,10 +104,8 @@ def check_schedule(strategy: Any, weights: Any, pattern: Any, epoch_length: Any,
         raise ConfigError(f"pattern is for strategy='alternating', not for {strategy!r}")
     if epoch_length not in ("sum", "max", "min"):
         raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ConfigError(f"steps must be an integer of at least 1 or None, not {steps!r}")
-    if not isinstance(cycles, bool):
-        raise ConfigError(f"cycle_short_loaders must be True or False, not {cycles!r}")
+    check_integer("steps", steps, 1, optional=True)
+    check_flag("cycle_short_loaders", cycles)
 
 
 def whole_weights(names: Sequence[str], weights: Mapping[str, float] | Sequence[float]) -> list[int]:
@@ -171,18 +170,17 @@ def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, in
     Raises:
         ConfigError: a number of workers below 0, a share that is negative or no finite number, or none above 0.
     """
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-        raise ConfigError(f"num_workers must be an integer of at least 0, not {num_workers!r}")
+    num_workers = check_integer("num_workers", num_workers, 0)
     if not isinstance(shares, Mapping) or not shares:
         raise ConfigError(f"shares must be a dict of a number for each name, not {shares!r}")
     names = list(shares)
     weights = whole_weights(names, shares)
     total = sum(weights)
-    found = [num_workers * weight // total for weight in weights]
+    split = [num_workers * weight // total for weight in weights]
     by_remainder = sorted(range(len(names)), key=lambda i: (-(num_workers * weights[i] % total), i))
-    for i in by_remainder[: num_workers - sum(found)]:
-        found[i] += 1
-    return dict(zip(names, found, strict=True))
+    for i in by_remainder[: num_workers - sum(split)]:
+        split[i] += 1
+    return dict(zip(names, split, strict=True))
 
 
 def _listed(names: Iterable[Any]) -> str:

@@ -83,7 +83,7 @@ class Fetch(Dataset[Any]):
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
         try:
-            found, error = _attempt(lambda: self._tried(request, report, arena))
+            samples, error = _attempt(lambda: self._tried(request, report, arena))
         finally:
             base.set_context(None)
         if error is None:
@@ -92,10 +92,10 @@ class Fetch(Dataset[Any]):
         for dataset in self._inner:
             for name, value in dataset.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
-        report["samples"] = found.samples if isinstance(found, Filled) else len(found) if isinstance(found, list) else len(request)
+        report["samples"] = samples.samples if isinstance(samples, Filled) else len(samples) if isinstance(samples, list) else len(request)
         report["counts"] = counts
         try:
-            return Samples(found, request, report, error, arena, self.dataset if self._has_indices else None)
+            return Samples(samples, request, report, error, arena, self.dataset if self._has_indices else None)
         finally:
             del error  # see `_attempt`
 
@@ -277,7 +277,7 @@ def _whole(filled: Filled) -> Any:
         return filled.inputs
     if not isinstance(filled.targets, list):
         return filled.inputs, filled.targets
-    return filled.inputs, stack_tree(filled.targets, place=(Step("[1]", ("1",)),))
+    return filled.inputs, stack_tree(filled.targets, path=(Step("[1]", ("1",)),))
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -141,14 +141,14 @@ class _Here:
 
 def failure_of(delivered: Delivered) -> BaseException | None:
     """The error that was delivered instead of a batch, with its place and, out of a worker, its traceback, ready to be raised."""
-    said = delivered.report.pop("failure", None)
-    if said is None:
+    failure = delivered.report.pop("failure", None)
+    if failure is None:
         return None
     where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
-    if isinstance(said, BaseException):
-        error = said
+    if isinstance(failure, BaseException):
+        error = failure
     else:
-        data, text, worker = said
+        data, text, worker = failure
         error, where = pickle.loads(data), f"worker {worker}, {where}"
         error.__cause__ = RemoteTraceback(text)
     if isinstance(error, StopIteration):  # which would end the user's loop

@@ -356,7 +356,7 @@ class _Merged:
 
     def get(self, timeout: float) -> Any:
         """The next result of any worker; raises `queue.Empty` where none comes in time."""
-        queues: dict[Any, Any] = {held._reader: held for held in (self._shared(), *self._own) if held is not None}
+        queues: dict[Any, Any] = {each._reader: each for each in (self._shared(), *self._own) if each is not None}
         for reader in connection.wait(list(queues), timeout):
             return Queue.get(queues[reader], timeout=timeout)
         raise queue.Empty

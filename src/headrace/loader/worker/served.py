@@ -17,9 +17,9 @@ import headrace.loader  # noqa: F401  # once, for all workers that are forked fr
 def _listened_to() -> str | None:
     """The path of the socket that this process listens to."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
-            if found.family == socket.AF_UNIX and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                path = found.getsockname()
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as listening:
+            if listening.family == socket.AF_UNIX and listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                path = listening.getsockname()
                 return path if isinstance(path, str) and os.path.isabs(path) else None
     return None
 

@@ -59,9 +59,10 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
     threads = other_threads()
     if not threads:
         return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
-    found, seconds = obstacle([dataset, *parts], _MOST_SECONDS, _MOST_BYTES)
-    if found is not None:
-        return multiprocessing.get_context("fork"), f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but {found}"
+    reason_not, seconds = obstacle([dataset, *parts], _MOST_SECONDS, _MOST_BYTES)
+    if reason_not is not None:
+        reason = f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but {reason_not}"
+        return multiprocessing.get_context("fork"), reason
     reason = f"other threads run ({listed(threads)}), whose locks a fork would copy; the dataset pickles in {1000 * seconds:.1f} ms"
     return forkserver_context(), f"forkserver: {reason}"
 
