@@ -1,4 +1,4 @@
-"""Which tests run, what do they share, and what must each leave behind? Nothing (law 7)."""
+"""Fixtures that all tests share, the choice of those that run, and the check that each leaves nothing behind (law 7)."""
 
 from __future__ import annotations
 

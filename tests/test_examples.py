@@ -1,4 +1,4 @@
-"""Do the examples run, and does what the README says?"""
+"""The examples run, and so does what the README says."""
 
 from __future__ import annotations
 

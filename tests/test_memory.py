@@ -1,4 +1,4 @@
-"""Does a job stay within its budget (law 5), all its processes together? benchmarks/memory.py measures it; here on a smaller set."""
+"""A job stays within its budget (law 5), all its processes together: benchmarks/memory.py on a smaller set."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Does a job that loses a node go on with another number of them, and see every sample once? (examples/train_multinode.py)"""
+"""A job that loses a node goes on with another number of them, and sees every sample once (examples/train_multinode.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what docs/names.md says of headrace true? Of the others it can't be asked here."""
+"""What docs/names.md says of headrace is true; of the others it can't be asked here."""
 
 from __future__ import annotations
 

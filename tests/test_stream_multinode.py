@@ -1,4 +1,4 @@
-"""Does a job that streams shards and loses a node see every sample once? (examples/stream_multinode.py)"""
+"""A job that streams shards and loses a node sees every sample once (examples/stream_multinode.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every kind of tokenizer understood?"""
+"""Every kind of tokenizer is understood."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Do sequences of different lengths become one tensor, from which they can be got back?"""
+"""Padding collate functions: sequences of different lengths become one tensor, from which they can be got back."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""Which collate function has a name?"""
+"""Names of collate functions."""
 
 import functools
 from collections.abc import Iterator

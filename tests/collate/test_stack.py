@@ -1,4 +1,4 @@
-"""Do batches keep the structure and the dtypes of their samples?"""
+"""Stacking: batches keep the structure and the dtypes of their samples."""
 
 import dataclasses
 import warnings

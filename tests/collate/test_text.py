@@ -1,4 +1,4 @@
-"""Do texts and tokens become what a language model is trained on?"""
+"""Collating texts and tokens into what a language model is trained on."""
 
 import dataclasses
 import pickle

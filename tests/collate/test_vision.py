@@ -1,4 +1,4 @@
-"""Are images normalised once, and is what lies beside them left alone?"""
+"""Collating images: normalised once, and what lies beside them is left alone."""
 
 import dataclasses
 import pickle

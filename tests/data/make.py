@@ -1,4 +1,4 @@
-"""Which small files do the tests read?
+"""Makes the small files that the tests read.
 
 Everything is made here, from nothing but numpy and Pillow, and is the same at every call: for a seed, the same bytes
 (of one version of Pillow). ``python tests/data/make.py OUT`` writes all of it to a folder to look at.

@@ -1,4 +1,4 @@
-"""Is each line of each text of a folder read as Python's own `open` reads it?
+"""Compares each line of each text of a folder with what Python's own `open` reads.
 
     python tests/datasets/lines_like_python.py FOLDER [--encoding utf-8] [--workers 0 3]
 

@@ -1,4 +1,4 @@
-"""Do HDF5Dataset and ZarrDataset give what h5py and zarr-python give: all layouts, modes, ways to index, workers and start methods?
+"""HDF5Dataset and ZarrDataset against h5py and zarr-python: all layouts, modes, ways to index, workers and start methods.
 
 The matrices of `tests/storage` compare more layouts, below the dataset.
 """

@@ -1,4 +1,4 @@
-"""What does a user of HDF5Dataset see: several files, names, dtypes, and files that are not as they should be?"""
+"""HDF5Dataset as users see it: several files, names, dtypes, and files that are not as they should be."""
 
 from __future__ import annotations
 

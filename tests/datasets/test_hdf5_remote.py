@@ -1,4 +1,4 @@
-"""Are samples of HDF5 files that are far away those of the same files near, in every mode? What becomes of what goes wrong on the way?"""
+"""Samples of remote HDF5 files are those of local ones, in every mode; and what becomes of what goes wrong on the way."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Does any dataset keep headrace's laws once it is wrapped, and does it stay what it was?"""
+"""MemoryEfficientDataset: any dataset keeps headrace's laws once it is wrapped, and stays what it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dataset opens a path?"""
+"""open_dataset: which dataset opens a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of samples that a server denies, or of a folder that it shows as a page?"""
+"""Samples that a server denies, and folders that it shows as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do workers start on arrays by every start method, whatever the parent has read before, and never hang?"""
+"""Workers start on arrays by every start method, whatever the parent has read before, and never hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks of a machine hold each sample once, and does what is held stay within its bounds?"""
+"""Ranks of a machine hold each sample once, within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a user of ZarrDataset see: rows, patches of a volume, labels, and stores that are not as they should be?"""
+"""ZarrDataset as users see it: rows, patches of a volume, labels, and stores that are not as they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a loader that is handed to Accelerate, HuggingFace's Trainer or Lightning the wrong way?
+"""Hands loaders to Accelerate, HuggingFace's Trainer and Lightning the wrong way.
 
 Run under torchrun with names of cases. Each rank writes what it got, warnings and errors included, to ``$BOOK/<case>-rank<r>.json``.
 """

@@ -1,4 +1,4 @@
-"""Do trainers train on our loaders as a plain loop does, in two processes, and go on in the middle of an epoch?
+"""Trainers train on our loaders as a plain loop does, in two processes, and go on in the middle of an epoch.
 
 The programs are the recipes of docs/trainers.md, as they stand there, started by torchrun. `my_project.py` writes down which samples each
 rank has trained on, and the weights before each step.

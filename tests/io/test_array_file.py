@@ -1,4 +1,4 @@
-"""Do arrays come back as they were written, and is nothing believed that is damaged, another's or half-written?"""
+"""Array files come back as they were written; what is damaged, another's or half-written is not believed."""
 
 from __future__ import annotations
 

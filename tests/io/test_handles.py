@@ -1,4 +1,4 @@
-"""Has each process a handle of its own, and does nobody close that of another?"""
+"""Each process has a handle of its own, and none closes that of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do errors of other libraries become headrace's, and those of the machine stay what they are?"""
+"""Errors of other libraries become headrace's, and those of the machine stay what they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are packed names what went in, in little room, and sorted by their parts?"""
+"""Packed names are what went in, in little room, and sorted by their parts."""
 
 from __future__ import annotations
 

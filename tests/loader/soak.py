@@ -1,4 +1,4 @@
-"""Does a loader stay right, and stay small, for as long as one likes, whatever is done to it?
+"""Runs a loader for as long as one likes, whatever is done to it, and checks that it stays right and small.
 
     PYTHONPATH=src python tests/loader/soak.py --minutes 30 [--seed N] [--workers 2] [--round N] [--json]
 

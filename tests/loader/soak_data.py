@@ -1,4 +1,4 @@
-"""What does the soak load, and what must come out?
+"""What the soak loads, and what must come out.
 
 What a sample holds follows from its index alone, so that the parent can make each batch again by itself: `Dataset`s make it in the
 workers, an `Oracle` in the parent. A `Trap` makes the workers fail at samples of the soak's choice.

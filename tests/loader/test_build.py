@@ -1,4 +1,4 @@
-"""Which values does a loader choose, and what does it say before the first worker starts?"""
+"""The values that a loader chooses, and what it says before the first worker starts."""
 
 import multiprocessing
 import warnings

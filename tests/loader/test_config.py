@@ -1,4 +1,4 @@
-"""Which options does a config refuse, and what does it say then?"""
+"""Options that a config refuses, and what it says then."""
 
 import dataclasses
 from typing import Any

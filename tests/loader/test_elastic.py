@@ -1,4 +1,4 @@
-"""Do image, HDF5 and Zarr datasets give the same global batches to every world size, in every mode, and is every step resumed by all?
+"""Image, HDF5 and Zarr datasets give the same global batches to every world size and mode, and each step is resumed by all.
 
 The batches that are expected come from the order and from samples made one at a time; what `tests/order/test_elastic.py` shows of
 orders, this shows of loaders, with their samples' values and random numbers: augmentation depends neither on ranks nor on workers, nor on

@@ -1,4 +1,4 @@
-"""Does `explain()` say what was chosen, why, and what it leads to; and are its numbers those of real epochs?"""
+"""`explain()` says what was chosen, why, and what it leads to; its numbers are those of real epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a user of a Loader see: batches, epochs, errors, and what is left of them?"""
+"""Loader as users see it: batches, epochs, errors, and what is left of them."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Do a trainer's two loaders come from one description, and do they share no sample?"""
+"""DataModule: a trainer's two loaders come from one description, and share no sample."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which requests does a plan hand out?"""
+"""The requests that a plan hands out."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""Does augmentation depend on anything but (seed, epoch, index, k)? Neither on workers, ranks and modes, nor on where a run was resumed.
+"""Augmentation depends on (seed, epoch, index, k) alone: not on workers, ranks, modes, or where a run was resumed.
 
 `order/test_seeding.py` has the generators and where they are found, `datasets/test_base.py` the ways to one sample, and `test_elastic.py`
 ranks, workers and resumption for image, HDF5 and Zarr files, with a transform that draws from everything at once. Here each kind of

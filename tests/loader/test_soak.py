@@ -1,4 +1,4 @@
-"""Does a short soak find nothing wrong? (A long one: see soak.py.)"""
+"""A short soak finds nothing wrong. (A long one: see soak.py.)"""
 
 import json
 import os

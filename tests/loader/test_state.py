@@ -1,4 +1,4 @@
-"""What does a state hold, who may load it, and who is refused?"""
+"""States: what one holds, who may load it, and who is refused."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Does a loader's state mean what torchdata's StatefulDataLoader means by it?
+"""A loader's state means what torchdata's StatefulDataLoader means by it.
 
 What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0 and 2 workers, persistent or not:
 

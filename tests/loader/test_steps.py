@@ -1,4 +1,4 @@
-"""Are the numbers of batches and steps those that a loop would count?"""
+"""Numbers of batches and steps are those that a loop would count."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Do all processes see the same bytes, and does nothing of them have a name?"""
+"""Anonymous memory: all processes see the same bytes, and nothing of them has a name."""
 
 from __future__ import annotations
 

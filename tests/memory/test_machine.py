@@ -1,4 +1,4 @@
-"""One store for all ranks of a machine: who makes it, who shares it, who removes it, and what if they are killed?"""
+"""One store for all ranks of a machine: made, shared and removed, also where ranks are killed."""
 
 from __future__ import annotations
 

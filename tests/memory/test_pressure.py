@@ -1,4 +1,4 @@
-"""When is memory short, and what is given back?"""
+"""Memory pressure: when memory is short, and what is given back."""
 
 from __future__ import annotations
 

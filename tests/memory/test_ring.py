@@ -1,4 +1,4 @@
-"""Does a batch come out of its slot as it went in, and is a slot free exactly when nobody looks at it any more?"""
+"""The ring: a batch comes out of its slot as it went in, and a slot is free exactly when nobody looks at it any more."""
 
 from __future__ import annotations
 

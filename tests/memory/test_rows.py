@@ -1,4 +1,4 @@
-"""Are many samples copied out of a store as one by one, and never while they are being written over?"""
+"""Many samples are copied out of a store as one by one, and never while they are written over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is whatever comes out of the store what was put in, with many writers, while they die?"""
+"""The sample store: what comes out is what was put in, with many writers, while they die."""
 
 from __future__ import annotations
 

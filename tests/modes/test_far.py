@@ -1,4 +1,4 @@
-"""Does a streaming loader fetch each block that is far away once, ahead, and give the samples that it gives of one that is near?"""
+"""Streaming loaders fetch each remote block once, ahead, and give the samples of a local one."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

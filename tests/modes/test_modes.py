@@ -1,4 +1,4 @@
-"""Do bytes move when a mode says they do, and is no more held than it may hold?"""
+"""Modes move bytes when they say they do, and hold no more than they may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the numbers those of the limit that counts, and are they measured when they should be?"""
+"""MemoryMonitor: numbers are those of the limit that counts, measured when they should be."""
 
 import os
 import pickle

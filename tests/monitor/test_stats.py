@@ -1,4 +1,4 @@
-"""Are the numbers true?"""
+"""The numbers of `get_stats()` are true."""
 
 import copy
 import itertools

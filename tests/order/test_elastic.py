@@ -1,4 +1,4 @@
-"""Do all world sizes share the same global batches, and does each go on from any step of any other?
+"""World sizes share the same global batches, and each goes on from any step of any other.
 
 Exhaustively, on orders and samplers, without data and without processes. What is promised:
 

@@ -1,4 +1,4 @@
-"""Is an epoch's order a permutation that any position can be asked of, and the same for ever?"""
+"""An epoch's order is a permutation that any position can be asked of, and the same for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do lanes cover an epoch exactly, and are they as long as the batches ask?"""
+"""Lanes cover an epoch exactly, and are as long as the batches ask."""
 
 from __future__ import annotations
 

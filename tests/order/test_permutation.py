@@ -1,4 +1,4 @@
-"""Is the keyed permutation a bijection at every size, and does it shuffle?"""
+"""The keyed permutation is a bijection at every size, and shuffles."""
 
 from __future__ import annotations
 

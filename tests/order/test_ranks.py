@@ -1,4 +1,4 @@
-"""Do ranks and workers together get each sample once, and each rank as many batches as the others?"""
+"""Ranks and workers together get each sample once, and each rank as many batches as the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a plain DataLoader get the order, and does it resume?"""
+"""OrderSampler: a plain DataLoader gets the order, and resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the same seeds give the same draws, and is everything put back?"""
+"""The same seeds give the same draws, and everything is put back."""
 
 from __future__ import annotations
 

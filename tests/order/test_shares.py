@@ -1,4 +1,4 @@
-"""Is it noticed that one rank's share is shared out to the ranks once more?"""
+"""A rank's share that is shared out to the ranks once more is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the number of processes that go through each block the one that real batches show?"""
+"""The number of processes that go through each block is the one that real batches show."""
 
 from __future__ import annotations
 

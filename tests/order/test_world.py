@@ -1,4 +1,4 @@
-"""Is the right launcher believed?"""
+"""The right launcher is believed."""
 
 from __future__ import annotations
 

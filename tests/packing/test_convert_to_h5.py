@@ -1,4 +1,4 @@
-"""Does the command line say what it did, what is wrong, and how to go on?"""
+"""The command line says what it did, what is wrong, and how to go on."""
 
 from __future__ import annotations
 

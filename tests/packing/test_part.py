@@ -1,4 +1,4 @@
-"""How does a file come to stand under its name only when it is whole? Killed, interrupted, raced, refused: nothing is left behind."""
+"""A file stands under its name only when it is whole: killed, interrupted, raced, refused, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a dataset packed? What comes out is what went in, bit for bit; and what can't be packed says why."""
+"""Packing: what comes out is what went in, bit for bit; and what can't be packed says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are packed texts the texts? Their tokens bit for bit, as documents, windows and blocks, in all modes; and is every damage found?"""
+"""Packed texts: tokens bit for bit, as documents, windows and blocks, in all modes; and every damage is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a packed file whole? Every flipped bit is found, or is in a gap that no reader looks at."""
+"""Verifying: each flipped bit of a packed file is found, or is in a gap that no reader looks at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the largest batch size that is found the largest that fits?"""
+"""find_max_batch_size finds the largest that fits."""
 
 from __future__ import annotations
 

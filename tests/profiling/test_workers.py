@@ -1,4 +1,4 @@
-"""Is the number of workers the one that the measured rates speak for, and is everything as it was afterwards?"""
+"""suggest_num_workers gives the number that the measured rates speak for, and leaves everything as it was."""
 
 from __future__ import annotations
 

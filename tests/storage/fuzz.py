@@ -1,4 +1,4 @@
-"""Whatever is done to the bytes of a file: does headrace give what h5py and zarr-python give, or raise an error of its own?
+"""Damages files, and compares what headrace makes of them with h5py and zarr-python: the same, or an error of its own.
 
 As a program it damages small files at random, tells how often each outcome came, and keeps the files that break the law:
 

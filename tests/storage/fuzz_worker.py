@@ -1,4 +1,4 @@
-"""What do h5py or zarr-python, and what does headrace, make of a file? Asked in a process that may crash, hang or run out of memory.
+"""Reads a file by h5py or zarr-python, and by headrace, in a process that may crash, hang or run out of memory.
 
 Run by `fuzz.py` with the number of a descriptor: a socket, over which cases come and outcomes go. Each case is answered twice, first for
 the library, then for headrace, so that the one who asks knows who crashed. A parent that has imported everything forks the process that

@@ -1,4 +1,4 @@
-"""How can a file be damaged?
+"""Ways to damage a file.
 
 A mutation is a name and three integers, which are taken modulo whatever they choose from: so any integers make sense, and whoever draws
 them (hypothesis, or `random`) need not know the file.

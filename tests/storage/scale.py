@@ -1,4 +1,4 @@
-"""What does an index of very many files cost? Run as a process of its own by test_scale.py.
+"""Measures what an index of very many files costs. Run as a process of its own by test_scale.py.
 
 Arguments: the number of files. It prints a line of JSON: bytes a sample, and bytes that a further worker takes. The names are made
 up, by a file system that only lists.

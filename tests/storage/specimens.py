@@ -1,4 +1,4 @@
-"""Which small files do the tests of damage begin with?
+"""The small files that the tests of damage begin with.
 
 Each is small enough that a random byte of it is as likely metadata as data, and large enough to have several chunks with edges.
 """

@@ -1,4 +1,4 @@
-"""Is damage to the bytes of chunks found, and never a wrong value given?"""
+"""Damage to the bytes of chunks is found, and no wrong value is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is damage to what describes the data an error that names it, or the same rows as the library gives?
+"""Damage to what describes the data is an error that names it, or gives the same rows as the library.
 
 Each of these was found by fuzz.py.
 """

@@ -1,4 +1,4 @@
-"""Is each record its file's bytes, wherever the files lie, and does a fingerprint say what they are?"""
+"""Each record is its file's bytes, wherever the files lie, and a fingerprint says what they are."""
 
 from __future__ import annotations
 

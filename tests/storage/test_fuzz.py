@@ -1,4 +1,4 @@
-"""Do damaged files give what h5py and zarr-python make of them, or an error of headrace's own? (fuzz.py says how that is asked.)"""
+"""Damaged files give what h5py and zarr-python make of them, or an error of headrace's own (see fuzz.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are sizes that files claim checked before any memory is taken for them?"""
+"""Sizes that files claim are checked before any memory is taken for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an index of very many files stay small, and does a further worker cost next to nothing?"""
+"""An index of very many files stays small, and a further worker costs next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are four methods enough for a source?"""
+"""Four methods are enough for a source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a sample the same however one comes by it, and is a format of one's own as good as ours?"""
+"""BaseDataset: a sample is the same by every way of access, and a format of one's own is as good as ours."""
 
 from __future__ import annotations
 

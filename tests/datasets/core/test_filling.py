@@ -1,4 +1,4 @@
-"""Is a batch that was written straight into its buffer the one that its single samples make?"""
+"""Batches written straight into their buffer are those that their single samples make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an index that was written beside a shard spare the first run all but a few round trips, and is it refused where it does not fit?"""
+"""An index beside a shard spares the first run all but a few round trips, and is refused where it does not fit."""
 
 import io
 import json

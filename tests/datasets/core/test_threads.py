@@ -1,4 +1,4 @@
-"""How many samples does a worker decode at once, and do threads change anything but the time it takes?"""
+"""Decoding in threads: how many samples at once, and nothing but the time changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the built-in crops and flips draw what they say, and the same wherever they are applied?"""
+"""Built-in crops and flips draw what they say, and the same wherever they are applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a folder of images become the samples that a user of torchvision expects, and a bad one a clear error?"""
+"""ImageDataset: folders become the samples that users of torchvision expect, and a bad one a clear error."""
 
 from __future__ import annotations
 

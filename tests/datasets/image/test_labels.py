@@ -1,4 +1,4 @@
-"""Has every file the target that was meant, and is what is not clear refused?"""
+"""Targets of files: each file gets the one that was meant, and what is not clear is refused."""
 
 from __future__ import annotations
 

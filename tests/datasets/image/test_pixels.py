@@ -1,4 +1,4 @@
-"""Is every image decoded to what Pillow says it is, and every bad one refused in one clear line?"""
+"""Decoding images: each is what Pillow says it is, and each bad one is refused in one clear line."""
 
 from __future__ import annotations
 

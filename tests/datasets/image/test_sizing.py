@@ -1,4 +1,4 @@
-"""Does the fast way from an encoded image to its size give what the plain way gives?"""
+"""Resizing while decoding gives what decoding and resizing give."""
 
 from __future__ import annotations
 

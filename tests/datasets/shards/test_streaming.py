@@ -1,4 +1,4 @@
-"""Does a `StreamingDataset` give each sample of its shards once, in an order that follows from their layout, and what should it be?"""
+"""StreamingDataset: each sample of its shards once, in an order that follows from their layout."""
 
 from __future__ import annotations
 

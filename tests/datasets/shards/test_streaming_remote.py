@@ -1,4 +1,4 @@
-"""Are shards behind URLs what they are on a disk, and what does each cost in requests?"""
+"""Shards behind URLs: the samples of those on a disk, and what each costs in requests."""
 
 from __future__ import annotations
 

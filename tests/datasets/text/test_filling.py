@@ -1,4 +1,4 @@
-"""Is a batch of texts that is padded all at once, bit for bit, what collating its single samples gives?"""
+"""Batches of texts padded all at once are, bit for bit, what collating their single samples gives."""
 
 from __future__ import annotations
 

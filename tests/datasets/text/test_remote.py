@@ -1,4 +1,4 @@
-"""Are the samples of texts that are far away those of a copy on this machine, in every unit, mode and worker?"""
+"""Samples of remote texts are those of a local copy, in every unit, mode and worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are texts what they should be as token ids, in every unit and every mode, and is nothing made up where they are not?"""
+"""TextDataset: token ids of texts in every unit and every mode, and nothing made up where there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are texts that are read and tokenised a batch at a time what each of them is by itself?"""
+"""Texts read and tokenised a batch at a time are what each of them is by itself."""
 
 from __future__ import annotations
 

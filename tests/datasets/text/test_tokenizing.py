@@ -1,4 +1,4 @@
-"""Are all texts tokenised once, kept only where they can be known again, and never half?"""
+"""Texts are tokenised once, cached only where they can be known again, and never half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are blocks of tokens, read many at once, those that plain loops find?"""
+"""Blocks of tokens, read many at once, are those that plain loops find."""
 
 from __future__ import annotations
 

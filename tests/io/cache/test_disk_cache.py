@@ -1,4 +1,4 @@
-"""What does the disk cache keep, and what does it do when the disk, the folder or another process fails?"""
+"""The disk cache: what it keeps, and what it does when the disk, the folder or another process fails."""
 
 import contextlib
 import errno

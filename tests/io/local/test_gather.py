@@ -1,4 +1,4 @@
-"""Are gathered stretches those of the file, from threads and forks, and is a file that is cut short no signal?"""
+"""Gathered ranges are those of the file, from threads and forks; a file cut short is an error, and no signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the disk told of what a batch needs while it is slow, of the right bytes, and does that change no sample?"""
+"""A slow disk is told of the bytes that a batch needs, which changes no sample."""
 
 from __future__ import annotations
 

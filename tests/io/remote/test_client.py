@@ -1,4 +1,4 @@
-"""Does every fetch give the right bytes, or an error in time, whatever the server does?"""
+"""Fetching: the right bytes, or an error in time, whatever the server does."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Is what lies in S3 read as what lies here? Against moto's server, through s3fs."""
+"""S3: what lies there is read as what lies here. Against moto's server, through s3fs."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Do messages say what a folder holds, and which class reads it? And do hidden files and folders stay out?"""
+"""Messages say what a folder holds, and which class reads it; hidden files and folders stay out."""
 
 from __future__ import annotations
 

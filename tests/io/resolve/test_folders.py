@@ -1,4 +1,4 @@
-"""Does a folder give all its files in one order, however many threads list it?"""
+"""Listing a folder gives all its files in one order, however many threads do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a kept listing used while it holds, and never when it does not?"""
+"""Cached listings are used while they hold, and never when they do not."""
 
 from __future__ import annotations
 

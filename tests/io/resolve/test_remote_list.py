@@ -1,4 +1,4 @@
-"""Does what lists a server get over its hiccups, and say so when it can't?"""
+"""Listing a server gets over its hiccups, and says so when it can't."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the files found those that are there, in one order, and do messages keep secrets?"""
+"""Files are found in one order, and messages keep secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are batches right, early and in bounds on a real CUDA device? (`pytest -m cuda`; the stand-in's tests are in test_prefetcher.py)
+"""Batches are right, early and in bounds on a real CUDA device (`pytest -m cuda`; the stand-in's tests are in test_prefetcher.py).
 
 Nothing here is a matter of time but for this: a sleeping kernel of about a second ends later than a copy of 4 MiB. Memory for the copy
 must be there by then, since to allocate some, pinned or the device's, CUDA may wait for kernels: hence `warm`.

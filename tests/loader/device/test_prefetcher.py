@@ -1,4 +1,4 @@
-"""Does the next batch travel while this one computes, and does nobody see it before it is there, or lose it?
+"""The next batch travels while this one computes; none is seen before it is there, and none is lost.
 
 Without a GPU: `late_device.LateAccelerator` stands in for one. The real one is in test_cuda.py.
 """

@@ -1,4 +1,4 @@
-"""Does a batch reach its device, whatever its structure?"""
+"""Batches reach their device, whatever their structure."""
 
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple

@@ -1,4 +1,4 @@
-"""Are ranks that build different loaders told so, and does nobody wait for a rank that builds none?"""
+"""Ranks that build different loaders are told so, and none waits for a rank that builds none."""
 
 import logging
 import multiprocessing

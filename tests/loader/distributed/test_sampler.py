@@ -1,4 +1,4 @@
-"""What does a loader say to trainers that take its sampler, or ask whether it is prepared?"""
+"""What a loader says to trainers that take its sampler, or ask whether it is prepared."""
 
 from __future__ import annotations
 

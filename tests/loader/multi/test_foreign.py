@@ -1,4 +1,4 @@
-"""Does what works with a plain torch DataLoader work here: other people's datasets, streams and samplers?"""
+"""Other people's datasets, streams and samplers work as with a plain torch DataLoader."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Do several loaders make one epoch, by exact quotas, and does it go on from any batch?"""
+"""MultiDataLoader: one epoch of several loaders, by exact quotas, that goes on from any batch."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Does every layout, filter and dtype give the bytes that h5py gives, whichever path it takes?"""
+"""Every layout, filter and dtype of HDF5 gives the bytes that h5py gives, by every path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does h5py read a file that is far away, is what it reads of it kept, and do errors of the server come out of it as they are?"""
+"""h5py reads remote files, what it reads is cached, and errors of the server come out of it as they are."""
 
 import gc
 import json

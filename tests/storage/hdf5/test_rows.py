@@ -1,4 +1,4 @@
-"""How is a sample read that is a row of an HDF5 file? The same bytes on both paths, and errors that name the place."""
+"""Rows of HDF5 files: the same bytes on both paths, and errors that name the place."""
 
 from __future__ import annotations
 

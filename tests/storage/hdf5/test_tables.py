@@ -1,4 +1,4 @@
-"""Is the table of a file's chunks kept, and trusted only where it holds?"""
+"""The chunk table of a file is cached, and trusted only where it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the samples of tar shards what tarfile reads, and is a damaged tar an error?"""
+"""Samples of tar shards are what tarfile reads, and a damaged tar is an error."""
 
 from __future__ import annotations
 

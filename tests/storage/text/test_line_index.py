@@ -1,4 +1,4 @@
-"""Do encoded places come back as they were, at random and in order, whatever lies between them and however they came?"""
+"""Encoded offsets come back as they were, at random and in order, whatever lies between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do lines begin where Python's own reader has them, however the text is cut into pieces?"""
+"""Lines begin where Python's own reader has them, however the text is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a compressed or foreign-encoded text read as Python reads it, and an unsound one refused?"""
+"""Compressed and foreign-encoded texts are read as Python reads them, and unsound ones refused."""
 
 from __future__ import annotations
 

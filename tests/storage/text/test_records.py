@@ -1,4 +1,4 @@
-"""Are records found where Python's own readers of CSV and JSON find them?"""
+"""Records are found where Python's own readers of CSV and JSON find them."""
 
 from __future__ import annotations
 

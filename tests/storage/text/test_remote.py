@@ -1,4 +1,4 @@
-"""Are lines and records of texts that are far away those of a copy on this machine, with each byte fetched once?"""
+"""Lines and records of remote texts are those of a local copy, with each byte fetched once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are lines and records of many files read at random as they stand there, by whichever table?"""
+"""Lines and records of many files are read at random as they stand there, by whichever table."""
 
 from __future__ import annotations
 

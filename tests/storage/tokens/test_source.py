@@ -1,4 +1,4 @@
-"""Are documents, windows and blocks the parts of a list that they should be?"""
+"""Documents, windows and blocks are the parts of a list that they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every layout, codec and dtype of Zarr give what zarr-python gives, whichever path it takes?"""
+"""Every layout, codec and dtype of Zarr gives what zarr-python gives, by every path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which level and which labels does an image of OME-NGFF give, and do they lie where its metadata say?"""
+"""The level and the labels that an image of OME-NGFF gives lie where its metadata say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are Zarr stores behind URLs what they are on a disk, in every mode, and are few requests made for them?"""
+"""Zarr stores behind URLs are what they are on a disk, in every mode, by few requests."""
 
 from __future__ import annotations
 
