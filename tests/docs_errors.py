@@ -176,10 +176,10 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "Use one of those that the message lists.",
         ),
         Misuse(
-            "A folder of HDF5 files",
+            "A folder without HDF5 files",
             'HDF5Dataset("photos", "images")',
-            "A folder may hold files of any kind, in no order.",
-            "Pass a glob; its files are sorted.",
+            "A folder means all HDF5 files below it, and there are none.",
+            "Use the class that the message names.",
         ),
         Misuse(
             "A file of another format",

@@ -51,6 +51,7 @@ INSIDE: dict[str, list[str]] = {
     "loader/multi": ["foreign", "schedule", "passes", "multi"],
     "packing": ["part", "plan", "verify", "hdf5", "texts", "run"],
     "profiling": ["room", "tune", "workers"],
+    "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "resolver"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

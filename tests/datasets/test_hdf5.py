@@ -354,7 +354,7 @@ def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
 
 def test_what_can_not_be_opened(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), {}))
-    with pytest.raises(ConfigError, match="is a folder: name the HDF5 files in it"):
+    with pytest.raises(DataNotFoundError, match=r"no file under .* ends in any of .h5"):
         HDF5Dataset(tmp_path)
     with pytest.raises(DataNotFoundError, match="nothing fits"):
         HDF5Dataset(str(tmp_path / "*.hdf"))

@@ -49,7 +49,7 @@ def test_tables_of_huggingface_are_no_texts(saved: str, tmp_path: Path) -> None:
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"there are 2 \.h5: use HDF5Dataset"):
-        open_dataset(write(tmp_path / "arrays", {"a.h5": "", "b.h5": ""}))
+        ImageDataset(write(tmp_path / "arrays", {"a.h5": "", "b.h5": ""}))
     with pytest.raises(DataNotFoundError, match=r"there is 1 \.jpg: use ImageDataset"):
         TextDataset(write(tmp_path / "images", {"a/b.jpg": ""}))
     with pytest.raises(DataNotFoundError, match=r"there is 1 \.jsonl: use TextDataset"):

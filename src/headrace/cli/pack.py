@@ -107,7 +107,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
-    from headrace.io.resolve.scan import redact
+    from headrace.io.paths import redact
     from headrace.storage.hdf5.files import is_hdf5
     from headrace.storage.hdf5.packed import packed_info
 
@@ -162,7 +162,7 @@ def _tokenizer(path: str) -> Any:
 
 
 def _summary(result: PackResult) -> str:
-    from headrace.io.resolve.scan import redact
+    from headrace.io.paths import redact
     from headrace.memory.budget import format_size
 
     classes = f" in {result.classes:,} classes" if result.classes else ""
@@ -175,7 +175,7 @@ def _summary(result: PackResult) -> str:
 
 
 def _how_to_open(result: PackResult) -> str:
-    from headrace.io.resolve.scan import redact
+    from headrace.io.paths import redact
     from headrace.storage.hdf5.packed import packed_info
 
     info = packed_info(result.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +10,10 @@ import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset, as_tensor
 from headrace.datasets.core.filling import Like
-from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.io.paths import is_url, redact
-from headrace.io.resolve.scan import entries_of
+from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
-
-Paths = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 
 
 class ArrayDataset(BaseDataset):
@@ -123,29 +117,6 @@ def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
         return None if dtype is None else np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
-
-
-def expanded_paths(data_path: Paths, what: str) -> list[str]:
-    """The paths that a path, a list of paths or a glob names; a glob's in sorted order.
-
-    Raises:
-        ConfigError, DataNotFoundError: it is no path; it is empty, or nothing fits a glob.
-    """
-    paths: list[str] = []
-    for one in entries_of(data_path):
-        path = os.fsdecode(one)
-        if is_url(path):
-            paths.append(path)
-            continue
-        path = os.path.expanduser(path)
-        if not glob.has_magic(path) or os.path.exists(path):
-            paths.append(path)
-            continue
-        found = sorted(glob.glob(path, recursive=True))
-        if not found:
-            raise DataNotFoundError(f"nothing fits {redact(path)}, which is to name one {what} at least (working folder: {os.getcwd()})")
-        paths.extend(found)
-    return paths
 
 
 def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import codecs
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, Paths, expanded_paths, joined_targets
+from headrace.datasets.arrays import ArrayDataset, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import is_url, redact
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.remote_list import far_files
+from headrace.errors import ConfigError
+from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.hdf5.files import ENDINGS, is_hdf5, only_dataset, open_hdf5, reading_hdf5
-from headrace.storage.hdf5.packed import DATA, packed_info
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.storage.hdf5.files import only_dataset, reading_hdf5
+from headrace.storage.hdf5.packed import DATA
+from headrace.storage.hdf5.rows import HDF5Source, open_files
 
 
 class HDF5Dataset(ArrayDataset):
@@ -54,7 +51,7 @@ class HDF5Dataset(ArrayDataset):
 
     def __init__(
         self,
-        data_path: Paths,
+        data_path: DataPath,
         dataset_name: str | Sequence[str] | None = None,
         *,
         target_name: str | None = None,
@@ -73,7 +70,7 @@ class HDF5Dataset(ArrayDataset):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
         self._encoding = _encoding_named(encoding)
         reach, common = split_options(options)
-        paths, opened = opened_files(data_path, reach)
+        paths, opened = open_files(data_path, reach)
         wanted: Any = dataset_name if is_one else names
 
         def one(path: str) -> tuple[HDF5Source, Any]:
@@ -95,38 +92,3 @@ def _encoding_named(encoding: str | None) -> str | None:
         return None if encoding is None else codecs.lookup(encoding).name
     except LookupError as error:
         raise ConfigError(f"encoding={encoding!r} is no encoding that Python knows: {error}") from error
-
-
-def opened_files(data_path: Paths, reach: RemoteOptions) -> tuple[list[str], OpenHDF5]:
-    """The HDF5 files that paths name, and what is to be open of them.
-
-    Raises:
-        ConfigError, DataNotFoundError, AccessError, FormatError: as `HDF5Dataset`.
-    """
-    paths = expanded_paths(data_path, "HDF5 file")
-    if any(map(is_url, paths)):
-        files, urls = far_files(paths, ENDINGS, reach)
-        return urls, OpenHDF5(files)
-    for path in paths:
-        if os.path.isdir(path):
-            raise ConfigError(f"{redact(path)} is a folder: name the HDF5 files in it, for example {os.path.join(redact(path), '*.h5')!r}")
-        if not is_hdf5(path):
-            if os.access(path, os.R_OK):
-                raise FormatError(f"{redact(path)} is no HDF5 file, whatever its name says")
-            open_hdf5(path)  # says what is wrong
-    return paths, OpenHDF5()
-
-
-def far_kind(urls: Sequence[str], reach: RemoteOptions) -> str:
-    """What `headrace.pack` made the first of some files of that are far away ("image", "text", "array"); "": it did not make it.
-
-    Raises:
-        ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: as `HDF5Dataset`.
-    """
-    files, found = far_files(urls, ENDINGS, reach)
-    opened = OpenHDF5(files)
-    try:
-        info = opened.read_each(found[:1], lambda url: packed_info(url, opened.far))[0]
-    finally:
-        opened.close()
-    return info.kind if info is not None else ""

@@ -19,7 +19,7 @@ from headrace.datasets.core.options import COMMON
 from headrace.datasets.open import known_keywords, open_dataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.io.resolve.scan import DataPath
+from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
 from headrace.storage.source import Source

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from headrace.datasets.core.options import SharedOptions
 from headrace.datasets.image.labels import TargetsArgument
 from headrace.io.remote.options import RemoteKeywords
-from headrace.io.resolve.scan import DataPath as DataPath
+from headrace.io.resolve.expressions import DataPath as DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.text.lines import Newline
 from headrace.storage.zarr.ome import Scale

@@ -7,19 +7,20 @@ from typing import Any, Literal, Unpack
 
 import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, Paths, dtype_named, expanded_paths, joined_targets
+from headrace.datasets.arrays import ArrayDataset, dtype_named, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.filling import Like
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import is_url
-from headrace.io.resolve.remote_list import far_stores
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
+from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, Found, Patches, array_or_level, patch_source, position
 
 
@@ -67,7 +68,7 @@ class ZarrDataset(ArrayDataset):
 
     def __init__(
         self,
-        data_path: Paths,
+        data_path: DataPath,
         dataset_name: str | Sequence[str] | None = None,
         *,
         target_name: str | None = None,
@@ -91,11 +92,8 @@ class ZarrDataset(ArrayDataset):
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
         reach, common = split_options(options)
-        paths = expanded_paths(data_path, "Zarr store")
-        opened = OpenZarr()
-        if any(map(is_url, paths)):
-            far, paths = far_stores(paths, reach)
-            opened = OpenZarr(far)
+        files = resolve(data_path, ZARR, reach)
+        paths, opened = files.urls(), OpenZarr(files.server)
         self._has_labels = False
         self._volumes: list[tuple[PatchSource, Found]] = []
         targets: Any = None

@@ -1,4 +1,4 @@
-"""Is it a path or a URL, and how may it be shown?"""
+"""Tells URLs from paths, takes them apart, and shows them without secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_url(path: object) -> bool:
-    """Is it an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``?"""
+    """True if it is an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``."""
     return isinstance(path, str) and ("://" in path or "::" in path)
 
 
@@ -31,3 +31,12 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     if cache_dir is not None:
         return Path(os.path.expanduser(cache_dir))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "headrace"
+
+
+def named_part(path: str) -> str:
+    """A path; or the part of a URL that names the file, without query: ``zip://a.jpg`` of ``zip://a.jpg::s3://b/c.zip``, and
+    ``s3://bucket/key`` of ``simplecache::s3://bucket/key?versionId=1``."""
+    if not is_url(path):
+        return path
+    first, chained, rest = path.partition("::")
+    return named_part(rest) if chained and "://" not in first else first.partition("?")[0]

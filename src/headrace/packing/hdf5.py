@@ -21,7 +21,7 @@ import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
 from headrace.errors import WriteError
-from headrace.io.resolve.scan import redact
+from headrace.io.paths import redact
 from headrace.memory.budget import format_size
 from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile

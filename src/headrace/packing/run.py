@@ -27,7 +27,8 @@ from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, WriteError, warn
-from headrace.io.resolve.scan import DataPath, redact
+from headrace.io.paths import redact
+from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile

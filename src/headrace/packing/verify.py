@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.display import progress_bar
 from headrace.errors import FormatError, HeadraceError
-from headrace.io.resolve.scan import redact
+from headrace.io.paths import redact
 from headrace.storage.hdf5.packed import TARGETS, packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens

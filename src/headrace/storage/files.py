@@ -14,14 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError
 from headrace.io.cache.disk_cache import disk_cache_of
 from headrace.io.cache.whole_files import WholeFiles
 from headrace.io.local.hints import HINTS, TO_THE_END
-from headrace.io.paths import cache_folder, is_url, redact
+from headrace.io.paths import redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, names_file, scan
+from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
+from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.remote import names_file
+from headrace.io.resolve.resolver import resolve
 from headrace.storage.source import Source
 
 _OPEN = 64  # files that are open at once
@@ -51,25 +53,20 @@ class FilesSource(Source):
         remote: RemoteOptions | None = None,
     ) -> None:
         options = remote or RemoteOptions()
+        kind = Kind("files", tuple(map(str.lower, extensions)))
         entries = entries_of(data_path)
-        urls = [e for e in entries if is_url(e)]
+        urls = urls_among(entries)
         self._far: WholeFiles | None = None
         self._url_ends = "", ""  # of the URLs that messages show: what stands before the path, and after it
-        if urls and len(urls) != len(entries):
-            raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
         if urls:
             first, chained, rest = str(urls[0]).partition("::")
             self._url_ends = f"{first.partition('://')[0]}://", chained + redact(rest)
             shown = functools.partial(_shown, self._url_ends)
             server = Remote(str(urls[0]), options.storage_options, retries=options.retries, deadline=options.deadline, shown=shown)
-            check_one_filesystem(urls, server.filesystem)
-            files = scan(entries, extensions, server, asks=_are_folders(urls, extensions, server))
-            server.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
+            files = resolve(urls, kind, options, server=server, asks=_are_folders(urls, kind, server))
         else:
-            files = scan(
-                entries, extensions, cache_dir=None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
-            )
-        self.files: FileList = files
+            files = resolve(entries, kind, options)
+        self.files: FileSet = files
         if urls:
             disk_cache = disk_cache_of(options.disk_cache_size, options.cache_dir)
             self._far = WholeFiles(server, disk_cache, len(files.names), self._url)
@@ -130,14 +127,13 @@ class FilesSource(Source):
         return _remote_sizes(self._far.remote, self.files)
 
 
-def _are_folders(urls: Sequence[str], extensions: Sequence[str], remote: Remote) -> bool:
+def _are_folders(urls: Sequence[str], kind: Kind, remote: Remote) -> bool:
     """Is a URL that looks like that of a file one of a folder? Asked of all at once, as often as it takes.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: there is no such file; see `Remote.versions`.
     """
-    endings = tuple(os.fsencode(ending.lower()) for ending in extensions)
-    named = [url for url in urls if names_file(url, endings)]
+    named = [url for url in urls if names_file(url, kind)]
     empty = [url for url, version in zip(named, remote.versions(named), strict=True) if not version.size]
     return any(map(remote.is_folder, empty))
 
@@ -152,7 +148,7 @@ def _shown(ends: tuple[str, str], path: str) -> str:
     return f"{before}{path}{after}"
 
 
-def _remote_sizes(remote: Remote, files: FileList) -> npt.NDArray[np.int64]:
+def _remote_sizes(remote: Remote, files: FileSet) -> npt.NDArray[np.int64]:
     """By listing the roots once more, where they were searched through: asking for each file would take far longer."""
     known: dict[str, int | None] = {}
     for root in files.searched:

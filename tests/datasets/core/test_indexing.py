@@ -39,7 +39,7 @@ def shards(tmp_path: Path) -> Path:
 
 def test_a_folder_of_shards(shards: Path, tmp_path: Path) -> None:
     written = write_index(shards)
-    assert sorted(Path(path).name for path in written) == sorted(
+    assert sorted(Path(path).name for path in written if ".zarr" not in path) == sorted(
         f"{kind}{shard}.{ending}.index" for kind, ending in zip("abcd", ("tar", "h5", "jsonl", "txt"), strict=True) for shard in range(3)
     )
     with RangeServer(shards) as server:

@@ -16,12 +16,13 @@ from headrace.datasets.image.labels import checked_targets, folder_targets, give
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.scan import FileList, scan
+from headrace.io.resolve.file_set import FileSet
+from tests.io.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
 
 
-def files_of(root: Path, names: list[Any] = NAMES) -> FileList:
+def files_of(root: Path, names: list[Any] = NAMES) -> FileSet:
     for name in names:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -30,12 +31,12 @@ def files_of(root: Path, names: list[Any] = NAMES) -> FileList:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> FileList:
+def files(tmp_path: Path) -> FileSet:
     return files_of(tmp_path)
 
 
 class TestFolders:
-    def test_are_the_classes(self, files: FileList) -> None:
+    def test_are_the_classes(self, files: FileSet) -> None:
         targets, classes = folder_targets(files)
         assert classes == ["bird", "cat", "dog"]
         assert targets is not None and targets.tolist() == [0, 0, 1, 1, 2] and targets.dtype == np.int64
@@ -72,7 +73,7 @@ class TestFolders:
     def test_are_those_of_each_name(self, listed: list[str]) -> None:
         """Runs of names are not looked at one by one: the answer is as if they were."""
         names = sorted(map(str.encode, listed), key=lambda name: name.replace(b"/", b"\0"))
-        files = FileList(("root",), None, PackedNames(names), False, (), frozenset())
+        files = FileSet(("root",), ("",), None, PackedNames(names), (), frozenset())
         folders = [name.partition(b"/")[0] if b"/" in name else None for name in names]
         if all(folder is None for folder in folders):
             assert folder_targets(files) == (None, [])
@@ -89,13 +90,13 @@ class TestFolders:
     @pytest.mark.parametrize("n", [1, 2, 3, 65_536, 70_001])
     def test_of_many_flat_files(self, n: int) -> None:
         names = [b"%08d.jpg" % i for i in range(n)]
-        assert folder_targets(FileList(("root",), None, PackedNames(names), False, (), frozenset())) == (None, [])
+        assert folder_targets(FileSet(("root",), ("",), None, PackedNames(names), (), frozenset())) == (None, [])
         with pytest.raises(ConfigError, match=rf"{n:,} of {n + 2:,} files.*root/00000000\.jpg"):
-            folder_targets(FileList(("root",), None, PackedNames([b"!/1.jpg", b"!/2.jpg", *names]), False, (), frozenset()))
+            folder_targets(FileSet(("root",), ("",), None, PackedNames([b"!/1.jpg", b"!/2.jpg", *names]), (), frozenset()))
 
     def test_of_many_files_make_no_object_each(self) -> None:
         n = 300_000
-        files = FileList(("r",), None, PackedNames(b"%06d/%d.jpg" % (i // 1000, i) for i in range(n)), False, (), frozenset())
+        files = FileSet(("r",), ("",), None, PackedNames(b"%06d/%d.jpg" % (i // 1000, i) for i in range(n)), (), frozenset())
         tracemalloc.start()
         targets, classes = folder_targets(files)
         assert tracemalloc.get_traced_memory()[1] < 8 * n + 500_000
@@ -118,17 +119,17 @@ class TestFolders:
 
 
 class TestGiven:
-    def test_none(self, files: FileList) -> None:
+    def test_none(self, files: FileSet) -> None:
         assert given_targets(None, files) == (None, [])
 
-    def test_a_mapping_by_relative_path_or_name(self, files: FileList) -> None:
+    def test_a_mapping_by_relative_path_or_name(self, files: FileSet) -> None:
         by_path = {name: i * 10 for i, name in enumerate(NAMES)}
         assert given_targets(by_path, files)[0].tolist() == [0, 10, 20, 30, 40]
         by_name = {"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9, "cat/1.jpg": 11}  # one 1.jpg by its path, the other by its name
         targets, classes = given_targets(by_name, files)
         assert targets.tolist() == [1, 2, 11, 3, 9] and targets.dtype == np.int64 and classes == []
 
-    def test_a_name_that_fits_several_files(self, files: FileList, tmp_path: Path) -> None:
+    def test_a_name_that_fits_several_files(self, files: FileSet, tmp_path: Path) -> None:
         for targets in ({"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9}, csv(tmp_path, "1.jpg,1\n2.jpg,2\n3.jpg,3\n9.jpg,9\n")):
             with pytest.raises(ConfigError, match=r"file name 1\.jpg fits bird/1\.jpg and cat/1\.jpg: give relative paths"):
                 given_targets(targets, files)
@@ -143,7 +144,7 @@ class TestGiven:
             lambda path: path.replace(".jpg", ".mask"),
         ],
     )
-    def test_names_of_files_are_no_classes(self, files: FileList, tmp_path: Path, mask: Any) -> None:
+    def test_names_of_files_are_no_classes(self, files: FileSet, tmp_path: Path, mask: Any) -> None:
         for name in NAMES:
             (tmp_path / name).with_suffix(".mask").touch()
         with pytest.raises(ConfigError, match=r"targets gives names of files \(.*\), which would become class numbers"):
@@ -157,31 +158,31 @@ class TestGiven:
         given_targets(lambda path: f"v1.{path[-6]}", files)
         assert not recwarn
 
-    def test_texts_become_class_numbers(self, files: FileList) -> None:
+    def test_texts_become_class_numbers(self, files: FileSet) -> None:
         targets, classes = given_targets(lambda path: "odd" if path.endswith(("1.jpg", "3.jpg")) else "even", files)
         assert classes == ["even", "odd"] and targets.tolist() == [1, 0, 1, 1, 0]
 
     @pytest.mark.parametrize(
         "value", [0.5, None, True, [1, 2], {"boxes": [1]}, (1, "a"), np.ones(3), np.float32(2)], ids=lambda v: type(v).__name__
     )
-    def test_other_values_stay_as_they_are(self, files: FileList, value: Any) -> None:
+    def test_other_values_stay_as_they_are(self, files: FileSet, value: Any) -> None:
         targets, classes = given_targets(lambda path: value, files)
         assert isinstance(targets, list) and len(targets) == 5 and all(t is value for t in targets) and classes == []
 
-    def test_mixed_values_stay_as_they_are(self, files: FileList) -> None:
+    def test_mixed_values_stay_as_they_are(self, files: FileSet) -> None:
         values = iter([1, "a", None, 2.5, np.int64(3)])
         assert given_targets(lambda path: next(values), files)[0] == [1, "a", None, 2.5, 3]
 
-    def test_a_callable_gets_the_full_path(self, files: FileList, tmp_path: Path) -> None:
+    def test_a_callable_gets_the_full_path(self, files: FileSet, tmp_path: Path) -> None:
         seen: list[str] = []
         given_targets(lambda path: seen.append(path) or 0, files)
         assert seen == [str(tmp_path / name) for name in NAMES]
 
-    def test_an_error_of_the_callable_comes_through(self, files: FileList) -> None:
+    def test_an_error_of_the_callable_comes_through(self, files: FileSet) -> None:
         with pytest.raises(ZeroDivisionError):
             given_targets(lambda path: 1 // 0, files)
 
-    def test_a_file_without_a_target(self, files: FileList) -> None:
+    def test_a_file_without_a_target(self, files: FileSet) -> None:
         with pytest.raises(ConfigError, match=r"no entry for dog/9\.jpg"):
             given_targets({name: 1 for name in NAMES[:-1]}, files)
 
@@ -218,43 +219,43 @@ class TestCSV:
             "picture,breed\n" + ROWS,
         ],
     )
-    def test_of_numbers(self, files: FileList, tmp_path: Path, text: str) -> None:
+    def test_of_numbers(self, files: FileSet, tmp_path: Path, text: str) -> None:
         for path in (csv(tmp_path, text), Path(csv(tmp_path, text))):
             targets, classes = given_targets(path, files)
             assert targets.tolist() == [3, 10, 3, 4, 5] and targets.dtype == np.int64 and classes == []
 
-    def test_of_fractions(self, files: FileList, tmp_path: Path) -> None:
+    def test_of_fractions(self, files: FileSet, tmp_path: Path) -> None:
         targets, classes = given_targets(csv(tmp_path, ROWS.replace("10", "0.5")), files)
         assert targets == [3.0, 0.5, 3.0, 4.0, 5.0] and classes == []
 
-    def test_of_texts(self, files: FileList, tmp_path: Path) -> None:
+    def test_of_texts(self, files: FileSet, tmp_path: Path) -> None:
         text = 'name,kind\n"bird/1.jpg",hawk\n2.jpg,"owl, grey"\ncat/1.jpg,hawk\n3.jpg,été\n9.jpg,hawk\n'
         targets, classes = given_targets(csv(tmp_path, text), files)
         assert classes == ["hawk", "owl, grey", "été"] and targets.tolist() == [0, 1, 0, 2, 0]
 
     @pytest.mark.parametrize("header", ["", "file,label\n"])
-    def test_rows_that_contradict_each_other(self, files: FileList, tmp_path: Path, header: str) -> None:
+    def test_rows_that_contradict_each_other(self, files: FileSet, tmp_path: Path, header: str) -> None:
         assert given_targets(csv(tmp_path, header + ROWS + ROWS), files)[0].tolist() == [3, 10, 3, 4, 5]
         rows = (2, 7) if header else (1, 6)
         with pytest.raises(ConfigError, match=rf"rows {rows[0]} and {rows[1]} of .*targets\.txt give bird/1\.jpg .*\('3' and '4'\)"):
             given_targets(csv(tmp_path, header + ROWS + "bird/1.jpg,4\n"), files)
 
-    def test_that_is_missing(self, files: FileList, tmp_path: Path) -> None:
+    def test_that_is_missing(self, files: FileSet, tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError, match=r"none\.csv does not exist"):
             given_targets(str(tmp_path / "none.csv"), files)
 
     @pytest.mark.parametrize("text", ["bird/1.jpg\n", "bird/1.jpg;3\n", ROWS + "lonely\n"])
-    def test_without_a_second_column(self, files: FileList, tmp_path: Path, text: str) -> None:
+    def test_without_a_second_column(self, files: FileSet, tmp_path: Path, text: str) -> None:
         with pytest.raises(ConfigError, match=r"row \d of .*targets\.txt has no second column: write file,target"):
             given_targets(csv(tmp_path, text), files)
 
     @pytest.mark.parametrize("text", ["", "file,label\n", "other.jpg,3\n"])
-    def test_without_the_files(self, files: FileList, tmp_path: Path, text: str) -> None:
+    def test_without_the_files(self, files: FileSet, tmp_path: Path, text: str) -> None:
         with pytest.raises(ConfigError, match=r"no entry for bird/1\.jpg"):
             given_targets(csv(tmp_path, text), files)
 
     @pytest.mark.parametrize("kind", ["folder", "latin-1", "bytes"])
-    def test_that_is_none(self, files: FileList, tmp_path: Path, kind: str) -> None:
+    def test_that_is_none(self, files: FileSet, tmp_path: Path, kind: str) -> None:
         path = {
             "folder": lambda: str(tmp_path),
             "latin-1": lambda: csv(tmp_path, "bird/1.jpg,\xe9t\xe9\n".encode("latin-1")),

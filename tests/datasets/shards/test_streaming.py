@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from headrace import ConfigError, HDF5Dataset, ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, create_dataloader, pack
 from headrace.datasets.core import base
 from headrace.datasets.shards import streaming
-from headrace.datasets.shards.shards import expand_braces
 from headrace.errors import DataNotFoundError, FormatError, StateError
+from headrace.io.resolve.expressions import expand_braces
 from headrace.modes import LoadingMode
 from headrace.order import RankBatches
 from headrace.order.lanes import interleave_for

@@ -18,10 +18,10 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Re
 from headrace.io.cache.blocks import BLOCK, CachedRemote
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.remote.client import Remote, Version
-from headrace.io.resolve.scan import scan
 from headrace.testing.contract import same
 from tests.data.make import make_shards
 from tests.io.remote.reading import Range, read
+from tests.io.resolve.scanning import scan
 from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from headrace.datasets.text.text import TEXT_EXTENSIONS
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.remote.client import Remote
 from headrace.io.resolve.contents import READERS, summary_of
-from headrace.io.resolve.scan import scan
+from tests.io.resolve.scanning import scan
 from tests.io.resolve.test_scan import names, touch
 
 HIDDEN = (".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg", "cats/.nfs0001.jpg")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headrace.errors import AccessError, DataNotFoundError
 from headrace.io.resolve import folders
 from headrace.io.resolve.folders import FILE, FOLDER, OTHER, list_folder
-from headrace.io.resolve.scan import scan
+from tests.io.resolve.scanning import scan
 
 ENDINGS = (b".jpg",)
 

@@ -18,8 +18,9 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatE
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
-from headrace.io.resolve.scan import FileList, scan
+from headrace.io.resolve.file_set import FileSet
 from headrace.memory.per_process import PerProcess as WorkerHandle
+from tests.io.resolve.scanning import scan
 
 ENDINGS = (".jpg", ".png")
 
@@ -33,7 +34,7 @@ def touch(root: Path, *names: str | bytes) -> Path:
     return root
 
 
-def names(found: FileList) -> list[str]:
+def names(found: FileSet) -> list[str]:
     return [os.fsdecode(name) for name in found.names]
 
 
@@ -308,7 +309,7 @@ def _server(filesystem: Any, **options: Any) -> Remote:
 
 
 class TestRemote:
-    def scan(self, url: str) -> FileList:
+    def scan(self, url: str) -> FileSet:
         return scan(url, ENDINGS, Remote(url))
 
     def test_a_folder(self, memory: Any) -> None:

@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError
-from headrace.io.resolve.scan import scan
 from headrace.storage.text import lines, records
 from headrace.storage.text.lines import strip_end
 from headrace.storage.text.records import QuoteCheck, csv_fields, csv_row, field_of, format_of, json_places, json_record
 from headrace.storage.text.source import LinesSource
+from tests.io.resolve.scanning import scan
 
 
 def opened(path: Path, unit: str = "record", newline: Any = None) -> LinesSource:

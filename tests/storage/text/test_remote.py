@@ -22,10 +22,10 @@ from headrace.io import sequential as in_order
 from headrace.io.index import index_bytes
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.resolve.scan import scan
 from headrace.storage.text import source as texts
 from headrace.storage.text.remote import INDEX, FarLinesSource, far_texts
 from headrace.storage.text.source import LinesSource
+from tests.io.resolve.scanning import scan
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed
 

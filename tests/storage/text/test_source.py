@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError, HeadraceWarning
 from headrace.io.array_file import HEAD
-from headrace.io.resolve.scan import scan
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.storage.text import plain
 from headrace.storage.text import source as texts
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
+from tests.io.resolve.scanning import scan
 from tests.storage.text.test_plain import packed
 
 ENDINGS = [".txt", ".csv", ".jsonl", ".json", ".gz", ".zst"]

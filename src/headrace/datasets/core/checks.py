@@ -16,7 +16,8 @@ from headrace.arguments import check_callable, check_names, described
 from headrace.datasets.core.options import REMOTE
 from headrace.datasets.image.augment import chained
 from headrace.errors import ConfigError
-from headrace.io.resolve.scan import entries_of
+from headrace.io.resolve.expressions import entries_of
+from headrace.io.resolve.file_set import FileSet
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
 from headrace.modes.cached import check_cache_size
@@ -63,7 +64,8 @@ def check_arguments(dataset: object, data_path: Any, options: Mapping[str, Any],
     """
     cls = type(dataset)
     check_names(cls.__name__, options, keywords_of(cls), HINTS)
-    entries_of(data_path, name)
+    if not isinstance(data_path, FileSet):
+        entries_of(data_path, name)
     check_common({**options, **given})
 
 

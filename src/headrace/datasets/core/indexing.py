@@ -1,8 +1,7 @@
-"""How is the index of a file that will be read from afar written beside it? `write_index`."""
+"""Writes the index of a file beside it, for readers of its URL."""
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator
 from typing import Unpack
@@ -11,11 +10,13 @@ from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import redact
 from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
 from headrace.io.remote_files import RemoteFiles, with_index
-from headrace.io.resolve.scan import DataPath, entries_of, scan
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import Kind
+from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.index import INDEX as HDF5
 from headrace.storage.tar.build import INDEX as TAR
 from headrace.storage.text.plain import is_compressed
@@ -26,7 +27,9 @@ from headrace.storage.zarr.shards import indexed
 from headrace.storage.zarr.stores import ZarrUrl, is_zarr
 from headrace.storage.zarr.zips import INDEX as ZIP
 
-_SHARDS = (".tar", ".h5", ".hdf5", ".he5", ".jsonl", ".txt", ".zarr.zip")
+_INDEXED = Kind(
+    "files with an index", (".tar", ".h5", ".hdf5", ".he5", ".jsonl", ".txt", ".zarr.zip"), stores=(".zarr",), recognizes=is_zarr
+)
 """What is looked for in folders."""
 _KINDS: dict[str, IndexKind] = {".tar": TAR, ".zip": ZIP}
 _KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5"), HDF5)
@@ -41,7 +44,8 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .txt, .md, .csv, .tsv,
-            .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .txt, .jsonl and .zarr.zip are looked for.
+            .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .txt, .jsonl, .zarr.zip and
+            .zarr are looked for.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
@@ -54,45 +58,37 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
     """
     check_names("write_index", options, ServerKeywords.__optional_keys__)
     remote, written = RemoteOptions.taken_from(options), []
-    for entry in entries_of(data_path):
-        text = os.fsdecode(entry) if not isinstance(entry, str) else entry
-        local = not is_url(text)
-        url = f"file://{os.path.abspath(os.path.expanduser(text))}" if local else text
-        files = RemoteFiles(url, remote)
-        try:
-            for one, kind in _wanted(url, text, local, files):
-                files.learn([one])
-                data = index_bytes(kind.make(files, one), kind, files.version(one).size)
-                written.append(_write(with_index(one), data, local, files))
-        finally:
-            files.close()
+    files = resolve(data_path, _INDEXED, remote)
+    urls = files.urls() if files.is_remote else [f"file://{os.path.abspath(path)}" for path in files.urls()]
+    server: RemoteFiles = files.server or RemoteFiles(urls[0], remote)
+    try:
+        for url in urls:
+            for one, kind in _wanted(url, files.is_remote, server, len(urls) == 1):
+                server.learn([one])
+                data = index_bytes(kind.make(server, one), kind, server.version(one).size)
+                written.append(_write(with_index(one), data, not files.is_remote, server))
+    finally:
+        server.close()
     return written
 
 
-def _wanted(url: str, text: str, local: bool, files: RemoteFiles) -> Iterator[tuple[str, IndexKind]]:
-    if is_zarr(text) and not url.lower().endswith(".zip"):
-        found = list(indexed(ZarrUrl(url.rstrip("/"), files)))
-        if not found:
-            raise ConfigError(f"{redact(text)} has no array with shards, so there is nothing to write an index of")
-        for one in found:
-            yield one, SHARDS
+def _wanted(url: str, is_remote: bool, server: RemoteFiles, is_only: bool) -> Iterator[tuple[str, IndexKind]]:
+    """The files of a URL that get an index, and its kind."""
+    path = url if is_remote else url.removeprefix("file://")
+    if is_zarr(path) and not path.lower().endswith(".zip"):
+        arrays = list(indexed(ZarrUrl(url.rstrip("/"), server)))
+        if not arrays and is_only:
+            raise ConfigError(f"{redact(path)} has no array with shards, so there is nothing to write an index of")
+        yield from ((one, SHARDS) for one in arrays)
         return
-    for one in [url] if _kind_of(url) and not glob.has_magic(text.partition("?")[0]) else _below(text, url, local, files):
-        kind = _kind_of(one)
-        assert kind is not None
-        yield one, kind
-
-
-def _below(text: str, url: str, local: bool, files: RemoteFiles) -> list[str]:
-    """The files below a folder, or that a glob names."""
-    if is_compressed(text.partition("?")[0]):
-        raise ConfigError(f"{redact(text)} is compressed, and is unpacked on each machine: it has no index")
-    found = scan([text], _SHARDS, None if local else files)
-    paths = [os.fsdecode(found.path(number)) for number in range(len(found.names))]
-    paths = [path for path in paths if ".zarr" not in os.path.dirname(path)]  # files of a store are no shards
-    if len(paths) == 1 and _kind_of(paths[0]) is None:  # it was named itself
-        raise ConfigError(f"{redact(paths[0])} has no index: those of {', '.join(_KINDS)} and .zarr have one")
-    return [f"file://{os.path.abspath(path)}" if local else files.filesystem.unstrip_protocol(path) for path in paths]
+    if ".zarr" in os.path.dirname(path):  # a file of a store is no shard
+        return
+    kind = _kind_of(url)
+    if kind is None and is_compressed(path.partition("?")[0]):
+        raise ConfigError(f"{redact(path)} is compressed, and is unpacked on each machine: it has no index")
+    if kind is None:
+        raise ConfigError(f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one")
+    yield url, kind
 
 
 def _kind_of(path: str) -> IndexKind | None:

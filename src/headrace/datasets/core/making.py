@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from headrace.datasets.core.checks import explain_call
 from headrace.datasets.core.options import COMMON, REMOTE
 from headrace.errors import ConfigError
-from headrace.io.resolve.scan import is_url, redact
+from headrace.io.paths import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode

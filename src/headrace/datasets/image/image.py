@@ -27,16 +27,19 @@ from headrace.datasets.image.pixels import (
     writable,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
+from headrace.datasets.kinds import IMAGES
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
+from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.remote_list import far_files
-from headrace.io.resolve.scan import DataPath, entries_of, redact
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.files import ENDINGS, is_far_hdf5, is_hdf5
+from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.packed import TARGETS
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 
 DEFAULT_SIZE = (224, 224)
 _UNSET: Any = "default"
@@ -291,17 +294,8 @@ def _open(
     targets: TargetsArgument,
     reach: RemoteOptions,
 ) -> tuple[ImageSource, Targets, list[str]]:
-    paths = entries_of(data_path)
-    if all(isinstance(path, (str, os.PathLike)) and is_hdf5(path) for path in paths):
-        return _open_packed([os.fspath(path) for path in paths], targets, OpenHDF5())
-    if all(map(is_far_hdf5, paths)):
-        files, urls = far_files(paths, ENDINGS, reach)
-        return _open_packed(urls, targets, OpenHDF5(files))
-    for path in map(os.fsdecode, filter(os.path.isfile, paths)):
-        if path.lower().endswith(ENDINGS) and not is_hdf5(path):
-            raise FormatError(
-                f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page in its place; fetch it again"
-            )
+    if isinstance(data_path, FileSet) or kind_of(data_path, (IMAGES, HDF5)) is HDF5:
+        return _open_packed(*open_files(data_path, reach), targets)
     source = FilesSource(data_path, EXTENSIONS, reach)
     if not _are_folders(targets):
         return source, *given_targets(targets, source.files)
@@ -314,7 +308,7 @@ def _open(
     return source, found, classes
 
 
-def _open_packed(paths: Sequence[str], targets: TargetsArgument, opened: OpenHDF5) -> tuple[ImageSource, Targets, list[str]]:
+def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgument) -> tuple[ImageSource, Targets, list[str]]:
     def one(path: str) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
         foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         try:

@@ -17,7 +17,8 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatE
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.contents import MOST, names_below, summary_of
-from headrace.io.resolve.scan import DataPath, FileList, entries_of
+from headrace.io.resolve.expressions import DataPath, entries_of
+from headrace.io.resolve.file_set import FileSet
 
 Targets = npt.NDArray[Any] | list[Any] | None
 TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
@@ -28,7 +29,7 @@ _FEW, _LOOKED_AT = 20, 16
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
-def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
+def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
     """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64, class names sorted).
 
     (None, []) where all files lie flat in the folder.
@@ -46,7 +47,7 @@ def folder_targets(files: FileList) -> tuple[npt.NDArray[np.int64] | None, list[
     classes = sorted(number)
     empty = [f for f in files.folders if os.fsencode(f) not in number and not f.startswith(".")]
     if empty:
-        others = [] if files.url else _others_in(files.roots, empty[0])
+        others = [] if files.is_remote else _others_in(files.roots, empty[0])
         holds = f", in which {summary_of(others).partition(': use ImageDataset')[0]}" if others else ""
         raise DataNotFoundError(
             f"{len(empty)} class folders hold no image, the first is {redact(empty[0])!r}{holds}; else remove them, for they would be "
@@ -90,7 +91,7 @@ def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
     return high
 
 
-def _beside_the_folders(files: FileList) -> tuple[None, list[str]]:
+def _beside_the_folders(files: FileSet) -> tuple[None, list[str]]:
     """The answer where some files lie in no class folder: perhaps all do so."""
     (data, offsets), total = files.names.arrays, len(files.names)
     flat = first = 0
@@ -155,7 +156,7 @@ class _Paired:
             ) from None
 
 
-def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, list[str]]:
+def given_targets(targets: TargetsArgument, files: FileSet) -> tuple[Targets, list[str]]:
     """Targets that the user gave: a mapping by relative path or file name, a CSV file of such, or a callable of the path.
 
     Texts become class numbers, in the sorted order of the texts; other values stay as they are.
@@ -183,7 +184,7 @@ def given_targets(targets: TargetsArgument, files: FileList) -> tuple[Targets, l
     return list(values), []
 
 
-def _check_classes(classes: list[str], files: FileList) -> None:
+def _check_classes(classes: list[str], files: FileSet) -> None:
     """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
     samples = len(files.names)
     some = classes[:: max(1, len(classes) // _LOOKED_AT)]
@@ -199,14 +200,14 @@ def _check_classes(classes: list[str], files: FileList) -> None:
         )
 
 
-def _names_a_file(text: str, files: FileList) -> bool:
+def _names_a_file(text: str, files: FileSet) -> bool:
     if os.path.splitext(text)[1].lower() in _FILES:  # an ending alone is a class like any other
         return True
     folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
-    return "." in text and not files.url and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
+    return "." in text and not files.is_remote and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
 
 
-def _looked_up(targets: Mapping[str, Any], files: FileList) -> list[Any]:
+def _looked_up(targets: Mapping[str, Any], files: FileSet) -> list[Any]:
     """By relative path, else by file name, which may then stand for one file only."""
     values, by_name = [], dict[str, str]()
     for name in map(os.fsdecode, files.names):
@@ -224,7 +225,7 @@ def _looked_up(targets: Mapping[str, Any], files: FileList) -> list[Any]:
     return values
 
 
-def _read_csv(path: str, files: FileList) -> dict[str, Any]:
+def _read_csv(path: str, files: FileSet) -> dict[str, Any]:
     """First column: file; second: target. A first row that names no file of the data is a header."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:

@@ -14,7 +14,7 @@ from headrace.datasets.shards.members import Decoders, describe_decoders
 from headrace.datasets.shards.shards import open_shards
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.io.resolve.scan import DataPath
+from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode
 from headrace.order.lanes import interleave_for, lanes_for
 

@@ -6,19 +6,19 @@ Texts that are tokenised already: which arguments still have a meaning, and whic
 from __future__ import annotations
 
 import ast
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from headrace.datasets.core.making import describe_argument
+from headrace.datasets.kinds import TEXTS
 from headrace.datasets.text.tokenizing import way_fingerprint
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.remote_list import far_files
-from headrace.storage.hdf5.files import ENDINGS, is_far_hdf5, is_hdf5
-from headrace.storage.hdf5.index import INDEX
-from headrace.storage.hdf5.remote import FarHDF5
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import kind_of
+from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.rows import open_files
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.remote import FarTokens
 from headrace.storage.tokens.source import AnyTokens, BlocksSource, DocumentsSource
@@ -52,31 +52,19 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
 
 
 def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | None:
-    entries = data_path if isinstance(data_path, (list, tuple)) else [data_path]
-    if entries and all(map(is_far_hdf5, entries)):
-        return _opened_far(entries, reach)
-    if not isinstance(data_path, (str, os.PathLike)):
+    if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5)) is not HDF5:
         return None
-    path = os.path.expanduser(os.fspath(data_path))
-    if is_hdf5(path):
-        return PackedTokens(data_path)
-    if str(path).lower().endswith(ENDINGS) and os.path.isfile(path):
-        raise FormatError(f"{redact(path)} is no HDF5 file, or its beginning is damaged")
-    return None
-
-
-def _opened_far(urls: Sequence[str], reach: RemoteOptions) -> FarTokens:
-    files, found = far_files(urls, ENDINGS, reach)
+    paths, opened = open_files(data_path, reach)
     try:
-        if len(found) > 1:
+        if len(paths) > 1:
             raise ConfigError(
-                f"{redact(found[0])} is one of {len(found):,} files that are named, and packed tokens are read from one: pack the texts "
+                f"{redact(paths[0])} is one of {len(paths):,} files that are named, and packed tokens are read from one: pack the texts "
                 "into one file, or make a dataset of each"
             )
-        opened = FarHDF5(files, INDEX)
-        return opened.read_each(found, lambda url: FarTokens(url, opened))[0]
+        far = opened.far
+        return PackedTokens(paths[0]) if far is None else far.read_each(paths, lambda url: FarTokens(url, far))[0]
     except BaseException:
-        files.close()
+        opened.close()
         raise
 
 

@@ -62,7 +62,7 @@ def tokens_of(documents: Any, end_token: int | None) -> tuple[Tokens, str]:
     texts: Any = documents._source
     with contextlib.ExitStack() as still:
         of, expect = _of_files(texts), None
-        if texts.files.url:
+        if texts.files.is_remote:
             of = still.enter_context(texts.of_one_version())
             expect = still.enter_context(texts.in_order()) if isinstance(texts, FarLinesSource) else None
         about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
@@ -239,7 +239,7 @@ def _records(dataset: Any, expect: Callable[[range], None] | None) -> Iterator[t
 def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
     """What tells the files from others, and from what they were before; None: they are remote."""
     files = texts.files
-    if files.url:
+    if files.is_remote:
         return None
     stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
     return [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]

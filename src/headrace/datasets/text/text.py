@@ -14,6 +14,7 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.making import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.labels import folder_targets
+from headrace.datasets.kinds import TEXT_EXTENSIONS
 from headrace.datasets.text.filling import TextFilling
 from headrace.datasets.text.options import check_text_options
 from headrace.datasets.text.packed import packed_source, packed_tokens, source_over, tokenizer_of
@@ -22,7 +23,8 @@ from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.io.array_file import MappedArrays
 from headrace.io.paths import is_url, without_query
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.scan import DataPath, FileList, entries_of
+from headrace.io.resolve.expressions import DataPath, entries_of
+from headrace.io.resolve.file_set import FileSet
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
 from headrace.order import detect_world
@@ -36,8 +38,6 @@ from headrace.storage.text.source import HeldArrays, LinesSource
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
-_PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
-TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", ".gz", ".zst"))
 _MARK = "\ufeff"
 _OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 
@@ -172,7 +172,7 @@ class TextDataset(TextFilling):
         self, data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, options: PathOptions
     ) -> TextFilesSource | LinesSource:
         room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
-        listing: FileList | None = None
+        listing: FileSet | None = None
         if unit is None and all(is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries_of(data_path)):
             unit = "record"  # without a listing, which asks the server for each file
         if unit in (None, "file"):
@@ -188,7 +188,7 @@ class TextDataset(TextFilling):
         return self._lines(data_path, listing, newline, reach, room, options.get("progress"))
 
     def _lines(
-        self, data_path: DataPath, listing: FileList | None, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
+        self, data_path: DataPath, listing: FileSet | None, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
     ) -> LinesSource:
         source: LinesSource
         folder, of_text = folder_of(reach.cache_dir), (newline, self._encoding, self._errors)

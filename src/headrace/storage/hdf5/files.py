@@ -14,7 +14,8 @@ import h5py
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.nearest_names import listed_names
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import redact
+from headrace.io.resolve.file_set import Kind
 from headrace.storage.hdf5.remote import FarHDF5
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -51,9 +52,7 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
     return False
 
 
-def is_far_hdf5(path: object) -> bool:
-    """Is it a URL that says that HDF5 files lie there?"""
-    return isinstance(path, str) and is_url(path) and path.partition("::")[0].partition("?")[0].lower().endswith(ENDINGS)
+HDF5 = Kind("HDF5 files", ENDINGS, keeps_order=True, recognizes=is_hdf5)
 
 
 def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:

@@ -20,13 +20,17 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import LibraryChunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
 from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
 from headrace.storage.hdf5.chunks import chunks_of
-from headrace.storage.hdf5.files import dataset_named, open_hdf5, reading_hdf5
+from headrace.storage.hdf5.files import HDF5, dataset_named, is_hdf5, open_hdf5, reading_hdf5
 from headrace.storage.hdf5.filters import check_filters
 from headrace.storage.hdf5.index import INDEX
 from headrace.storage.hdf5.links import check_way, other_files
@@ -63,6 +67,40 @@ class OpenHDF5:
         """Closes and forgets it all; it is opened again when it is needed."""
         for part in (self.library, self.files, self.chunks):
             part.close()
+
+
+def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[list[str], OpenHDF5]:
+    """The paths or URLs of the HDF5 files that a path means, and what is open of them.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError: see `headrace.io.resolve.resolver.resolve`.
+        FormatError: one of them is no HDF5 file.
+    """
+    files = resolve(data_path, HDF5, options)
+    paths = files.urls()
+    for path in [] if files.is_remote else paths:
+        if not is_hdf5(path):
+            if os.access(path, os.R_OK):
+                raise FormatError(
+                    f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page: fetch it again"
+                )
+            open_hdf5(path)  # says what is wrong
+    return paths, OpenHDF5(files.server)
+
+
+def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
+    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); "": it did not make it.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: see `open_files`.
+    """
+    paths, opened = open_files(data_path, options)
+    try:
+        info = opened.read_each(paths[:1], lambda path: packed_info(path, opened.far))[0]
+    finally:
+        if not isinstance(data_path, FileSet):
+            opened.close()
+    return info.kind if info is not None else ""
 
 
 class HDF5Source(ArraysSource):

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.display import progress_bar
-from headrace.errors import AccessError, ConfigError, warn
+from headrace.errors import AccessError, warn
 from headrace.io.files import Files
 from headrace.io.index import is_unknown
 from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
-from headrace.io.resolve.remote_list import list_far
-from headrace.io.resolve.scan import DataPath, entries_of, scan
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.resolver import resolve
 from headrace.io.version import Stamp
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
@@ -36,6 +36,7 @@ from headrace.storage.tar.index import TarIndex, compressed
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS))
 _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
@@ -65,30 +66,24 @@ class TarSource(Source):
 
     def __init__(
         self,
-        data_path: DataPath,
+        data_path: DataPath | FileSet,
         *,
         cache_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         reach: RemoteOptions | None = None,
     ) -> None:
-        entries = entries_of(data_path)
-        urls = [entry for entry in entries if is_url(entry)]
-        if urls and len(urls) != len(entries):
-            raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
-        endings = (*ENDINGS, *COMPRESSED_TARS)
+        files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
+        self.names, self._shown = files.names, files.urls()
         self._open: Files = LocalFiles()
-        if urls:
-            self._open = self.far = RemoteFiles(urls[0], reach or RemoteOptions(cache_dir=cache_dir))
-            self.names, self._paths = list_far(urls, endings, self.far)
-            self._shown = list(map(redact, self._paths))
+        if files.is_remote:
+            self._open = self.far = files.server
+            self._paths, self._shown = self._shown, list(map(redact, self._shown))
         else:
-            files = scan(data_path, endings)
-            self.names, self._shown = files.names, [os.fsdecode(files.path(number)) for number in range(len(files.names))]
             self._paths = list(map(os.path.abspath, self._shown))
         for path in self._shown:
-            if path.partition("?")[0].lower().endswith(COMPRESSED_TARS):
+            if path.lower().endswith(COMPRESSED_TARS):
                 raise compressed(redact(path), "its name says so")
-        self._stamps = [] if urls else list(map(_stamp, self._paths))
+        self._stamps = [] if files.is_remote else list(map(_stamp, self._paths))
         self._join(self._indexed(cache_dir, progress))
 
     # -- the index

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.io.files import Version
-from headrace.io.paths import without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.scan import DataPath
+from headrace.io.resolve.expressions import DataPath
 from headrace.storage.files import FilesSource
 from headrace.storage.text.plain import Room, decompressed
 
@@ -46,7 +45,7 @@ class TextFilesSource(FilesSource):
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
-        if not self.files.url:
+        if not self.files.is_remote:
             return super().read(indices)
         if self._still is not None and self._far is not None:
             versions = [self._still[index] for index in indices]
@@ -69,5 +68,4 @@ class TextFilesSource(FilesSource):
         Raises:
             FormatError: it is damaged, or too large.
         """
-        name = os.fsdecode(self.files.path(index)) if self.files.url else os.fsdecode(self.files.names[index])
-        return decompressed(record, without_query(name), self._room)
+        return decompressed(record, os.fsdecode(self.files.names[index]), self._room)

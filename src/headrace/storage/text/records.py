@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.scan import FileList
+from headrace.io.resolve.file_set import FileSet
 from headrace.memory.per_process import PerProcess
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import COMPRESSED, without_compression
@@ -50,13 +49,13 @@ def format_of(path: str) -> str:
     return ending
 
 
-def unit_of(files: FileList) -> str:
+def unit_of(files: FileSet) -> str:
     """What a sample is where nobody says so: "record" of .jsonl, .csv and .tsv, else "file".
 
     Raises:
         ConfigError: there are files of both kinds.
     """
-    names = PackedNames(name.partition(b"?")[0] for name in files.names) if files.url else files.names
+    names = files.names
     are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
     count = int(are_of_records.sum())
     if 0 < count < len(names):

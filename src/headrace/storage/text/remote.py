@@ -8,7 +8,6 @@ plain copy on this machine (`headrace.storage.text.remote_plain`).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,16 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, DataNotFoundError, FormatError
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.array_file import Arrays, MappedArrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import cache_folder, is_url, redact, without_query
+from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges, coalesce
-from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.resolve.scan import DataPath, FileList, check_one_filesystem, entries_of, scan
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.resolver import resolve
 from headrace.io.single_flight import one_builder
 from headrace.storage.files import fingerprint_names
 from headrace.storage.text import records
@@ -46,12 +46,12 @@ class FarTexts(NamedTuple):
     """Texts of one server."""
 
     files: RemoteFiles
-    listing: FileList
+    listing: FileSet
     urls: list[str]
     """Of each file of the listing."""
 
 
-def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOptions, listing: FileList | None = None) -> FarTexts:
+def far_texts(data_path: DataPath | FileSet, extensions: Sequence[str], options: RemoteOptions, listing: FileSet | None = None) -> FarTexts:
     """The texts that some URLs lead to, with size and version of each.
 
     Args:
@@ -64,16 +64,13 @@ def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOpt
         ConfigError: URLs and paths are mixed, or of several servers.
         DataNotFoundError, AccessError, RemoteError: nothing there, or nothing that fits; see `Remote.versions`.
     """
-    entries = entries_of(data_path)
-    if not all(map(is_url, entries)):
-        raise ConfigError("data_path mixes URLs and local paths: make one dataset of each")
-    files = RemoteFiles(entries[0], options)
+    if listing is None:
+        listing = resolve(data_path, Kind("texts", tuple(map(str.lower, extensions))), options)
+        files: RemoteFiles = listing.server
+    else:
+        files = RemoteFiles(listing.url(0), options)
     try:
-        filesystem = files.filesystem
-        check_one_filesystem(entries, filesystem)
-        listing = listing or scan(entries, extensions, files, asks=False)
-        filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
-        urls = [_url_of(entries[0], os.fsdecode(listing.path(number))) for number in range(len(listing.names))]
+        urls = listing.urls()
         for url, version in zip(urls, files.learn(urls, beside=lambda _: True), strict=True):
             if not version.size and files.is_folder(url):
                 raise DataNotFoundError(f"{redact(url)} is a folder with the name of a file: add a slash to its end")
@@ -81,14 +78,6 @@ def far_texts(data_path: DataPath, extensions: Sequence[str], options: RemoteOpt
         files.close()
         raise
     return FarTexts(files, listing, urls)
-
-
-def _url_of(entry: str, path: str) -> str:
-    """The URL of a path of the server that an entry names; the path itself where one file system lies in another."""
-    if "::" in entry:
-        return path
-    before = f"{entry.partition('://')[0]}://"
-    return path if path.startswith(before) else before + (path.lstrip("/") if before == "memory://" else path)
 
 
 class FarLinesSource(LinesSource):
@@ -262,8 +251,7 @@ def _index(files: RemoteFiles, url: str) -> Arrays:
     if is_compressed(path):
         raise FormatError(f"{redact(url)} is compressed: it is read through a plain copy, and has no use for an index")
     unit = "record" if path.lower().endswith(records.FORMATS) else "line"
-    name = path_in(url, files.filesystem)
-    listing = scan([name], [""], files, asks=False)
+    listing = resolve([url], Kind("texts", ("",)), server=files)
     scanned = _Indexing(FarTexts(files, listing, [url]), unit, None, "utf-8", "strict", cache_folder(files.options.cache_dir)).scanned
     return arrays_of(unit, scanned.header, iter(scanned.noted), scanned.blank)
 

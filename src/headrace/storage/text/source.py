@@ -24,7 +24,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.local.gather import Gatherer
 from headrace.io.local.hints import HINTS
 from headrace.io.paths import redact, without_query
-from headrace.io.resolve.scan import FileList
+from headrace.io.resolve.file_set import FileSet
 from headrace.io.version import Stamp
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.whole import read_full
@@ -63,7 +63,7 @@ class LinesSource(Source):
 
     def __init__(
         self,
-        files: FileList,
+        files: FileSet,
         unit: str,
         newline: Newline,
         encoding: str,
@@ -73,7 +73,7 @@ class LinesSource(Source):
         room: Room | None = None,
         progress: bool | None = None,
     ) -> None:
-        self.files: FileList = files
+        self.files: FileSet = files
         self._unit, self._newline = unit, newline
         self._is_kept = cache_dir is not None
         self.room: Room = room or Room()

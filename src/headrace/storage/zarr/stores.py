@@ -13,6 +13,7 @@ from headrace.io.library_errors import asking
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
+from headrace.io.resolve.file_set import Kind
 from headrace.io.stretches import Stretch
 from headrace.storage.zarr.keys import (
     LARGEST,
@@ -218,6 +219,17 @@ def is_zarr(path: str | os.PathLike[Any]) -> bool:
         root_among(set(file.namelist()))
         return True
     return False
+
+
+def _is_store(url: str, files: RemoteFiles) -> bool:
+    """True if metadata of a store lie below a URL, or it is not known: nothing may be read there."""
+    try:
+        return any(data is not None for data in files.find_metadata([below(url, name) for name in NODE_FILES]))
+    except AccessError:
+        return True
+
+
+ZARR = Kind("Zarr stores", (), stores=(".zarr", ".zarr.zip"), keeps_order=True, recognizes=is_zarr, is_store=_is_store)
 
 
 def open_store(path: str | os.PathLike[Any], files: RemoteFiles | None = None, nodes: Sequence[str] = ()) -> Store:

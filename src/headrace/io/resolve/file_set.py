@@ -1,0 +1,179 @@
+"""Files as flat arrays of names: what an expression resolves to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
+from headrace.io.paths import named_part
+from headrace.io.remote.fsspec_calls import path_in
+from headrace.memory.anonymous import SharedArray
+
+
+class Server(Protocol):
+    """What lists remote files: `Remote`, or `RemoteFiles`."""
+
+    @property
+    def filesystem(self) -> Any:
+        """fsspec's."""
+
+    def ask(self, question: str, url: str, **options: Any) -> Any:
+        """The answer of one of its methods, after retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of files that a dataset reads.
+
+    Attributes:
+        name: in messages: "images".
+        endings: of its files, in lower case, such as (".jpg", ".png").
+        stores: endings of what may be a folder, such as (".zarr", ".zarr.zip"); of these a folder is searched on its first level only.
+        keeps_order: True if files stay in the order of the entries, those of a glob or folder sorted as text; else all are sorted by the
+            parts of their names.
+        recognizes: tells from a local file's or folder's content that it is of this kind, whatever its name.
+        is_store: tells that a store lies at a URL, whatever its name.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    stores: tuple[str, ...] = ()
+    keeps_order: bool = False
+    recognizes: Callable[[str], bool] | None = None
+    is_store: Callable[[str, Any], bool] | None = None
+
+    @property
+    def all_endings(self) -> tuple[str, ...]:
+        """Those of its files and stores."""
+        return (*self.endings, *self.stores)
+
+    def fits(self, path: str) -> bool:
+        """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
+        return named_part(path).rstrip("/").lower().endswith(self.all_endings)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files of an expression.
+
+    Attributes:
+        roots: folders (or paths on a server) that the names are relative to.
+        tails: what follows the names of each root's files: the query of an URL of the web, else "".
+        root_of: [files] int32, number of each file's root, or None where there is one root.
+        names: relative names with '/' between their parts, as bytes, in the order of their parts (but see `Kind.keeps_order`).
+        folders: names of the first-level folders of the roots, sorted, also those without files.
+        searched: the roots that were searched through.
+        server: where the files are; None: on this machine.
+        ends: of the URLs that the paths of a server have: what stands before the path, and after it.
+    """
+
+    roots: tuple[str, ...]
+    tails: tuple[str, ...]
+    root_of: SharedArray | None
+    names: PackedNames
+    folders: tuple[str, ...]
+    searched: frozenset[str]
+    server: Any = None
+    ends: tuple[str, str] = "", ""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the roots are paths of an fsspec file system."""
+        return self.server is not None
+
+    def path(self, index: int) -> bytes:
+        """The full path of one file; of a remote one, that on its server."""
+        number = 0 if self.root_of is None else int(self.root_of.array[index])
+        root, tail = self.roots[number], self.tails[number]
+        name: bytes = self.names[index]
+        path = os.path.join(os.fsencode(root), name) if root else name
+        return path + os.fsencode(tail) if tail else path
+
+    def url(self, index: int) -> str:
+        """The path of one file; of a remote one its URL."""
+        path = os.fsdecode(self.path(index))
+        return path if self.server is None else url_of(path, self.ends)
+
+    def urls(self) -> list[str]:
+        """Of all files."""
+        return [self.url(index) for index in range(len(self))]
+
+
+def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
+    """What stands before and after the paths of a server in their URLs, by one of these."""
+    first, chained, rest = url.partition("::")
+    if chained and "://" not in first:
+        before, after = url_ends(rest, getattr(filesystem, "fs", filesystem))
+        return f"{first}::{before}", after
+    path, first = path_in(url, filesystem), first.rstrip("/")
+    scheme = f"{first.partition('://')[0]}://"
+    if path and first.endswith(path):
+        return first[: len(first) - len(path)], chained + rest
+    return scheme, chained + rest
+
+
+def url_of(path: str, ends: tuple[str, str]) -> str:
+    """The URL of a path on a server."""
+    before, after = ends
+    if "://" in path:  # it is one: of the web
+        return path + after
+    return f"{before}{path.lstrip('/') if before.endswith('://') and not before.endswith(('file://', 'local://')) else path}{after}"
+
+
+@dataclass(slots=True)
+class Found:
+    """Files of one entry: names below a root in the order of their parts, its first-level folders, and itself if it was searched."""
+
+    root: str
+    names: PackedNames
+    folders: set[bytes] = field(default_factory=set)
+    searched: set[str] = field(default_factory=set)
+    tail: str = ""
+
+
+def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
+    """The files of several entries as one set. Of equal names that of an earlier entry comes first."""
+    builder, roots, numbers, counts = NamesBuilder(), dict[tuple[str, str], int](), list[int](), list[int]()
+    folders, searched = set[bytes](), set[str]()
+    for found in lists:
+        data, offsets = found.names.arrays
+        builder.add_joined(data, np.diff(offsets))
+        numbers.append(roots.setdefault((found.root, found.tail), len(roots)))
+        counts.append(len(found.names))
+        folders |= found.folders
+        searched |= found.searched
+    names = builder.build()
+    root_of = np.repeat(np.array(numbers, np.int32), counts) if len(roots) > 1 else None
+    order = None if keeps_order else order_of_parts(names)
+    if order is not None:
+        names, root_of = names.take(order), None if root_of is None else root_of[order]
+    return _set_of([*roots], None if root_of is None else SharedArray(root_of), names, folders, searched)
+
+
+def as_set(found: Found) -> FileSet:
+    """The files of one entry."""
+    return _set_of([(found.root, found.tail)], None, found.names, found.folders, found.searched)
+
+
+def _set_of(
+    roots: list[tuple[str, str]], root_of: SharedArray | None, names: PackedNames, folders: set[bytes], searched: set[str]
+) -> FileSet:
+    shown = tuple(sorted(map(os.fsdecode, folders), key=os.fsencode))
+    return FileSet(tuple(root for root, _ in roots), tuple(tail for _, tail in roots), root_of, names, shown, frozenset(searched))
+
+
+def in_order(names: list[bytes] | PackedNames, keeps_order: bool) -> PackedNames:
+    """The names of one entry: sorted as text, or by their parts."""
+    if keeps_order:
+        return PackedNames(sorted(names))
+    packed = names if isinstance(names, PackedNames) else PackedNames(names)
+    order = order_of_parts(packed)
+    return packed if order is None else packed.take(order)

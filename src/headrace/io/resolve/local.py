@@ -1,0 +1,112 @@
+"""Finds the files of a path or glob on this machine."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from typing import Any
+
+from headrace.errors import DataNotFoundError
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.resolve.contents import MOST, are_bookkeeping, names_below
+from headrace.io.resolve.file_set import Found, Kind, in_order
+from headrace.io.resolve.folders import Listing, list_folder
+from headrace.io.resolve.listings import kept_listing
+
+
+class LocalWalk:
+    """Finds the files of entries.
+
+    Args:
+        kind: of the files that count.
+        cache_dir: where listings of folders are cached; None: nowhere.
+
+    Attributes:
+        others: names of what else is there, where nothing counts.
+    """
+
+    def __init__(self, kind: Kind, cache_dir: str | None) -> None:
+        self._kind, self._cache_dir = kind, cache_dir
+        self._endings = tuple(os.fsencode(ending) for ending in kind.endings)
+        self.others: list[str] = []
+
+    def __call__(self, entry: Any) -> Found:
+        path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
+        if os.path.isdir(path) and not self._is_store(path):
+            return self._searched(path)
+        if os.path.exists(path):
+            path = path.rstrip("/") or path
+            return Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]))
+        if glob.has_magic(path):
+            return self._matched(path)
+        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+
+    def _is_store(self, folder: str) -> bool:
+        if not self._kind.stores:
+            return False
+        return folder.rstrip("/").lower().endswith(self._kind.stores) or self._recognizes(folder)
+
+    def _recognizes(self, path: str) -> bool:
+        return self._kind.recognizes is not None and self._kind.recognizes(path)
+
+    def _searched(self, folder: str) -> Found:
+        """All files below a folder, and the stores that lie in it."""
+        stores = [os.fsencode(name) for name in self._stores_in(folder)]
+        if not self._endings:
+            if not stores:
+                self.others += itertools.islice(names_below(folder), MOST)
+            return Found(folder, in_order(stores, self._kind.keeps_order), set(), {folder})
+        listing = self._list(folder)
+        if not stores and (not len(listing.names) or are_bookkeeping(listing.names)):
+            self.others += itertools.islice(names_below(folder), MOST)
+        names = in_order([*stores, *listing.names], self._kind.keeps_order) if stores or self._kind.keeps_order else listing.names
+        return Found(folder, names, {name for name in listing.folders if name and b"/" not in name}, {folder})
+
+    def _stores_in(self, folder: str) -> list[str]:
+        if not self._kind.stores:
+            return []
+        return [name for name in os.listdir(folder) if name.lower().endswith(self._kind.stores) and not name.startswith(".")]
+
+    def _list(self, folder: str) -> Listing:
+        if self._cache_dir is None:
+            return list_folder(os.fsencode(folder), self._endings)
+        return kept_listing(folder, self._endings, self._cache_dir)
+
+    def _matched(self, pattern: str) -> Found:
+        """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
+        root = before_magic(pattern, os.sep) or ("/" if pattern.startswith("/") else "")
+        matches = [os.path.relpath(m, root or ".") for m in glob.glob(pattern, recursive=True) if self._kind.stores or os.path.isfile(m)]
+        looping = {folder: _loops(root, folder) for folder in set(map(os.path.dirname, matches))}
+        matches = [match for match in matches if not looping[os.path.dirname(match)]]
+        fitting = [m for m in matches if self._fits(root, m)] or [m for m in matches if self._recognizes(os.path.join(root, m))]
+        self.others += [] if fitting else matches[:MOST]
+        names = list(map(os.fsencode, fitting))
+        return Found(root, in_order(names, self._kind.keeps_order), {name.partition(b"/")[0] for name in names if b"/" in name})
+
+    def _fits(self, root: str, name: str) -> bool:
+        lower = name.lower()
+        if lower.endswith(self._kind.stores):
+            return True
+        return lower.endswith(self._kind.endings) and (not self._kind.stores or os.path.isfile(os.path.join(root, name)))
+
+
+def before_magic(path: str, separator: str) -> str:
+    """The folders of a glob before the first one with a wildcard."""
+    found = re.search(r"[*?\[]", path)
+    return path[: found.start() if found else None].rpartition(separator)[0]
+
+
+def _loops(root: str, below: str) -> bool:
+    """True if the path from `root` to a folder `below` it comes through one folder twice, by a link."""
+    seen: set[tuple[int, int]] = set()
+    folder = root or "."
+    for part in ["", *filter(None, below.split(os.sep))]:
+        folder = os.path.join(folder, part)
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            return True
+        seen.add((status.st_dev, status.st_ino))
+    return False

@@ -1,0 +1,139 @@
+"""Resolves what a user passes as `data_path` to files: the one answer to "which files does this path mean?".
+
+| expression | means |
+|---|---|
+| a file | that file, whatever its ending |
+| a folder, or its URL (a prefix) | all files below it that end as files of the kind do, without hidden ones; of Zarr stores those in it |
+| a glob | the matches that end so; where none does, those whose content is of the kind; matching nothing is an error |
+| ``{a,b}``, ``{000..127}`` | each of the names, as shells expand them, unless there is a file of that very name |
+| a URL | as a path; its query is no part of a name. One that ends as a file does is not looked up before it is read |
+| ``zip://a.jpg::s3://...`` | a path in an archive, or through a cache of fsspec's |
+| a list | the files of all its entries: paths of this machine, or URLs of one server |
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.io.paths import cache_folder, is_url, redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+from headrace.io.resolve.contents import are_bookkeeping, names_below, summary_of, tables_among
+from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
+from headrace.io.resolve.file_set import FileSet, Found, Kind, Server, as_set, merged, url_ends
+from headrace.io.resolve.local import LocalWalk
+from headrace.io.resolve.remote import RemoteWalk, check_one_filesystem
+
+
+def resolve(
+    data_path: DataPath | FileSet,
+    kind: Kind,
+    options: RemoteOptions | None = None,
+    *,
+    name: str = "data_path",
+    server: Server | None = None,
+    asks: bool = False,
+) -> FileSet:
+    """The files of one kind that a path means.
+
+    Args:
+        data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved already stays as it is.
+        kind: which files count.
+        options: how URLs are read; with a `cache_dir` listings of local folders are cached there, and used while they still hold.
+        name: the argument's, for messages.
+        server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to who gets the files.
+        asks: look at URLs that end as files do, too: one may be a folder.
+
+    Raises:
+        ConfigError: it is no path; it mixes URLs and local paths, or servers.
+        DataNotFoundError: a path is missing, a glob matches nothing, or nothing is of the kind; the message says what is there.
+        FormatError: all that is there is what HuggingFace writes beside the tables of a data set.
+        AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
+    """
+    if isinstance(data_path, FileSet):
+        return data_path
+    options, entries = options or RemoteOptions(), entries_of(data_path, name)
+    urls = urls_among(entries, name)
+    if not urls:
+        folder = None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
+        return _walked(entries, LocalWalk(kind, folder), kind)
+    opened = server or RemoteFiles(urls[0], options)
+    try:
+        check_one_filesystem(urls, opened.filesystem)
+        files = _walked(urls, RemoteWalk(kind, opened, asks), kind)
+        opened.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
+    except BaseException:
+        if server is None:
+            opened.close()  # type: ignore[attr-defined]
+        raise
+    return FileSet(
+        files.roots, files.tails, files.root_of, files.names, files.folders, files.searched, opened, url_ends(urls[0], opened.filesystem)
+    )
+
+
+def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) -> FileSet:
+    def each(entry: Any) -> Found:
+        others = len(walk.others)
+        found = walk(entry)
+        if not len(found.names) and not found.searched and len(walk.others) == others:
+            place = f" (working folder: {os.getcwd()})" if isinstance(walk, LocalWalk) else ""
+            raise DataNotFoundError(f"nothing matches {redact(entry)}{place}: is the path right?")
+        return found
+
+    files = as_set(each(entries[0])) if len(entries) == 1 else merged(map(each, entries), kind.keeps_order)
+    shown = ", ".join(redact(entry) for entry in entries[:3])
+    if not len(files):
+        raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(kind.all_endings)}; {summary_of(walk.others)}")
+    if (tables := tables_among(walk.others)) is not None and are_bookkeeping(files.names):
+        raise FormatError(f"{shown} holds tables, and no texts but what was written beside them: {tables}")
+    return files
+
+
+def kind_of(data_path: DataPath, kinds: Sequence[Kind], *, searches: bool = False) -> Kind | None:
+    """The first of some kinds of which there is something: by the names of files, globs and URLs; of local files whose names say nothing by
+    their content; None where nothing is known. Nothing is listed but, if it `searches`, local folders, until something of the first kind is
+    met.
+
+    Args:
+        data_path: see `resolve`.
+        kinds: in the order in which they count.
+        searches: look into folders.
+
+    Raises:
+        ConfigError, DataNotFoundError: it is no path; it is empty.
+    """
+    met, looks_inside = set[str](), True
+    for path, is_whole in _names_in(entries_of(data_path), kinds, searches):
+        kind = _kind_by_name(path, kinds)
+        if kind is None and is_whole and looks_inside and not is_url(path):
+            kind = _kind_by_content(path, kinds)
+            looks_inside = kind is not None or searches  # of a million files without endings one is opened
+        if kind is not None:
+            met.add(kind.name)
+        if kind is kinds[0]:
+            break
+    return next((kind for kind in kinds if kind.name in met), None)
+
+
+def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], searches: bool) -> Iterator[tuple[str, bool]]:
+    """Paths, and names in folders, and whether each is a path."""
+    for entry in entries:
+        path = os.path.expanduser(os.fsdecode(entry))
+        if is_url(path) or not searches:
+            yield path, True
+            continue
+        for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
+            is_folder = os.path.isdir(start) and _kind_by_name(start, kinds) is None and _kind_by_content(start, kinds) is None
+            yield from ((name, False) for name in names_below(start)) if is_folder else [(start, True)]
+
+
+def _kind_by_name(path: str, kinds: Sequence[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.fits(path)), None)
+
+
+def _kind_by_content(path: str, kinds: Sequence[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.recognizes is not None and kind.recognizes(path)), None)
