@@ -422,7 +422,7 @@ def test_what_is_no_store(server: RangeServer, far: Any, folder: Path) -> None:
         far("text.zip")
     with pytest.raises(ConfigError, match="mixes URLs and local paths"):
         ZarrDataset([f"{server.url}/a.zarr", str(folder / "a.zarr")], "zstd")
-    with pytest.raises(DataNotFoundError, match=r"nothing fits file://.*none\*\.zarr"):
+    with pytest.raises(DataNotFoundError, match=r"nothing matches file://.*none\*\.zarr"):
         far("none*.zarr", at=f"file://{folder}")
     server.set(faults={"403": 1})
     with pytest.raises(AccessError, match="access is denied"):
