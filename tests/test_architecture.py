@@ -1,0 +1,34 @@
+"""The worked examples of docs/architecture.md run as they stand there, and the page stays short."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+TEXT = PAGE.read_text()
+EXAMPLES = dict(re.findall(r"## Adding an? ([^\n]+)\n.*?```python\n(.*?)```", TEXT, re.DOTALL))
+
+
+@pytest.mark.filterwarnings("ignore:Photos. the 4 images lie flat")
+@pytest.mark.parametrize("title", ["format", "storage protocol", "mode"])
+def test_examples_run(title: str, tmp_path: Path) -> None:
+    np.arange(8.0).tofile(tmp_path / "numbers.bin")
+    (tmp_path / "photos").mkdir()
+    for number in range(4):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / f"{number}.png")
+    given = {"folder": tmp_path, "len_of_words": lambda text: [len(word) for word in text.split()], "__name__": "architecture"}
+    exec(compile(EXAMPLES[title], str(PAGE), "exec"), given)
+
+
+def test_it_names_files_that_exist() -> None:
+    package = PAGE.parent.parent / "src" / "headrace"
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", TEXT):
+        assert (package / name).exists() or (PAGE.parent.parent / "tests" / name).exists(), name
+
+
+def test_it_is_short() -> None:
+    prose = re.sub(r"```python.*?```", "", TEXT, flags=re.DOTALL)
+    assert len(prose.splitlines()) <= 110 and all(code.count("\n") <= 36 for code in EXAMPLES.values())
