@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,15 @@ def test_examples_run(title: str, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for number in range(4):
         Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / f"{number}.png")
-    given = {"folder": tmp_path, "len_of_words": lambda text: [len(word) for word in text.split()], "__name__": "architecture"}
-    exec(compile(EXAMPLES[title], str(PAGE), "exec"), given)
+    given: dict[str, Any] = {
+        "folder": tmp_path,
+        "len_of_words": lambda text: [len(word) for word in text.split()],
+        "__name__": "architecture",
+    }
+    try:
+        exec(compile(EXAMPLES[title], str(PAGE), "exec"), given)
+    finally:
+        given.clear()  # fsspec keeps the class, and with it what its functions see
 
 
 def test_it_names_files_that_exist() -> None:
