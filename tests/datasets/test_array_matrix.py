@@ -106,7 +106,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     yield folder, cases
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_way_to_index(written: tuple[Path, list[Case]], mode: str, step: int) -> None:
@@ -156,7 +155,6 @@ def test_in_a_loader(written: tuple[Path, list[Case]], mode: str, step: int) -> 
         dataset.close()
 
 
-@pytest.mark.quick_every(1)
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_streaming_in_two_workers(written: tuple[Path, list[Case]], method: str) -> None:
     folder, cases = written

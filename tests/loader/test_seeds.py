@@ -97,7 +97,7 @@ def check(loader_of: Any, make: Callable[[], Any], worlds: Any, workers: int = 0
     assert same(seen, one)
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize(("generator", "holder"), CASES)
 def test_each_generator_in_each_place(loader_of: Any, generator: str, holder: str) -> None:
     number = CASES.index((generator, holder))

@@ -109,6 +109,7 @@ def test_a_loaded_state_is_kept_when_an_iterator_is_under_way(loader_of: Any) ->
 # -- going on elsewhere
 
 
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_other_modes_and_workers_go_on(loader_of: Any, mode: str, workers: int) -> None:
@@ -124,7 +125,7 @@ def test_other_modes_and_workers_go_on(loader_of: Any, mode: str, workers: int) 
         loader.close()
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 3), (2, 1), (3, 2), (2, 6), (6, 1)])
 def test_other_numbers_of_ranks_go_on(loader_of: Any, shuffle: Any, before: int, after: int) -> None:

@@ -198,6 +198,7 @@ class TestRoundTrip:
         assert type(found[1]) is torch.nn.Parameter and found[1].requires_grad
         assert found[2].requires_grad and found[2].tolist() == [2, 2, 2]
 
+    @pytest.mark.quick_every(12)
     @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
     @pytest.mark.parametrize("grad", [False, True])
     @pytest.mark.parametrize("layout", ["coo", "coo twice", "csr", "csc", "bsr", "bsc"])

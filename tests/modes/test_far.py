@@ -91,7 +91,7 @@ def batches(loader: Any) -> list[Any]:
     return [batch.clone() for batch in loader]
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 def test_all_samples_in_the_order_of_what_is_near(
@@ -189,7 +189,7 @@ def test_a_third_of_all_requests_fail(server: RangeServer, dataset_of: Any, make
     loader.close()
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize(

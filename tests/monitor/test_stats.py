@@ -148,7 +148,7 @@ def test_times_fit_together(loader_of: Any, workers: int) -> None:
             assert stats["batches_per_second"] * stats["total_time"] == pytest.approx(stats["batches"])
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(12)
 @WORKERS
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
 def test_hits_and_misses_add_up(loader_of: Any, workers: int, mode: str) -> None:

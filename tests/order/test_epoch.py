@@ -37,6 +37,7 @@ def test_each_sample_comes_exactly_once(shuffle: Any, sizes: list[int], options:
     assert np.array_equal(np.sort(order[:]), np.arange(len(order)))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @given(sizes=SIZES.filter(lambda sizes: sum(sizes) > 0), options=OPTIONS, data=st.data())
 def test_random_access_gives_what_the_full_listing_gives(

@@ -222,6 +222,7 @@ def test_seed_everything_takes_any_integer(seed: int) -> None:
     assert not set(draw_globals()) & set(first)
 
 
+@pytest.mark.slow
 def test_seed_everything_makes_torch_deterministic_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)

@@ -184,6 +184,7 @@ SYSTEM_ERRORS = [
 ]
 
 
+@pytest.mark.quick_every(15)
 @pytest.mark.parametrize(("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS])
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "ftruncate"])
 def test_what_the_system_refuses(

@@ -57,6 +57,7 @@ def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
         assert len(dataset.__getitems__([1, 2, 3])) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_every_flipped_bit_is_found(tiny_photos: Path, tmp_path: Path, store: str, step: int) -> None:

@@ -75,7 +75,7 @@ UNGUARDED = ["HDF5 latest, zstd", "HDF5 latest, blosc", "HDF5 latest, blosc, zst
 NO_DATA = {"gzip": 1 / 3, "zlib": 1 / 8}  # parts of a stream that mean nothing: times and names in its head, bits between its blocks
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("name", GUARDED)
 def test_each_flipped_byte_is_found_where_there_is_a_checksum(tmp_path: Path, name: str) -> None:
     specimen = ALL[name]

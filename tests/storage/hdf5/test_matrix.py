@@ -80,7 +80,7 @@ def check(path: Path, name: str, expected: np.ndarray[Any, Any], direct: bool) -
     return source
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(18)
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("dtype", some_slow(DTYPES))
 def test_chunked(tmp_path: Path, dtype: str, filters: str) -> None:

@@ -89,7 +89,7 @@ def filled(root: Any, name: str, data: np.ndarray[Any, Any], **how: Any) -> np.n
     return np.asarray(array[...])
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(16)
 @pytest.mark.parametrize("codecs", V3)
 @pytest.mark.parametrize("dtype", some_slow(DTYPES))
 def test_version_3(tmp_path: Path, dtype: str, codecs: str) -> None:
@@ -112,7 +112,7 @@ def test_version_3(tmp_path: Path, dtype: str, codecs: str) -> None:
     check(tmp_path / "a.zarr", "image/0", expected["image/0"], direct=False)
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(16)
 @pytest.mark.parametrize("codecs", V2)
 @pytest.mark.parametrize("dtype", some_slow([*DTYPES, ">i4", ">f8"]))
 def test_version_2(tmp_path: Path, dtype: str, codecs: str) -> None:

@@ -159,7 +159,7 @@ def expected_labels(labels: Any, lies: tuple[Any, Any], size: Any, shift: Any, c
     return found
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize(
     ("size", "shift"),
