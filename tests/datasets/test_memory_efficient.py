@@ -854,7 +854,7 @@ class TestLife:
             options = {"dataset_name": "x"} if data is rows else {}
             with MemoryEfficientDataset(data, **options) as dataset:
                 dataset[0]
-                files = dataset._inner._source._opened.files
+                files = dataset._inner._source._opened.files.descriptors
                 assert len(files._open) == 1
             assert (len(files._open) == 1) is stays_open
         given.close()
