@@ -1,12 +1,10 @@
-"""Is a file still the one that was opened?"""
+"""The version of a local file that is read by other means than `LocalFiles`."""
 
 from __future__ import annotations
 
 import os
 
-from headrace.io.files import Files
 from headrace.io.local.files import changed as changed
-from headrace.io.local.files import version_of
 
 
 class Stamp:
@@ -34,36 +32,4 @@ class Stamp:
             FileChangedError: it has been changed.
         """
         if not self.is_of(os.fstat(fd)):
-            raise changed(self.path)
-
-
-class KnownFile:
-    """A file whose layout is known, of this machine or of a server.
-
-    Args:
-        path: of the file, or its URL.
-        files: by which it is read.
-
-    Attributes:
-        size: its bytes.
-        when: what changes when the file does.
-    """
-
-    def __init__(self, path: str, files: Files) -> None:
-        self.path, self._files = path, files
-        self._version = files.version(path)
-        self.size, self.when = self._version
-
-    def check(self, status: os.stat_result | None = None) -> None:
-        """Is it still that one?
-
-        Args:
-            status: of the file as another library has it open; None: of the file that `files` has open.
-
-        Raises:
-            FileChangedError: it has been changed.
-        """
-        if status is None:
-            self._files.check(self.path)
-        elif not self._files.is_remote and version_of(status) != self._version:
             raise changed(self.path)

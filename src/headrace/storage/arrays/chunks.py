@@ -1,4 +1,4 @@
-"""What are the chunks of an array, where do their bytes lie, and how do they become rows?
+"""The chunks of an array: where their stored bytes lie, and how these become rows.
 
 Which of them a batch needs: `headrace.storage.arrays.reader`.
 """
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, FormatError
+from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
-from headrace.io.stretches import Files, Places, Stretch, places_of, read_stretches
 from headrace.storage.arrays.codecs import Pipeline
 
 
@@ -40,6 +40,43 @@ class Grid(NamedTuple):
     def place(self, number: int) -> tuple[int, ...]:
         """The coordinates of a chunk, counted in chunks."""
         return tuple(int(i) for i in np.unravel_index(number, self.counts))
+
+
+class ChunkIndex(ABC):
+    """Where the stored bytes of an array's chunks lie. Each layout has one."""
+
+    needs_io: bool = False
+    """True if locating chunks performs requests, so that they had better be asked for in large numbers."""
+    whole_files: bool = False
+    """True if each chunk is a file of its own, read whole: its size is not known, and it may turn out to be missing."""
+
+    @abstractmethod
+    def ranges(self, numbers: IntArray) -> ByteRanges:
+        """Where chunks lie.
+
+        Args:
+            numbers: [n] int64.
+
+        Raises:
+            FormatError: the index is damaged.
+            FileChangedError: a local file is another one than when it was opened, as far as that shows here.
+        """
+
+    def unused_codecs(self, numbers: IntArray) -> IntArray | None:
+        """[n] masks: bit i is set where codec i was not used; None: all were used for all chunks."""
+        return None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all chunks as they are stored; None: nobody knows."""
+        return None
+
+    def check(self, number: int) -> None:  # noqa: B027
+        """Looks whether the local file that a chunk lies in is still as it was; a server is not asked.
+
+        Raises:
+            FileChangedError: it is another one.
+        """
 
 
 class Chunks(ABC):
@@ -89,22 +126,21 @@ class DirectChunks(Chunks):
     """Chunks that are read and decoded here.
 
     Args:
-        stretches: numbers of chunks -> where each lies, None where it was never written.
+        index: where they lie.
         pipeline: the codecs.
-        files: what is open.
+        files: by which they are read.
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
         where: the number of a chunk -> its name for messages.
-        check: compares stored bytes with what is known of them, and raises a FormatError.
-        as_files: stretches are whole files, of unknown size, and may turn out to be missing.
-        required: one that is missing is an error.
+        check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the bytes are not what is known of them.
+        required: a chunk that is missing is an error.
     """
 
     def __init__(
         self,
         grid: Grid,
         dtype: np.dtype[Any],
-        stretches: Callable[[Sequence[int]], list[Stretch | None]],
+        index: ChunkIndex,
         pipeline: Pipeline,
         files: Files,
         *,
@@ -112,81 +148,89 @@ class DirectChunks(Chunks):
         order: str = "C",
         where: Callable[[int], str] = str,
         how: str = "",
-        check: Callable[[Stretch, Any], None] | None = None,
-        as_files: bool = False,
+        check: Callable[[int, Any], None] | None = None,
         required: bool = False,
     ) -> None:
         way = "ranges" if files.is_remote else "pread"
         super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
         self.pipeline: Pipeline = pipeline
         self.files: Files = files
-        self.stretches: Callable[[Sequence[int]], list[Stretch | None]] = stretches
+        self.index: ChunkIndex = index
         self.order: str = order
         self.where: Callable[[int], str] = where
         self._fill = fill
-        self._check, self._as_files, self._required = check, as_files, required
+        self._check, self._required = check, required
         self.decodes: bool = bool(pipeline)
 
     def fill_value(self) -> Any:
         return self._fill
 
     def check_held(self, number: int) -> None:
-        if not self.files.is_remote:
-            self.stretches([number])
+        self.index.check(number)
 
     @property
     def stored_nbytes(self) -> int:
-        known: int | None = getattr(self.stretches, "nbytes", None)
+        known = self.index.nbytes
         return math.prod(self.grid.shape) * self.dtype.itemsize if known is None else known
 
     @property
     def is_raw(self) -> bool:
-        """Do rows lie in their chunks as they are, and can they be read by themselves?"""
-        return not self.pipeline and self.order == "C" and not self._as_files
+        """True if rows lie in their chunks as they are, and can be read by themselves."""
+        return not self.pipeline and self.order == "C" and not self.index.whole_files
+
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        """Where the stored bytes of chunks lie.
+
+        Raises:
+            FormatError: one is missing, and must not be.
+        """
+        ranges = self.index.ranges(numbers)
+        if self._required and not ranges.is_written.all():
+            raise self._missing(int(numbers[int(np.argmin(ranges.is_written))]))
+        return ranges
+
+    def _missing(self, number: int) -> FormatError:
+        return FormatError(f"{self.where(number)} is missing, and missing='error'")
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        stretches = self.stretches(numbers)
-        found = zip(stretches, read_stretches(stretches, self.files), strict=True)
-        return [None if stretch is None or data is None else (stretch, data) for stretch, data in found]
+        some = np.asarray(numbers, np.int64)
+        ranges = self.byte_ranges(some)
+        unused = self.index.unused_codecs(some)
+        masks = itertools.repeat(0) if unused is None else unused.tolist()
+        found = zip(self.files.read(ranges), ranges.start.tolist(), masks, strict=False)
+        return [None if data is None else (data, start, mask) for data, start, mask in found]
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         if data is None and self._required:
-            raise FormatError(f"{self.where(number)} is missing, and missing='error'")
+            raise self._missing(number)
         if data is None:
             return None
-        stretch, stored = data
+        stored, start, unused = data
         try:
             if self._check is not None:
-                self._check(stretch, stored)
-            flat = self.pipeline.decode(stored, self.nbytes, stretch.skipped)
+                self._check(start, stored)
+            flat = self.pipeline.decode(stored, self.nbytes, unused)
         except FormatError as error:
             raise type(error)(f"{self.where(number)}: {error}") from error.__cause__
         except MemoryError as error:
             raise BudgetError(f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which there is no room") from error
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
-    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where the stored bytes of chunks lie."""
-        find = getattr(self.stretches, "places", None)
-        found: Places = places_of(self.stretches(numbers.tolist())) if find is None else find(numbers)
-        return found.ranges()
-
     def by_row(self) -> DirectChunks:
         """The same array with one row a chunk, which can be had where elements lie as they are."""
         grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
-        return DirectChunks(grid, self.dtype, _ByRow(self), self.pipeline, self.files, fill=self._fill, where=self.where, how=self.how)
+        return DirectChunks(grid, self.dtype, _RowIndex(self), self.pipeline, self.files, fill=self._fill, where=self.where, how=self.how)
 
-    def raw_places(self, numbers: npt.NDArray[np.int64]) -> Places:
+    def raw_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where chunks lie of which parts are read: each must have all its bytes.
 
         Raises:
             FormatError: one has not.
         """
-        if isinstance(self.stretches, _ByRow):
-            return self.stretches.places(numbers)
-        find = getattr(self.stretches, "places", None)
-        found: Places = places_of(self.stretches(numbers.tolist())) if find is None else find(numbers)
-        wrong = (found.nbytes != self.nbytes) & (found.offsets >= 0)
+        found = self.byte_ranges(numbers)
+        if isinstance(self.index, _RowIndex):
+            return found
+        wrong = (found.stop - found.start != self.nbytes) & found.is_written
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             name, nbytes = self.where(int(numbers[at])), int(found.nbytes[at])
@@ -194,14 +238,15 @@ class DirectChunks(Chunks):
         return found
 
 
-class _ByRow:
+class _RowIndex(ChunkIndex):
     """Where the rows of chunks lie whose elements lie as they are."""
 
     def __init__(self, whole: DirectChunks) -> None:
         self._whole, self._height, self._inner = whole, whole.grid.chunks[0], whole.grid.inner
         self._row_bytes = whole.nbytes // self._height
+        self.needs_io = whole.index.needs_io
 
-    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+    def ranges(self, numbers: IntArray) -> ByteRanges:
         height, inner = self._height, self._inner
         if inner == 1:
             chunks, within = np.divmod(numbers, height)
@@ -209,13 +254,10 @@ class _ByRow:
             rows, columns = np.divmod(numbers, inner)
             bands, within = np.divmod(rows, height)
             chunks = bands * inner + columns
-        found = self._whole.raw_places(chunks)
-        offsets = found.offsets + within * self._row_bytes
-        offsets[found.offsets < 0] = -1
-        return Places(found.paths, found.files, offsets, np.full(len(numbers), self._row_bytes))
-
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        return self.places(np.asarray(numbers, np.int64)).stretches()
+        found = self._whole.raw_ranges(chunks)
+        start = found.start + within * self._row_bytes
+        start[~found.is_written] = -1
+        return ByteRanges(found.paths, found.file, start, np.where(start < 0, -1, start + self._row_bytes))
 
 
 class LibraryChunks(Chunks):

@@ -1,4 +1,4 @@
-"""Which chunks of an array does a batch need, and how do they become its samples?
+"""Rows and boxes of an array, read by the chunks that a batch needs.
 
 NOTE [ from a batch's indices to its rows ]
 
@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.io.local.files import bytes_of
 from headrace.io.ranges import ByteRanges
-from headrace.io.stretches import Places, Span, bytes_of, read_parts, read_places
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
@@ -171,7 +171,7 @@ class ArrayReader:
         if not isinstance(chunks, DirectChunks) or not len(rows) or not math.prod(grid.shape):
             return ByteRanges.of([])
         if _is_raw(chunks):
-            return self._rows.raw_places(rows).ranges()  # type: ignore[attr-defined,no-any-return]
+            return self._rows.raw_ranges(rows)  # type: ignore[attr-defined,no-any-return]
         bands = np.unique(rows // grid.chunks[0])
         return chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
 
@@ -180,13 +180,13 @@ class ArrayReader:
         chunks = self._rows
         if not isinstance(chunks, DirectChunks) or not _is_raw(chunks):
             return None
-        places = chunks.raw_places(np.asarray(rows, np.int64))
-        return None if (places.offsets < 0).any() else places.ranges()
+        ranges = chunks.raw_ranges(np.asarray(rows, np.int64))
+        return ranges if ranges.is_written.all() else None
 
     @property
-    def asks(self) -> bool:
-        """Must something be asked for before it is known where chunks lie?"""
-        return isinstance(self.chunks, DirectChunks) and bool(getattr(self.chunks.stretches, "asks", False))
+    def needs_io(self) -> bool:
+        """True if locating chunks performs requests."""
+        return isinstance(self.chunks, DirectChunks) and self.chunks.index.needs_io
 
     def box_ranges(self, corners: Sequence[Sequence[int]], extents: Sequence[Sequence[int]]) -> ByteRanges:
         """The same of boxes from their lowest corners on, each of its own extents."""
@@ -209,25 +209,21 @@ class ArrayReader:
         if not isinstance(chunks, DirectChunks) or not len(firsts) or not math.prod(grid.shape):
             return ByteRanges.of([])
         if _is_raw(chunks):
-            parts = [
-                part
-                for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
-                for part in _cuts(first, end - first, grid.chunks[0])
+            cuts = [
+                cut for first, end in zip(firsts.tolist(), ends.tolist(), strict=True) for cut in _cuts(first, end - first, grid.chunks[0])
             ]
-            return ByteRanges.of(span for span, _ in self._raw_parts(chunks, parts) if span is not None)
+            ranges = self._parts_of(chunks, cuts)
+            return ranges.take(ranges.is_written)
         there = ends > firsts
         bands = [np.arange(a, b) for a, b in zip(firsts[there] // grid.chunks[0], -(-ends[there] // grid.chunks[0]), strict=True)]
         return self.byte_ranges(np.unique(np.concatenate(bands)) * grid.chunks[0]) if bands else ByteRanges.of([])
 
-    def _raw_parts(self, chunks: DirectChunks, parts: Sequence[tuple[int, slice, slice]]) -> list[tuple[Span | None, slice]]:
-        """Where parts of chunks lie (None: never written), and which rows of a stretch they are."""
-        places = chunks.raw_places(np.array([place for place, _, _ in parts], np.int64))
-        row_bytes = chunks.nbytes // chunks.grid.chunks[0]
-        found: list[tuple[Span | None, slice]] = []
-        for (_, source, target), file, offset in zip(parts, places.files.tolist(), places.offsets.tolist(), strict=True):
-            span = (places.paths[file], offset + source.start * row_bytes, offset + source.stop * row_bytes) if offset >= 0 else None
-            found.append((span, target))
-        return found
+    def _parts_of(self, chunks: DirectChunks, cuts: Sequence[tuple[int, slice, slice]]) -> ByteRanges:
+        """Where parts of chunks lie."""
+        places, firsts, ends = np.array([(place, part.start, part.stop) for place, part, _ in cuts], np.int64).reshape(-1, 3).T
+        found, row_bytes = chunks.raw_ranges(places), chunks.nbytes // chunks.grid.chunks[0]
+        start, stop = found.start + firsts * row_bytes, found.start + ends * row_bytes
+        return ByteRanges(found.paths, found.file, np.where(found.is_written, start, -1), np.where(found.is_written, stop, -1))
 
     def read_spans(self, firsts: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         """Copies stretches of rows: for each array as many as it has, from its first one on.
@@ -239,14 +235,12 @@ class ArrayReader:
         chunks, grid = self.chunks, self.chunks.grid
         wanted = [(first, out) for first, out in zip(firsts, outs, strict=True) if out.size]
         if isinstance(chunks, DirectChunks) and _is_raw(chunks):
-            missing: list[tuple[Span, npt.NDArray[Any]]] = []
-            for first, out in wanted:
-                for span, target in self._raw_parts(chunks, list(_cuts(first, len(out), grid.chunks[0]))):
-                    if span is None:
-                        out[target] = chunks.fill_value()
-                    else:
-                        missing.append((span, out[target]))
-            read_parts([span for span, _ in missing], [bytes_of(out) for _, out in missing], chunks.files)
+            cuts = [(cut, out[cut[2]]) for first, out in wanted for cut in _cuts(first, len(out), grid.chunks[0])]
+            ranges = self._parts_of(chunks, [cut for cut, _ in cuts])
+            for number in np.flatnonzero(~ranges.is_written).tolist():
+                cuts[number][1][...] = chunks.fill_value()
+            written = np.flatnonzero(ranges.is_written)
+            chunks.files.read_into(ranges.take(written), [bytes_of(cuts[number][1]) for number in written.tolist()])
             return
         pieces: dict[int, list[Piece]] = {}
         for number, (first, out) in enumerate(wanted):
@@ -271,19 +265,19 @@ class ArrayReader:
     # -- rows that lie as they are
 
     def _read_raw_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Rows) -> None:
-        places = chunks.raw_places(np.asarray(rows, np.int64))
+        ranges = chunks.raw_ranges(np.asarray(rows, np.int64))
         if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
             whole, nbytes = bytes_of(outs), chunks.nbytes
             parts = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
         else:
             parts = [bytes_of(out) for out in outs]
-        if (places.offsets < 0).any():
-            there = np.flatnonzero(places.offsets >= 0)
-            for number in np.flatnonzero(places.offsets < 0).tolist():
+        is_written = ranges.is_written
+        if not is_written.all():
+            for number in np.flatnonzero(~is_written).tolist():
                 outs[number][...] = chunks.fill_value()
-            places = Places(places.paths, places.files[there], places.offsets[there], places.nbytes[there])
-            parts = [parts[number] for number in there.tolist()]
-        read_places(places, parts, chunks.files)
+            there = np.flatnonzero(is_written)
+            ranges, parts = ranges.take(there), [parts[number] for number in there.tolist()]
+        chunks.files.read_into(ranges, parts)
 
     # -- rows that are a chunk each
 

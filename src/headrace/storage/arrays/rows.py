@@ -195,7 +195,7 @@ class ArraysSource(Source):
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]
-        return any(field.asks for field in self._readers)
+        return any(field.needs_io for field in self._readers)
 
     @property
     def stored_nbytes(self) -> int:

@@ -180,7 +180,7 @@ class PatchSource(Source):
 
     @property
     def stored_asks(self) -> bool:  # type: ignore[override]
-        return any(volume.reader.asks for volume in self.volumes)
+        return any(volume.reader.needs_io for volume in self.volumes)
 
     @property
     def stored_nbytes(self) -> int:

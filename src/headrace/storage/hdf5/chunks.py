@@ -1,4 +1,4 @@
-"""By which path is a dataset of an HDF5 file read?
+"""The chunks of an HDF5 dataset, read directly or through h5py.
 
 Straight from the file, by a table of offsets and with our own codecs, where that is known to give what HDF5 would; else through h5py.
 Which one a dataset takes, and why, stands in `Chunks.how`.
@@ -21,15 +21,16 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.array_file import ArrayFile
+from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import cache_folder, redact
-from headrace.io.stretches import Files, Places, Stretch
-from headrace.io.version import KnownFile
+from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, LibraryChunks
+from headrace.storage.arrays.chunks import ChunkIndex, Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored
@@ -85,36 +86,35 @@ class _LibraryChunks(LibraryChunks):
             self._library.check([number])
 
 
-class _Whole:
+class _Contiguous(ChunkIndex):
     """Where a contiguous dataset lies, as if it were one chunk."""
 
-    def __init__(self, file: KnownFile, begin: int, nbytes: int) -> None:
-        self._file, self._stretch = file, Stretch(file.path, begin, nbytes)
+    def __init__(self, path: str, files: Files, begin: int, nbytes: int) -> None:
+        self._path, self._files, self._begin, self._end = path, files, begin, begin + nbytes
 
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        return self.places(np.asarray(numbers, np.int64)).stretches()
-
-    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
-        self._file.check()
+    def ranges(self, numbers: IntArray) -> ByteRanges:
         zeros = np.zeros(len(numbers), np.int64)
-        return Places([self._file.path], zeros, zeros + self._stretch.offset, zeros + self._stretch.nbytes)
+        return ByteRanges([self._path], zeros, zeros + self._begin, zeros + self._end)
+
+    def check(self, number: int) -> None:
+        self._files.check(self._path)
 
 
-class _Table:
+class _Table(ChunkIndex):
     """Where the chunks of a dataset lie.
 
     Args:
-        file: which they lie in.
+        path, files: of the file which they lie in, and by which it is read.
         rows: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
         numbers: of the chunks, sorted, where most were never written and only the others have a place in `rows`; None: it has all.
     """
 
-    def __init__(self, file: KnownFile, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
-        self._file, self._rows = file, SharedArray(rows)
+    def __init__(self, path: str, files: Files, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
+        self._path, self._files, self._rows = path, files, SharedArray(rows)
         self._numbers = None if numbers is None else SharedArray(numbers)
+        self._has_masks = bool(rows[2].any())
 
-    def _find(self, numbers: Any) -> npt.NDArray[np.int64]:
-        self._file.check()
+    def _find(self, numbers: IntArray) -> npt.NDArray[np.int64]:
         if self._numbers is None:
             return self._rows.array[:, numbers]
         if not len(self._numbers):
@@ -123,18 +123,20 @@ class _Table:
         places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
         return np.where(known[places] == numbers, self._rows.array[:, places], 0)
 
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        path, found = self._file.path, self._find(numbers).T.tolist()
-        return [Stretch(path, offset, nbytes, skipped) if nbytes else None for offset, nbytes, skipped in found]
-
-    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+    def ranges(self, numbers: IntArray) -> ByteRanges:
         offsets, nbytes, _ = self._find(numbers)
-        return Places([self._file.path], np.zeros(len(numbers), np.int64), np.where(nbytes > 0, offsets, -1), nbytes)
+        is_written = nbytes > 0
+        return ByteRanges.in_file(self._path, np.where(is_written, offsets, -1), np.where(is_written, offsets + nbytes, -1))
+
+    def unused_codecs(self, numbers: IntArray) -> IntArray | None:
+        return self._find(numbers)[2] if self._has_masks else None
 
     @property
     def nbytes(self) -> int:
-        """Of all chunks as they are stored."""
         return int(self._rows.array[1].sum())
+
+    def check(self, number: int) -> None:
+        self._files.check(self._path)
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
@@ -191,13 +193,13 @@ def chunks_of(
             library.how = "h5py: nothing has been written"
             return library
         if begin + nbytes > known.size:
-            raise FormatError(f"{redact(known.path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
-        where = _Where(known.path, name, Grid(shape, shape))
-        return DirectChunks(Grid(shape, shape), dtype, _Whole(known, begin, nbytes), Pipeline(), files, where=where)
+            raise FormatError(f"{redact(versions.path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
+        where = _Where(versions.path, name, Grid(shape, shape))
+        return DirectChunks(Grid(shape, shape), dtype, _Contiguous(versions.path, files, begin, nbytes), Pipeline(), files, where=where)
     grid = Grid(tuple(dataset.shape), dataset.chunks)
     if math.prod(grid.counts) > _COUNTABLE:
         raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
-    table = _table(dataset, versions, far, name, grid, cache_dir)
+    table = _table(dataset, versions, files, far, name, grid, cache_dir)
     if table is None:
         library.how = "h5py: the index of its chunks is unusual"
         return library
@@ -205,7 +207,7 @@ def chunks_of(
     if fill is None and len(written) < math.prod(grid.counts):
         library.how = "h5py: what was not written is no zeros, and each element an array"
         return library
-    pipeline, where = Pipeline(codecs_of(dataset)), _Where(known.path, name, grid)
+    pipeline, where = Pipeline(codecs_of(dataset)), _Where(versions.path, name, grid)
     found = DirectChunks(Grid(shape, (*grid.chunks, *elements)), dtype, table, pipeline, files, fill=fill, where=where)
     look = functools.partial(doubt_of, dataset, found, written)
     doubt = look() if far is None else far.doubt(path, name, look)
@@ -259,22 +261,28 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
 
 
 def _table(
-    dataset: h5py.Dataset, versions: Versions, far: FarHDF5 | None, name: str, grid: Grid, cache_dir: str | os.PathLike[str] | None
+    dataset: h5py.Dataset,
+    versions: Versions,
+    files: Files,
+    far: FarHDF5 | None,
+    name: str,
+    grid: Grid,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> _Table | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
-    number, file = math.prod(grid.counts), versions.known
-    assert file is not None
-    shown = redact(file.path)
-    about = {"path": shown, "size": file.size, "mtime": file.when, "name": name, "grid": [grid.shape, grid.chunks]}
+    number, version = math.prod(grid.counts), versions.known
+    assert version is not None
+    shown = redact(versions.path)
+    about = {"path": shown, "size": version.size, "mtime": version.tag, "name": name, "grid": [grid.shape, grid.chunks]}
     if versions.is_linked:  # the name is none of that file
         about["header"] = h5py.h5o.get_info(dataset.id).addr
     if far is not None:
         about["place"] = far.files.place
     folder = cache_folder(cache_dir)
-    is_kept = number >= KEPT_FROM and file.when is not None
+    is_kept = number >= KEPT_FROM and version.tag is not None
     kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
     # h5py's own list must be part of the index of what is far away
-    is_wanted = kept is not None and (far is None or far.is_found(file.path))
+    is_wanted = kept is not None and (far is None or far.is_found(versions.path))
     table, numbers = _kept(kept, number) if kept is not None and is_wanted else None, None
     if table is None:
         found = _counted(dataset, grid, shown)
@@ -287,12 +295,12 @@ def _table(
             numbers, table = None, whole
             if kept is not None:
                 _keep(kept, table, folder, is_default=cache_dir is None)
-    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > file.size - table[1])
+    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > version.size - table[1])
     if outside.any():
         at = np.flatnonzero(outside)[0]
         place = grid.place(int(at if numbers is None else numbers[at]))
-        raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {file.size:,} bytes")
-    return _Table(file, table, numbers)
+        raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} bytes")
+    return _Table(versions.path, files, table, numbers)
 
 
 def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceError, RemoteError
 from headrace.io.library_errors import asking
-from headrace.io.stretches import read_stretches
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.codecs import Fletcher32, TooLongError
 
@@ -55,11 +54,8 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
             at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
             some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
     if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
-        some = {
-            number
-            for number, stretch in zip(some, chunks.stretches(list(some)), strict=True)
-            if stretch and stretch.nbytes == chunks.nbytes
-        }
+        numbers = np.array(list(some), np.int64)
+        some = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
     for number in sorted(some):
         corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
         ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
@@ -95,10 +91,8 @@ def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> boo
     """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
     corner = [place * extent for place, extent in zip(chunks.grid.place(number), chunks.grid.chunks, strict=True)]
     _, expected = dataset.id.read_direct_chunk(tuple(corner[: len(dataset.shape)]))
-    stretch = chunks.stretches([number])[0]
-    assert stretch is not None
     try:
-        return bytes(read_stretches([stretch], chunks.files)[0] or b"") == bytes(expected)
+        return bytes(chunks.files.read(chunks.byte_ranges(np.array([number])))[0] or b"") == bytes(expected)
     except FormatError:
         return False
 
@@ -110,7 +104,7 @@ def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> 
     """
     if any(isinstance(codec, Fletcher32) for codec in chunks.pipeline.codecs):
         return True
-    stored = chunks.read([number])[0][1]
+    stored = chunks.read([number])[0][0]
     if len(stored) != chunks.nbytes:
         return False
     whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)

@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 
 from headrace.errors import DataNotFoundError
-from headrace.io.files import Files
+from headrace.io.files import Files, Version
+from headrace.io.local.files import changed, version_of
 from headrace.io.paths import redact
-from headrace.io.version import KnownFile, Stamp, changed
 
 ALL_ROWS = (0, (1 << 63) - 1)
 
@@ -41,7 +41,7 @@ class Versions:
 
     Attributes:
         path: of the file that holds it.
-        is_linked: is that another file?
+        is_linked: True if that is another file.
         known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so that it may change.
     """
 
@@ -51,14 +51,18 @@ class Versions:
         if not files.is_remote:  # what is remote leads nowhere else
             self.path = os.path.abspath(file.filename)
             self.is_linked = self.path != path
-        self.known = None if file.swmr_mode else KnownFile(self.path, files)
-        if self.known is not None:
-            self.known.check(_status(file))
+        self.known: Version | None = None if file.swmr_mode else files.version(self.path)
+        self._check(file)
         self.add([])
+
+    def _check(self, file: h5py.File) -> None:
+        """Compares the file as h5py has it open with its version."""
+        if self.known is not None and file.driver == "sec2" and version_of(os.fstat(file.id.get_vfd_handle())) != self.known:
+            raise changed(self.path)
 
     def add(self, others: Sequence[OtherFile]) -> None:
         """Notes the files that a virtual dataset or external storage needs besides."""
-        self._others = [Stamp(other.path) for other in others]
+        self._others = [(other.path, version_of(os.stat(other.path))) for other in others]
         self._rows = np.array([(other.first, other.last) for other in others], np.int64).reshape(-1, 2)
 
     def check(self, file: h5py.File, rows: Sequence[int]) -> None:
@@ -75,21 +79,16 @@ class Versions:
             dataset = file.get(self._name) if self.is_linked else None
             if self.is_linked and dataset is None:
                 raise changed(file.filename)
-            self.known.check(_status(file if dataset is None else dataset.file))
+            self._check(file if dataset is None else dataset.file)
         if not self._others:
             return
         asked = np.sort(np.asarray(rows, np.int64))
         needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(asked, self._rows[:, 1], "right")
         for number in np.flatnonzero(needed).tolist():
-            stamp = self._others[number]
+            path, version = self._others[number]
             try:
-                status = os.stat(stamp.path)
+                now = version_of(os.stat(path))
             except FileNotFoundError as error:
-                raise DataNotFoundError(f"{redact(stamp.path)} is gone, which holds rows of {redact(file.filename)}") from error
-            if not stamp.is_of(status):
-                raise changed(stamp.path)
-
-
-def _status(file: h5py.File) -> os.stat_result | None:
-    """Of the very file that h5py has open; None: it is no plain file of this machine."""
-    return os.fstat(file.id.get_vfd_handle()) if file.driver == "sec2" else None
+                raise DataNotFoundError(f"{redact(path)} is gone, which holds rows of {redact(file.filename)}") from error
+            if now != version:
+                raise changed(path)

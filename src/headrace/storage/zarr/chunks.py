@@ -1,4 +1,4 @@
-"""By which path is a Zarr array read?
+"""The chunks of a Zarr array, read directly or through zarr-python.
 
 Its chunks straight from their files, where its metadata say nothing but what is known here: a regular grid, the codecs of
 `headrace.storage.arrays.codecs`, perhaps shards. Everything else goes through zarr-python. `Chunks.how` says which, and why.
@@ -13,17 +13,17 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
-from headrace.io.stretches import Files, Stretch
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
@@ -43,21 +43,6 @@ class _Where:
     def __call__(self, number: int) -> str:
         of = f" of {self._name!r}" if self._name else ""
         return f"{redact(self._path)}, chunk {self._grid.place(number)}{of}"
-
-
-class _Required:
-    """The same, and a chunk that was never written is an error."""
-
-    def __init__(self, stretches: Callable[[Sequence[int]], list[Stretch | None]], where: _Where) -> None:
-        self._stretches, self._where = stretches, where
-        self.asks: bool = getattr(stretches, "asks", False)
-
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        found = self._stretches(numbers)
-        for number, stretch in zip(numbers, found, strict=True):
-            if stretch is None:
-                raise FormatError(f"{self._where(number)} is missing, and missing='error'")
-        return found
 
 
 class LibraryArray:
@@ -99,7 +84,7 @@ class LibraryArray:
         extents = array.shards or array.chunks
         files = [range(cut.start // extent, -(-cut.stop // extent)) for cut, extent in zip(part, extents, strict=True)]
         keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
-        self._store.stretches([f"{self._name}/{key}" if self._name else key for key in keys])
+        self._store.ranges([f"{self._name}/{key}" if self._name else key for key in keys])
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self.reading() as array:
@@ -133,7 +118,7 @@ def chunks_of(
         library: a reason -> its chunks as zarr-python reads them.
         direct: False: through zarr-python in any case.
         missing: "fill" or "error": what becomes of a chunk that was never written.
-        by_row: will rows be read, and not boxes?
+        by_row: True if rows will be read, and not boxes.
     """
     if not direct:
         return library("direct=False")
@@ -153,16 +138,13 @@ def chunks_of(
     pipeline, is_sharded = Pipeline(layout.codecs), layout.index_at is not None
     in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
     as_files = isinstance(store, ZarrUrl) and not is_sharded and not in_parts
-    found: Callable[[Sequence[int]], list[Stretch | None]]
-    found = shards_of(store, name, layout, files) if is_sharded else ArrayFiles(store, name, layout, as_files)
-    if missing == "error":
-        found = _Required(found, where)
+    index = shards_of(store, name, layout, files) if is_sharded else ArrayFiles(store, name, layout, as_files)
     way = "files fetched whole" if as_files else "ranges" if is_far else "pread"
     how = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
     check = store.check if isinstance(store, ZarrZipUrl) and not is_sharded else None
     return DirectChunks(
-        grid, layout.dtype, found, pipeline, files, fill=layout.fill, order=layout.order, where=where, how=how, check=check,
-        as_files=as_files, required=missing == "error",
+        grid, layout.dtype, index, pipeline, files, fill=layout.fill, order=layout.order, where=where, how=how, check=check,
+        required=missing == "error",
     )  # fmt: skip
 
 

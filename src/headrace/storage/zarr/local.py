@@ -23,7 +23,7 @@ from isal import isal_zlib
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
-from headrace.io.stretches import Stretch
+from headrace.io.ranges import ByteRanges
 from headrace.storage.zarr.keys import LARGEST, V2_ARRAY, V2_GROUP, V3_NODE, is_v3_array, nodes_among, root_among
 
 _ZIP_HEAD = 30
@@ -81,14 +81,14 @@ class ZarrFolder:
                 self._opened = max(self._opened, os.stat(place).st_mtime_ns)
             place = os.path.dirname(place)
 
-    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
-        """Where the contents of files lie; None: there is no such file.
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        """Where the contents of files lie; those that are missing were never written.
 
         Raises:
             FormatError: a folder lies there.
             FileChangedError: a file was changed after the store was opened.
         """
-        found: list[Stretch | None] = []
+        found: list[tuple[str, int, int] | None] = []
         for key in keys:
             place = f"{self.path}/{key}"
             try:
@@ -96,11 +96,11 @@ class ZarrFolder:
                 if stat.S_ISDIR(status.st_mode):
                     raise FormatError(f"{redact(place)} is a folder, where a file with a chunk should be")
                 self.check_file(status, place)
-                found.append(Stretch(place, 0, status.st_size))
+                found.append((place, 0, status.st_size))
             except (FileNotFoundError, NotADirectoryError):
                 self._check_missing(place)
                 found.append(None)
-        return found
+        return ByteRanges.of(found)
 
     def check_file(self, status: os.stat_result, place: str) -> None:
         """Compares a file with chunks, which may be open, with the time when the store was opened.
@@ -170,7 +170,7 @@ class ZarrZip:
         except FormatError as error:
             raise FormatError(f"{redact(path)}: {error}") from None
         self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in self._infos.values())
-        self._places: dict[str, Stretch] = {}
+        self._places: dict[str, tuple[str, int, int]] = {}
 
     def know(self, nodes: Sequence[str]) -> None:
         """See `ZarrFolder`."""
@@ -185,8 +185,8 @@ class ZarrZip:
         with asking("zipfile", f"{redact(self.path)}: {key}"), zipfile.ZipFile(self.path) as file:
             return file.read(info)
 
-    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
-        """Where the contents of files lie; None: there is no such file.
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        """Where the contents of files lie; those that are missing were never written.
 
         Args:
             checked: compare what lies there with its checksum, once; else where it begins with the metadata alone.
@@ -210,9 +210,9 @@ class ZarrZip:
                     raise FormatError(f"{redact(self.path)} is damaged: {key} lies beyond its end")
                 if checked and _crc_of(self.path, begin, info.file_size) != info.CRC:
                     raise FormatError(f"{redact(self.path)}: {key} has a wrong checksum (zip), the file is damaged")
-                place = self._places[key] = Stretch(self.path, begin, info.file_size)
+                place = self._places[key] = (self.path, begin, begin + info.file_size)
             found.append(place)
-        return found
+        return ByteRanges.of(found)
 
     def nodes(self) -> Iterator[str]:
         """The paths of all nodes, that of the root being ""."""

@@ -1,4 +1,4 @@
-"""Where do the files of a Zarr array lie, and the chunks inside of shards?
+"""The index of a Zarr array: where its files lie, and the chunks inside of shards.
 
 NOTE [ shards that are far away ]
 
@@ -18,29 +18,30 @@ import contextlib
 import json
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files, Version
 from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
-from headrace.io.local.files import LocalFiles
+from headrace.io.local.files import LocalFiles, fill
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.stretches import Places, Span, Stretch, fill
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import Grid
+from headrace.storage.arrays.chunks import ChunkIndex, Grid
 from headrace.storage.arrays.codecs import Crc32c
 from headrace.storage.zarr.keys import V3_NODE
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.local import ZarrFolder
 from headrace.storage.zarr.metadata import array_names, metadata_of
-from headrace.storage.zarr.stores import Store, ZarrUrl
+from headrace.storage.zarr.stores import Store, ZarrUrl, ZarrZipUrl
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
@@ -48,7 +49,7 @@ _MADE, _TOGETHER = 4096, 512  # shards whose indices are read at the opening; an
 _LOOKED_AT = 16  # shards that are compared with what is kept of them
 
 
-class ArrayFiles:
+class ArrayFiles(ChunkIndex):
     """Where the files of an array lie, numbered as the grid of chunks or shards.
 
     Args:
@@ -61,25 +62,33 @@ class ArrayFiles:
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
-        self._whole = whole
+        self.whole_files = whole
         if isinstance(store, ZarrFolder) and 0 < math.prod(self._counts) < _NOWHERE >> 1:
             store.note_last(self.keys([math.prod(self._counts) - 1])[0])
 
-    def keys(self, numbers: Sequence[int]) -> list[str]:
+    def keys(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files in the store."""
         places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), self._counts), axis=1).tolist()
         return [self._first + self._separator.join(map(str, place)) for place in places]
 
-    def urls(self, numbers: Sequence[int]) -> list[str]:
+    def urls(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files below a URL."""
         assert isinstance(self.store, ZarrUrl)
         return [self.store.place(key) for key in self.keys(numbers)]
 
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        if self._whole:
-            return [Stretch(url, 0, WHOLE) for url in self.urls(numbers)]
+    def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
+        if self.whole_files:
+            return ByteRanges.of((url, 0, WHOLE) for url in self.urls(numbers))
         self.store.check_version(self.name)
-        return self.store.stretches(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
+        return self.store.ranges(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
+
+    def check(self, number: int) -> None:
+        if not isinstance(self.store, ZarrUrl | ZarrZipUrl):
+            self.ranges([number])
+
+
+_File = tuple[str, int, int]
+"""A file, or a part of a zip file: path, first byte and end."""
 
 
 class _Index(NamedTuple):
@@ -97,7 +106,7 @@ class _Index(NamedTuple):
     rows: memoryview
 
 
-class Shards:
+class Shards(ChunkIndex):
     """Where the chunks in shards lie, by the shards' indices, of which each process holds those it used last."""
 
     def __init__(self, whole: ArrayFiles, layout: Layout) -> None:
@@ -109,15 +118,7 @@ class Shards:
         self._known: dict[int, _Index | None] = {}
         self._most = max(16, _INDEX_BYTES // (16 * self._count))
 
-    def __call__(self, numbers: Sequence[int]) -> list[Stretch | None]:
-        return self.places(np.asarray(numbers, np.int64)).stretches()
-
-    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
-        """Where chunks lie.
-
-        Raises:
-            FormatError: the index of a shard is damaged.
-        """
+    def ranges(self, numbers: IntArray) -> ByteRanges:
         if self._chunks.inner == 1:
             shards, within = np.divmod(numbers, self._inside[0])
             within *= self._count // self._inside[0]
@@ -130,17 +131,22 @@ class Shards:
         which = [known.setdefault(shard, len(known)) for shard in shards.tolist()]
         indices = self._indices(list(known))
         rows = [None if index is None else index.rows for index in indices]
-        offsets, nbytes = list[int](), list[int]()
+        starts, stops = list[int](), list[int]()
         for shard, chunk in zip(which, within.tolist(), strict=True):
             row = rows[shard]
-            offsets.append(-1 if row is None else row[2 * chunk])
-            nbytes.append(0 if row is None else row[2 * chunk + 1])
+            start = -1 if row is None else row[2 * chunk]
+            starts.append(start)
+            stops.append(-1 if row is None or start < 0 else start + row[2 * chunk + 1])
         paths = ["" if index is None else index.path for index in indices]
-        return Places(paths, np.array(which, np.int64), np.array(offsets, np.int64), np.array(nbytes, np.int64))
+        return ByteRanges(paths, np.array(which, np.int64), np.array(starts, np.int64), np.array(stops, np.int64))
 
+    @abstractmethod
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard."""
-        raise NotImplementedError
+
+    def _files_of(self, shards: Sequence[int]) -> list[_File | None]:
+        """Where shards lie; None: there is no such shard."""
+        return [None if start < 0 else (path, start, stop) for path, start, stop in self._whole.ranges(shards).each()]
 
     def _learn(self, shard: int, index: _Index | None) -> _Index | None:
         if len(self._known) >= self._most:
@@ -151,19 +157,18 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
 
-    def _begin(self, whole: Stretch, size: int) -> int:
+    def _begin(self, whole: _File) -> int:
         """Where the index of a shard lies in its file.
 
         Raises:
             FormatError: the shard is too short for one.
         """
+        path, begin, size = whole[0], whole[1], whole[2] - whole[1]
         if size < self._index_bytes:
-            raise FormatError(
-                f"{redact(whole.path)} is cut short: {size:,} bytes have no room for the index of a shard of {self._index_bytes:,}"
-            )
-        return whole.offset + (0 if self._at == "start" else size - self._index_bytes)
+            raise FormatError(f"{redact(path)} is cut short: {size:,} bytes have no room for the index of a shard of {self._index_bytes:,}")
+        return begin + (0 if self._at == "start" else size - self._index_bytes)
 
-    def _rows(self, data: Any, whole: Stretch, size: int) -> memoryview:
+    def _rows(self, data: Any, whole: _File) -> memoryview:
         """What the index of a shard says.
 
         Raises:
@@ -172,12 +177,13 @@ class Shards:
         try:
             raw = np.frombuffer(Crc32c().decode(data, self._index_bytes - 4), "<u8").reshape(-1, 2)
         except FormatError as error:
-            raise FormatError(f"{redact(whole.path)}, the index of the shard: {error}") from None
+            raise FormatError(f"{redact(whole[0])}, the index of the shard: {error}") from None
+        size = whole[2] - whole[1]
         missing = (raw == _NOWHERE).all(axis=1)
         beyond = ~missing & ((raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size))
         if beyond.any():
-            raise FormatError(f"{redact(whole.path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
-        rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([whole.offset, 0]))
+            raise FormatError(f"{redact(whole[0])}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
+        rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([whole[1], 0]))
         return np.ascontiguousarray(rows, np.int64).reshape(-1).data
 
 
@@ -193,24 +199,26 @@ class NearShards(Shards):
         store.check_version(self._whole.name)
         found = [self._known.get(shard) for shard in shards]
         new = [at for at, index in enumerate(found) if index is None]
-        wholes = dict(zip(new, self._whole([shards[at] for at in new]), strict=True)) if new else {}
+        wholes = dict(zip(new, self._files_of([shards[at] for at in new]), strict=True)) if new else {}
         there = [at for at, index in enumerate(found) if index is not None or wholes[at] is not None] if new else range(len(shards))
-        paths = [(found[at] or wholes[at]).path for at in there]  # type: ignore[union-attr]
+        paths = [(found[at] or wholes[at])[0] for at in there]  # type: ignore[index]
         with contextlib.closing(self._files.descriptors.reading_each(paths)) as files:
             for start, fds in files:
                 for at, fd in zip(there[start:], fds, strict=False):
                     whole = wholes.get(at)
                     if isinstance(store, ZarrFolder):  # a zip file was looked at already
-                        store.check_file(os.fstat(fd), (found[at] or whole).path)  # type: ignore[union-attr]
+                        store.check_file(os.fstat(fd), (found[at] or whole)[0])  # type: ignore[index]
                     if whole is not None:
                         found[at] = self._learn(shards[at], self._index(fd, whole))
         return found
 
-    def _index(self, fd: int, whole: Stretch) -> _Index:
-        size = whole.nbytes
-        begin, data = self._begin(whole, size), np.empty(self._index_bytes, np.uint8)
-        fill(fd, [memoryview(data)], begin, whole.path)  # type: ignore[arg-type]
-        return _Index(whole.path, size, self._rows(data, whole, size))
+    def _index(self, fd: int, whole: _File) -> _Index:
+        begin, data = self._begin(whole), np.empty(self._index_bytes, np.uint8)
+        fill(fd, [memoryview(data)], begin, whole[0])  # type: ignore[arg-type]
+        return _Index(whole[0], whole[2] - whole[1], self._rows(data, whole))
+
+    def check(self, number: int) -> None:
+        self.ranges(np.array([number]))
 
 
 class FarShards(Shards):
@@ -236,26 +244,26 @@ class FarShards(Shards):
                 if index is not None:  # one that was missing, or damaged, may have been written since
                     found[shard] = self._learn(shard, index)
             new = [shard for shard in new if shard not in found]
-        wholes = dict(zip(new, self._whole(new), strict=True)) if new else {}
+        wholes = dict(zip(new, self._files_of(new), strict=True)) if new else {}
         found.update((shard, self._learn(shard, None)) for shard, whole in wholes.items() if whole is None)
         found.update(self._asked([(shard, whole) for shard, whole in wholes.items() if whole is not None]))
         return [found[shard] for shard in shards]
 
-    def _asked(self, wholes: Sequence[tuple[int, Stretch]]) -> dict[int, _Index]:
+    def _asked(self, wholes: Sequence[tuple[int, _File]]) -> dict[int, _Index]:
         """The indices of shards, read together; all that are sound are known from then on, also where others are not."""
-        found, spans, failure = dict[int, _Index](), list[Span](), None
-        there = list[tuple[int, Stretch]]()
+        found, ranges, failure = dict[int, _Index](), list[_File](), None
+        there = list[tuple[int, _File]]()
         for shard, whole in wholes:
             try:
-                begin = self._begin(whole, whole.nbytes)
+                begin = self._begin(whole)
             except FormatError as error:
                 failure = failure or error
                 continue
             there.append((shard, whole))
-            spans.append((whole.path, begin, begin + self._index_bytes))
-        for (shard, whole), data in zip(there, self._files.read(ByteRanges.of(spans)), strict=True):
+            ranges.append((whole[0], begin, begin + self._index_bytes))
+        for (shard, whole), data in zip(there, self._files.read(ByteRanges.of(ranges)), strict=True):
             try:
-                found[shard] = _Index(whole.path, whole.nbytes, self._rows(data, whole, whole.nbytes))
+                found[shard] = _Index(whole[0], whole[2] - whole[1], self._rows(data, whole))
                 self._learn(shard, found[shard])
             except FormatError as error:
                 failure = failure or error
@@ -264,8 +272,8 @@ class FarShards(Shards):
         return found
 
     @property
-    def asks(self) -> bool:
-        """Must shards be asked before it is known where their chunks lie?"""
+    def needs_io(self) -> bool:  # type: ignore[override]
+        """True if shards are asked before it is known where their chunks lie."""
         return self._kept is None
 
     def all_of_them(self) -> Arrays:

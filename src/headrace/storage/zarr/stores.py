@@ -14,7 +14,6 @@ from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 from headrace.io.resolve.file_set import Kind
-from headrace.io.stretches import Stretch
 from headrace.storage.zarr.keys import (
     LARGEST,
     NODE_FILES,
@@ -87,11 +86,11 @@ class ZarrUrl:
         found = self.files.read(ByteRanges.of([span]))[0]
         return None if found is None else bytes(found)
 
-    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
-        """Where the contents of files lie, whose sizes are asked for at once; None: there is no such file."""
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        """Where the contents of files lie, whose sizes are asked for at once; those that are missing were never written."""
         urls = [self.place(key) for key in keys]
         found = zip(urls, self.files.find_versions(urls), strict=True)
-        return [None if version is None else Stretch(url, 0, version.size) for url, version in found]
+        return ByteRanges.of(None if version is None else (url, 0, version.size) for url, version in found)
 
     def nodes(self) -> Iterator[str]:
         """The paths of all nodes, that of the root being "".
@@ -176,21 +175,22 @@ class ZarrZipUrl:
         found = self._zip.read(self._root + key)
         return None if found is None else found[start:stop]
 
-    def stretches(self, keys: Sequence[str], checked: bool = True) -> list[Stretch | None]:
-        """Where the contents of files lie; None: there is no such file.
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        """Where the contents of files lie; those that are missing were never written.
 
         Raises:
             FormatError: the file is damaged.
         """
-        return [None if place is None else Stretch(self.path, *place) for place in self._zip.places([self._root + key for key in keys])]
+        places = self._zip.places([self._root + key for key in keys])
+        return ByteRanges.of(None if place is None else (self.path, place[0], place[0] + place[1]) for place in places)
 
-    def check(self, stretch: Stretch, data: Any) -> None:
-        """Compares the content of a file with its checksum.
+    def check(self, start: int, data: Any) -> None:
+        """Compares the content of the file that begins there with its checksum.
 
         Raises:
             FormatError: it has another.
         """
-        self._zip.check(stretch.offset, data)
+        self._zip.check(start, data)
 
     def nodes(self) -> Iterator[str]:
         """The paths of all nodes, that of the root being ""."""
