@@ -31,7 +31,13 @@ BELOW: dict[str, set[str]] = {
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
+    "io": [
+        *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
+        *("handles", "local", "version", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+    ],
+    "io/local": ["hints", "files", "gather"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
+    "io/cache": ["disk_cache", "blocks", "whole_files"],
     "order": [
         *("permutation", "base", "seeding", "shares", "world", "request", "balanced", "bucketed", "weighted", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
@@ -52,6 +58,11 @@ INSIDE: dict[str, list[str]] = {
     "packing": ["part", "plan", "verify", "hdf5", "texts", "run"],
     "profiling": ["room", "tune", "workers"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "resolver"],
+    "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
+    "storage/hdf5": ["filters", "probe", "remote", "versions", "chunks", "files", "objects", "links", "packed", "index", "rows"],
+    "storage/zarr": [
+        *("keys", "layout", "zips", "local", "stores", "library", "metadata", "ome", "shards", "chunks", "strings", "rows", "volumes"),
+    ],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

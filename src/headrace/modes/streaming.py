@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
+from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 from headrace.modes.mode import Coming, Mode, Read
-from headrace.storage.source import Source
+from headrace.storage.source import Locatable, Source
 
 THREADS = 4
 WINDOW = 64 << 20
@@ -103,7 +103,7 @@ class Streaming(Mode):
 class _Scan:
     """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
 
-    def __init__(self, coming: Coming, source: Source, far: RemoteFiles, whole: Callable[[IntArray], IntArray]) -> None:
+    def __init__(self, coming: Coming, source: Locatable, far: Files, whole: Callable[[IntArray], IntArray]) -> None:
         self._key, self._source, self._far, self._whole = coming.key, source, far, whole
         self._at, self._last = coming.steps.start, coming.steps.start
         self._edges = None if coming.stretches is None else coming.stretches()
@@ -129,9 +129,9 @@ class _Scan:
     def _batch(self, coming: Coming) -> IntArray:
         """The batch that it has come to. Some are computed together, and asked for where they lie if that must be asked."""
         if self._at not in self._some:
-            steps = range(self._at, coming.steps.stop, coming.steps.step)[: ASKED if self._some or self._source.stored_asks else 1]
+            steps = range(self._at, coming.steps.stop, coming.steps.step)[: ASKED if self._some or self._source.locating_needs_io else 1]
             self._some = dict(zip(steps, coming.some(steps), strict=True))
-            if self._source.stored_asks:
+            if self._source.locating_needs_io:
                 self._source.byte_ranges(self._whole(np.concatenate(list(self._some.values()))))
         return self._some[self._at]
 

@@ -1,4 +1,4 @@
-"""How do several sources become one?"""
+"""Several sources as one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from headrace.io.files import Files
 from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.storage.source import Rows, Source
 
 S = TypeVar("S", bound=Source)
@@ -87,7 +87,7 @@ class ConcatSource(Source, Generic[S]):
         return records
 
     def _tell(self, parts: list[_Part[S]]) -> None:
-        """What lies far away is asked for at once, and not file by file; of what lies near a disk is told, if it is slow."""
+        """Prefetches what is remote, all at once and not file by file; of what is local a slow disk is told."""
         far = self.far
         if len(parts) < 2:
             return
@@ -105,8 +105,8 @@ class ConcatSource(Source, Generic[S]):
             self._to_count.update(part.number for part in parts)
 
     @functools.cached_property
-    def far(self) -> RemoteFiles | None:  # type: ignore[override]
-        """The files of the server that all sources read from."""
+    def far(self) -> Files | None:  # type: ignore[override]
+        """The remote files that all sources read from."""
         found = {id(source.far): source.far for source in self.sources}
         return next(iter(found.values())) if len(found) == 1 else None
 
@@ -114,8 +114,8 @@ class ConcatSource(Source, Generic[S]):
         return ByteRanges.joined([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in self._parts(indices)])
 
     @property
-    def stored_asks(self) -> bool:  # type: ignore[override]
-        return any(source.stored_asks for source in self.sources)
+    def locating_needs_io(self) -> bool:  # type: ignore[override]
+        return any(source.locating_needs_io for source in self.sources)
 
     @property
     def stored_nbytes(self) -> int:
@@ -134,7 +134,7 @@ class ConcatSource(Source, Generic[S]):
                 part.source.read_into(part.indices, [rows[place] for place in part.places])
 
     def _are_read_together(self, parts: list[_Part[S]], rows: Rows) -> bool:
-        """Reads rows that lie far away as they are by one call for all files, if that is what they are."""
+        """Reads rows by one call for all files, if they are remote and lie there as they are."""
         far = self.far
         ranges: list[ByteRanges] = []
         if far is None:

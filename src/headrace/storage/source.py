@@ -1,8 +1,8 @@
-"""What does headrace need to know of the place where samples lie?
+"""What headrace needs to know of the place where samples are stored: `Source`.
 
 Four things: how many samples there are, their records, which of them share a block, and a fingerprint of them all. `location` is
 there for error messages only. A source whose records are arrays of one shape may also write them straight to where they are to be
-(`rows_like`, `read_into`).
+(`rows_like`, `read_into`); one whose stored bytes can be located can be prefetched (`Locatable`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype; or one array that has them as its rows."""
@@ -25,6 +25,28 @@ Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 def _one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
     return [function(number) for number in range(count)]
+
+
+class Locatable(Protocol):
+    """What can be prefetched: records whose stored bytes can be located."""
+
+    far: Files | None
+    """The remote files that they lie in; None: they are local, or can't be located."""
+
+    @property
+    def locating_needs_io(self) -> bool:
+        """True if locating records performs requests, so that they had better be named in large numbers."""
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all records as they are stored, about."""
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        """Where the stored bytes of records lie, with all of their chunks; what is not said is fetched when it is read.
+
+        Args:
+            indices: [n] int64, of the samples.
+        """
 
 
 class Source(ABC):
@@ -37,8 +59,8 @@ class Source(ABC):
     """
 
     thread_safe = True
-    """May several threads call `read` at once, and beside the dataset's transforms? If not, eager fills with one thread, and streaming
-    reads nothing ahead."""
+    """True if several threads may call `read` at once, and beside the dataset's transforms. If not, eager fills with one thread, and
+    streaming reads nothing ahead."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -85,23 +107,19 @@ class Source(ABC):
                 raise FormatError(f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} {list(row.shape)}")
             row[...] = array
 
-    far: RemoteFiles | None = None
-    """The files of the server that it reads from, if they are far away and `byte_ranges` says where samples lie in them."""
+    far: Files | None = None
+    """The remote files that it reads from, if `byte_ranges` locates samples in them; see `Locatable`."""
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """Where the stored bytes of samples lie, with all of their chunks; what is not said is fetched when it is read.
-
-        Args:
-            indices: [n] int64, of the samples.
-        """
+        """See `Locatable`; default: nothing is said."""
         return ByteRanges.of([])
 
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        """Where each record lies far away, if its bytes are there what `read_into` writes; None: they are not, or not all of them."""
+        """Where each record lies in remote files, if its bytes are there what `read_into` writes; None: they are not, or not all."""
         return None
 
     def announce(self, indices: Sequence[int]) -> None:
-        """These samples are read next: where they lie on a disk of this machine, the system is told."""
+        """Tells the system that these samples are read next, where they lie on a slow disk of this machine."""
         return
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
@@ -112,16 +130,16 @@ class Source(ABC):
         """
         return
 
-    stored_asks = False
-    """Must something be asked for before `byte_ranges` can tell, so that samples had better be named to it in large numbers?"""
+    locating_needs_io = False
+    """See `Locatable`."""
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes of all samples as they are stored far away, about."""
+        """See `Locatable`."""
         return 0
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        """The records of samples, of which something was wrong: past everything that is kept of files that are far away."""
+        """The records of samples, of which something was wrong: past everything that is cached of remote files."""
         if self.far is None:
             return self.read(indices)
         with self.far.bypassing_cache():

@@ -13,6 +13,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
+from headrace.errors import FormatError
 from headrace.storage.zarr.rows import ZarrSource
 from tests.storage.specimens import V2_COMMON
 
@@ -148,6 +149,21 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path, version: int, 
         assert source.is_direct
         with pytest.raises(Exception, match=r"chunk \(3, 0\) of '.' is missing"):
             ZarrSource(tmp_path / "a.zarr", name, missing="error").read([12])
+
+
+@pytest.mark.parametrize("shards", [None, (8, 6)])
+def test_missing_error_keeps_the_fast_path(tmp_path: Path, shards: Any) -> None:
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    array = root.create_array("x", shape=(N, 6), dtype="i4", chunks=(4, 6), shards=shards, compressors=None)
+    array[:8] = np.arange(48).reshape(8, 6)
+    filled_up, strict = (ZarrSource(tmp_path / "a.zarr", "x", missing=missing) for missing in ("fill", "error"))
+    indices = [zarr_source._first.chunks.index for zarr_source in (filled_up, strict)]  # type: ignore[union-attr]
+    assert type(indices[0]) is type(indices[1]) and strict.how() == filled_up.how()
+    rows = np.array([5, 0, 7])
+    assert list(strict.byte_ranges(rows).each()) == list(filled_up.byte_ranges(rows).each())
+    assert np.array_equal(strict.read([5, 0, 7]), array[:][[5, 0, 7]]) and not np.any(filled_up.read([9]))
+    with pytest.raises(FormatError, match=r"chunk \(2, 0\) of 'x' is missing, and missing='error'"):
+        strict.read([1, 9])
 
 
 @pytest.mark.parametrize("version", [2, 3])

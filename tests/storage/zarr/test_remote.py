@@ -362,7 +362,7 @@ def test_indices_of_shards_are_read_together_where_there_are_too_many(far: Any, 
     dataset = far("a.zarr", "checked", loading_mode="streaming")
     trips()
     assert len(list(dataset)) == N
-    assert dataset._source.stored_asks and trips() <= 2 + 20
+    assert dataset._source.locating_needs_io and trips() <= 2 + 20
 
 
 def test_an_index_that_was_written_elsewhere(folder: Path, server: RangeServer, far: Any, trips: Any, tmp_path: Path) -> None:

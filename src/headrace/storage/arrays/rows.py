@@ -194,7 +194,7 @@ class ArraysSource(Source):
         return None if self.far is None or self.rows_like() is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
 
     @property
-    def stored_asks(self) -> bool:  # type: ignore[override]
+    def locating_needs_io(self) -> bool:  # type: ignore[override]
         return any(field.needs_io for field in self._readers)
 
     @property

@@ -179,7 +179,7 @@ class PatchSource(Source):
         return ByteRanges.joined(ranges)
 
     @property
-    def stored_asks(self) -> bool:  # type: ignore[override]
+    def locating_needs_io(self) -> bool:  # type: ignore[override]
         return any(volume.reader.needs_io for volume in self.volumes)
 
     @property

@@ -23,6 +23,7 @@ from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
@@ -75,6 +76,7 @@ class TarSource(Source):
         files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
         self.names, self._shown = files.names, files.urls()
         self._open: Files = LocalFiles()
+        self.far: RemoteFiles | None = None
         if files.is_remote:
             self._open = self.far = files.server
             self._paths, self._shown = self._shown, list(map(redact, self._shown))
