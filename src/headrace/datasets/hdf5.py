@@ -27,8 +27,8 @@ class HDF5Dataset(ArrayDataset):
     uint8 tensors.
 
     Args:
-        data_path: an HDF5 file; or several, as a list or a glob, whose rows follow one another. Or fsspec URLs of such, of folders
-            (searched through for .h5, .hdf5, .he5, .h5ad, .nc, .mat) or globs, all of one server.
+        data_path: an HDF5 file; or several, as a folder (searched for .h5, .hdf5, .he5, .h5ad, .nc, .mat), a glob, a pattern in braces or a
+            list, whose rows follow one another: a list's in its order, others sorted. Or fsspec URLs of such, all of one server.
         dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. None: "data", or the
             only dataset there is beside the targets.
         target_name: path of a dataset with one row a sample.
@@ -41,7 +41,7 @@ class HDF5Dataset(ArrayDataset):
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
-        ConfigError: a local folder, an empty list, paths and URLs together, a dtype or an encoding that is none.
+        ConfigError: paths and URLs together, a dtype or an encoding that is none.
         DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
         AccessError, RemoteError: a file may not be read; a server does not give it.
         MissingNameError: no such dataset, or several and no name; the message lists those there are.

@@ -33,7 +33,8 @@ class ZarrDataset(ArrayDataset):
 
     Args:
         data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); or several, as a
-            list or a glob: the rows, or the patches, of all, one store after the other.
+            folder with stores in it (.zarr, .zarr.zip), a glob, a pattern in braces or a list: the rows, or the patches, of all, one
+            store after the other.
         dataset_name: path of the array in the store, or (for rows) a list of such; None: the only one there is. Or path of an image of
             OME-NGFF 0.4 or 0.5; None: the store itself.
         target_name: path of the targets: for rows an array with one row a sample, for patches one of labels; for an image of OME-NGFF
@@ -57,7 +58,7 @@ class ZarrDataset(ArrayDataset):
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
-        ConfigError: URLs of several servers, or beside local paths; an empty list, extents that make no sense, an option that goes with
+        ConfigError: URLs of several servers, or beside local paths; extents that make no sense, an option that goes with
             patches and there are none; no level of about that scale; labels whose axes or units are others than the image's.
         DataNotFoundError, FormatError: no such store; no Zarr store, damaged metadata.
         AccessError, RemoteError: a server refuses, or does not answer.

@@ -52,9 +52,9 @@ class ImageDataset(BaseDataset):
     By default an image is resized to 224 x 224, scaled to [0, 1] and normalised with the ImageNet statistics: float32 [3, H, W].
 
     Args:
-        data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a list of folders
-            or files, a glob, an fsspec URL, or an HDF5 file that `headrace.pack` wrote, or a list of such;
-            or URLs or globs of such (.h5, .hdf5, .he5).
+        data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a file, a glob, a
+            pattern in braces, fsspec URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote, named in any of these ways but a
+            folder (.h5, .hdf5, .he5).
         image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
             Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
             the transform.
