@@ -1,9 +1,7 @@
 """Samples of remote HDF5 files are those of local ones, in every mode; and what becomes of what goes wrong on the way."""
 
 import itertools
-import os
 import pickle
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
-from headrace.errors import ConfigError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, SampleError
 from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
@@ -228,28 +226,6 @@ def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of:
 # -- what goes wrong
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["packed", "library"])
-def test_a_third_of_all_requests_fail(
-    server: RangeServer, far_of: Any, folder: Path, make_loader: Any, name: str, workers: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
-    far = far_of("a.h5", name, target_name="targets", retries=20, loading_mode="streaming")
-    loader = make_loader(far, batch_size=32, num_workers=workers)
-    near = make_loader(HDF5Dataset(folder / "a.h5", name, target_name="targets"), batch_size=32, num_workers=0, shuffle="block")
-    same(epoch_of(loader), epoch_of(near))
-
-
-@pytest.mark.parametrize("name", ["packed", "library"])
-def test_a_server_that_only_fails(server: RangeServer, far_of: Any, make_loader: Any, monkeypatch: Any, name: str) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    loader = make_loader(far_of("a.h5", name, retries=1, on_error="skip"), batch_size=32, num_workers=0)
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match=r"a\.h5, bytes .*: \d attempts? .* the server says 503"):
-        next(iter(loader))
-
-
 @pytest.mark.quick_every(2)
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, far_of: Any, folder: Path, store: str) -> None:
@@ -297,39 +273,7 @@ def test_an_epoch_with_wrong_bytes_is_right(
     assert server.counts()["faults"]["wrong"] == most
 
 
-@pytest.mark.parametrize(
-    ("mode", "on_error", "workers"),
-    [("lazy", "raise", 0), ("lazy", "skip", 2), ("streaming", "skip", 0), pytest.param("streaming", "raise", 2, marks=pytest.mark.slow)],
-)
-def test_a_file_that_is_replaced_in_the_middle_of_an_epoch(
-    server: RangeServer, far_of: Any, folder: Path, make_loader: Any, mode: str, on_error: str, workers: int
-) -> None:
-    path = folder / "replaced.h5"
-    shutil.copy(folder / "a.h5", path)
-    far = far_of("replaced.h5", "packed", loading_mode=mode, on_error=on_error, max_memory_usage="100MB")
-    if mode == "streaming":
-        far.mode.window = 1
-    loader = make_loader(far, batch_size=8, num_workers=workers)
-    batches = iter(loader)
-    next(batches)
-    write(folder / "other.h5", 5)
-    os.replace(folder / "other.h5", path)
-    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .* has been replaced since it was opened"):
-        for _ in batches:
-            pass
-
-
 # -- what is shown, and given back
-
-
-def test_secrets_stay_here(server: RangeServer, far_of: Any, tmp_path: Path) -> None:
-    far = far_of("a.h5?key=hunter2", "packed", storage_options={"headers": {"key": "hunter2"}})
-    with pytest.raises(Exception, match="other") as caught:
-        far_of("a.h5?key=hunter2", "other", storage_options={"headers": {"key": "hunter2"}})
-    shown = [repr(far), far.explain(), far.source_of(3), far.fingerprint, str(caught.value)]
-    shown += [path.read_bytes().decode("latin-1") for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert len(shown) > 5 and [text for text in shown if "hunter2" in text] == []
-    assert "storage_options={...}" in repr(far) and "/a.h5, packed, row 3" in far.source_of(3)
 
 
 def test_a_dataset_that_was_closed_reads_on(server: RangeServer, far_of: Any, folder: Path) -> None:
@@ -342,13 +286,6 @@ def test_a_dataset_that_was_closed_reads_on(server: RangeServer, far_of: Any, fo
         same(copy[6], near[6])
         copy.close()
         near.close()
-
-
-def test_a_streaming_dataset_can_be_pickled(server: RangeServer, far_of: Any) -> None:
-    far = far_of("a.h5", "packed", loading_mode="streaming")
-    copy = pickle.loads(pickle.dumps(far))
-    same(list(copy), list(far))
-    copy.close()
 
 
 def test_a_cache_folder_that_cannot_be_written_to(server: RangeServer, far_of: Any, tmp_path: Path) -> None:

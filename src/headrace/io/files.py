@@ -40,6 +40,13 @@ class Files(Protocol):
             DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read; the server does not say.
         """
 
+    def identity(self, path: str) -> list[str | int | None]:
+        """What tells a file from others, and from itself at another time: part of the names of what is cached of it."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that another process may take for what is read of a file."""
+
     def check(self, path: str) -> None:
         """Compares a local file with its version, if that was asked for; a server is not asked.
 
@@ -57,6 +64,20 @@ class Files(Protocol):
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         """Fills a buffer with the bytes of each range, all of which were written and are as long as their buffers.
+
+        Raises:
+            Exception: as `read`.
+        """
+
+    def read_each(self, ranges: ByteRanges) -> list[bytes]:
+        """The bytes of each range, all of which were written: what is copied out of requests holds no more than that.
+
+        Raises:
+            Exception: as `read`.
+        """
+
+    def read_joined(self, ranges: ByteRanges) -> bytes:
+        """The bytes of all ranges of one file, one after the other, all of which were written.
 
         Raises:
             Exception: as `read`.

@@ -148,6 +148,11 @@ class RemoteFiles:
         """
         return self._versions.get(url) or self.learn([url])[0]
 
+    def identity(self, url: str) -> list[str | int | None]:
+        """See `headrace.io.files.Files`."""
+        version = self.version(url)
+        return [self.place, redact(url), version.size, version.tag]
+
     def beside(self, url: str) -> bytes | None:
         """What lay beside a file as its index when `learn` looked; None: nothing. It is handed out once."""
         return self._beside.pop(with_index(url), None)
@@ -187,6 +192,14 @@ class RemoteFiles:
         for buffer, data in zip(buffers, self.read(ranges), strict=True):
             assert data is not None
             buffer[:] = data
+
+    def read_each(self, ranges: ByteRanges) -> list[bytes]:
+        """See `headrace.io.files.Files`."""
+        return [bytes(data or b"") for data in self.read(ranges)]
+
+    def read_joined(self, ranges: ByteRanges) -> bytes:
+        """See `headrace.io.files.Files`."""
+        return b"".join(data or b"" for data in self.read(ranges))
 
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for; past the disk cache where this thread is `bypassing_cache`."""

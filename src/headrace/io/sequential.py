@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 
@@ -26,13 +27,12 @@ Part = tuple[int, memoryview]
 """Where in its file a part begins, and its bytes."""
 
 
-def in_order(files: RemoteFiles, ranges: ByteRanges, *, bypass: bool = False) -> Iterator[Part]:
+def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
     """The bytes of ranges, one after the other, in parts of `PIECE` bytes at most. Empty ranges have no part.
 
     Args:
         files: of the server.
         ranges: which.
-        bypass: past everything that is cached of them on this machine.
 
     Raises:
         FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
@@ -40,11 +40,7 @@ def in_order(files: RemoteFiles, ranges: ByteRanges, *, bypass: bool = False) ->
     waiting: deque[tuple[ByteRanges, Future[list[memoryview | None]]]] = deque()
     try:
         for group in _groups(ranges.split(PIECE)[0]):
-            if bypass:
-                with files.bypassing_cache():
-                    waiting.append((group, files.begin(group)))
-            else:
-                waiting.append((group, files.begin(group)))
+            waiting.append((group, files.begin(group)))
             if len(waiting) == AHEAD:
                 yield from _parts(*waiting.popleft())
         while waiting:
@@ -70,14 +66,16 @@ def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
         first = last
 
 
-def opened_in_order(files: RemoteFiles, url: str, *, bypass: bool = False) -> BinaryIO:
-    """A remote file, to be read once from its beginning on; close it, for the sake of what is on its way."""
-    return cast(BinaryIO, io.BufferedReader(_Raw(files, url, bypass), 1 << 16))
+def opened_in_order(files: Files, path: str) -> BinaryIO:
+    """A file to be read once from its beginning on; close it, for the sake of what is on its way."""
+    if not files.is_remote:
+        return open(path, "rb")
+    return cast(BinaryIO, io.BufferedReader(_Raw(cast(RemoteFiles, files), path), 1 << 16))
 
 
 class _Raw(io.RawIOBase):
-    def __init__(self, files: RemoteFiles, url: str, bypass: bool) -> None:
-        self._parts = in_order(files, ByteRanges.of([(url, 0, files.version(url).size)]), bypass=bypass)
+    def __init__(self, files: RemoteFiles, url: str) -> None:
+        self._parts = in_order(files, ByteRanges.of([(url, 0, files.version(url).size)]))
         self._left, self._at = memoryview(b""), 0
 
     def readable(self) -> bool:

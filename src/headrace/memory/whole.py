@@ -10,7 +10,7 @@ def read_full(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fills buffers from a byte of a file on, whatever its position; returns how many bytes there were: fewer only where the file ends."""
     done, rest = 0, [buffer for buffer in buffers if len(buffer)]
     while rest:
-        got = os.preadv(fd, rest, offset + done)
+        got = os.preadv(fd, rest[:1024], offset + done)  # IOV_MAX
         if not got:
             break
         done += got

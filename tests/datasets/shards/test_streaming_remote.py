@@ -16,11 +16,8 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, StreamingDataset, TarSource
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, HeadraceWarning, RemoteError, SampleError
-from headrace.io.index import index_bytes
+from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
-from headrace.storage.tar import build as tar_made
 from headrace.storage.tar import source as tar
 from headrace.storage.text import source as texts
 from headrace.testing.contract import same
@@ -125,14 +122,6 @@ def test_workers_that_are_no_forks_go_on_with_the_index(stream: Any, server: Ran
     assert len(blocks) <= counts["requests"] <= len(blocks) + math.prod(dataset.lanes(len(blocks))) - 1
 
 
-def test_a_later_start_asks_for_versions_alone(stream: Any, server: RangeServer) -> None:
-    list(stream())
-    server.counts()
-    dataset = stream()
-    assert server.counts()["ranges"] == []
-    assert sorted(sample["cls"] for sample in dataset) == list(range(N))
-
-
 def test_the_index_is_kept_in_the_users_cache_folder(
     stream: Any, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,21 +130,6 @@ def test_the_index_is_kept_in_the_users_cache_folder(
         server.counts()
         stream("part-003.tar", cache_dir=None)
     assert server.counts()["ranges"] == []
-
-
-def test_an_index_beside_a_shard_is_used(stream: Any, server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    path = folder / "part-000.tar"
-    near = RemoteFiles(path.as_uri(), RemoteOptions())
-    arrays = tar_made.INDEX.make(near, path.as_uri())
-    near.close()
-    beside = path.with_name("part-000.tar.index")
-    try:
-        beside.write_bytes(index_bytes(arrays, tar_made.INDEX, path.stat().st_size))
-        dataset = stream("part-000.tar", cache_dir=tmp_path / "another")
-        assert [name for name, *_ in server.counts()["ranges"]] == [beside.name]
-        assert sorted(sample["cls"] for sample in dataset) == list(range(40))
-    finally:
-        beside.unlink()
 
 
 def test_headers_of_large_members_are_hopped_to(stream: Any, server: RangeServer) -> None:
@@ -173,39 +147,6 @@ def test_small_members_take_few_requests(tmp_path: Path) -> None:
         source = TarSource(f"{server.url}/a.tar", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
         assert len(source) == 300 and [stop - start for _, start, stop in server.counts()["ranges"]][:2] == [1 << 20, 2 << 20]
         source.close()
-
-
-def test_faults_are_asked_through(stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar, "BLOCK_BYTES", 8 << 10)
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    server.set(faults={"500": 0.1, "503": 0.05, "reset": 0.05, "short": 0.05, "less": 0.03, "more": 0.02})
-    loader = make_loader(stream(), batch_size=16, num_workers=2)
-    assert sorted(number for batch in numbers(loader) for number in batch) == list(range(N))
-    assert loader.get_stats()["retries"] > 0
-
-
-@pytest.mark.quick_every(1)
-def test_a_server_that_is_gone_is_an_error(stream: Any, server: RangeServer, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    dataset = stream(retries=1, deadline=20)
-    server.set(faults={"500": 1.0})
-    with pytest.raises(RemoteError, match=r"part-00\d\.tar, bytes .* attempt"):
-        list(make_loader(dataset, batch_size=16, num_workers=1))
-    with pytest.raises(RemoteError, match=r"part-00\d\.tar"):
-        stream(retries=1, deadline=20)
-
-
-def test_a_shard_that_is_replaced_is_an_error(tmp_path: Path) -> None:
-    path = make_shards(tmp_path / "served", (5,)) / "part-000.tar"
-    with RangeServer(path.parent) as server:
-        dataset = StreamingDataset(f"{server.url}/{path.name}", cache_dir=tmp_path / "cache", retries=1, deadline=2)
-        make_tar(path, [(f"{n:06d}.cls", b"9") for n in range(5)])
-        with pytest.raises((FileChangedError, SampleError), match="replaced since it was opened"):
-            list(dataset)
-        dataset.close()
-        again = StreamingDataset(f"{server.url}/{path.name}", cache_dir=tmp_path / "cache")
-        assert [sample["cls"] for sample in again] == [9] * 5
-        again.close()
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
@@ -286,13 +227,6 @@ def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> N
         StreamingDataset([f"{server.url}/part-000.tar", f"{server.url}/a.jsonl"])
     with pytest.raises(ConfigError, match="more than one file system"):
         StreamingDataset([f"{server.url}/part-000.tar", "memory://part-001.tar"])
-
-
-def test_secrets_of_urls_are_not_shown(stream: Any, folder: Path) -> None:
-    dataset = stream("part-002.tar?token=hush")
-    shown = [repr(dataset), dataset.explain(), dataset.source_of(0), str(next(iter(dataset))), dataset.fingerprint]
-    assert not any("hush" in text for text in shown) and len(dataset) == 7
-    assert dataset.fingerprint == StreamingDataset(folder / "part-002.tar").fingerprint
 
 
 def test_folders_and_globs_of_a_bucket_are_listed(memory: Any, folder: Path, tmp_path: Path) -> None:

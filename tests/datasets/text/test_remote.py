@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 
 from headrace import CharTokenizer, HeadraceWarning, SampleError, TextDataset, open_dataset
-from headrace.datasets.core.indexing import write_index
-from headrace.errors import FileChangedError, RemoteError
-from headrace.io import sequential as in_order
 from headrace.storage.text import source as texts
 from tests.servers.ranges import RangeServer
 
@@ -151,51 +148,6 @@ def test_tokens_are_made_once_of_each_version(what: str, server: RangeServer, op
     assert [sample["input_ids"] for sample in samples(other)] == [sample["input_ids"] for sample in found]
 
 
-@pytest.mark.parametrize(("what", "workers"), [("file", 0), ("file", 2), ("line", 0), ("line", 2), ("windows", 0), ("blocks", 0)])
-def test_of_faults_nothing_is_seen_but_the_count(
-    what: str, workers: int, server: RangeServer, opened: Any, make_loader: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    monkeypatch.setattr(in_order, "PIECE", 500)
-    expected = batches(opened(what, False), make_loader)
-    faults = {kind: 0.05 for kind in ("500", "503", "429", "reset", "short")}
-    server.set(faults=faults)
-    far = opened(what, True, retries=30, loading_mode="streaming")
-    assert batches(far, make_loader, num_workers=workers) == expected
-    assert server.counts()["faults"]
-
-
-def test_when_the_server_is_gone_it_says_so(server: RangeServer, opened: Any, make_loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    datasets = [opened("line", True, retries=1, deadline=20, loading_mode=mode) for mode in ("lazy", "streaming")]
-    server.set(faults={"503": 1})
-    for dataset in datasets:
-        with pytest.raises((RemoteError, SampleError), match=r"http://127.*bytes .*: 2 attempts .* the server says 503"):
-            batches(dataset, make_loader)
-    with pytest.raises(RemoteError, match="the server says 503"):
-        opened("blocks", True, retries=0)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("mode", ["lazy", "streaming"])
-def test_a_file_that_is_replaced_ends_the_epoch(
-    mode: str, on_error: str, server: RangeServer, folder: Path, tmp_path: Path, make_loader: Any
-) -> None:
-    """Whatever is done with bad samples: the rest would be of another file."""
-    path = folder / "replaced.txt"
-    path.write_bytes(b"line\n" * 1000)
-    with TextDataset(f"{server.url}/replaced.txt", unit="line", cache_dir=tmp_path, loading_mode=mode, on_error=on_error) as dataset:
-        dataset.mode.window = 1  # type: ignore[attr-defined]
-        loader = iter(make_loader(dataset, batch_size=4, num_workers=0, interleave=1, turns=1))
-        next(loader)
-        path.write_bytes(b"fine\n" * 1000)
-        with pytest.raises(FileChangedError, match=r"replaced.txt, bytes .*: the file has been replaced since it was opened"):
-            for _ in loader:
-                pass
-    assert len(TextDataset(f"{server.url}/replaced.txt", unit="line", cache_dir=tmp_path)) == 1000
-    path.unlink()
-
-
 @pytest.mark.quick_every(1)
 def test_a_bad_record_is_named(server: RangeServer, folder: Path, tmp_path: Path) -> None:
     (folder / "bad.jsonl").write_bytes(b'{"text": "a"}\n\n{"text": 5}\n{nothing}\n{"text": "\xff"}\n')
@@ -256,26 +208,3 @@ def test_found_by_its_name_and_shown_without_secrets(server: RangeServer, tmp_pa
     assert isinstance(dataset, TextDataset) and CharTokenizer().decode(dataset[0]["input_ids"].tolist()) == dataset.text_of(0)
     assert "secret" not in f"{dataset!r} {dataset.explain()} {dataset.source_of(0)}"
     dataset.close()
-
-
-def test_through_the_disk_cache(server: RangeServer, opened: Any, make_loader: Any) -> None:
-    expected = batches(opened("line", False), make_loader)
-    for _ in range(2):
-        assert batches(opened("line", True, disk_cache_size="50MB"), make_loader) == expected
-        first = server.counts()
-    assert first["ranges"] == []
-
-
-def test_an_index_that_was_written_beforehand(server: RangeServer, folder: Path, tmp_path: Path) -> None:
-    """Not even the first start fetches a text; a third round trip is that of the first lines."""
-    written = [Path(path) for path in write_index([folder / "a/1.txt", folder / "a/5.jsonl"])]
-    assert written == [folder / "a/1.txt.index", folder / "a/5.jsonl.index"]
-    for name, unit in (("a/1.txt", "line"), ("a/5.jsonl", "record")):
-        server.counts()
-        far = TextDataset(f"{server.url}/{name}", unit=unit, cache_dir=tmp_path)
-        assert [found for found, _, _ in server.counts()["ranges"]] == [f"{name}.index"]
-        near = TextDataset(folder / name, unit=unit)
-        assert samples(far) == samples(near)
-        far.close()
-    for path in written:
-        path.unlink()

@@ -4,7 +4,6 @@ worker? What is asked for, and what becomes of what goes wrong?"""
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import re
@@ -19,8 +18,7 @@ import numpy as np
 import pytest
 
 from headrace import CharTokenizer, HDF5Dataset, StreamingDataset, TextDataset, open_dataset, pack
-from headrace.datasets.core.indexing import write_index
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FileChangedError, FormatError, RemoteError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.storage.tokens.source import BlocksSource
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -209,14 +207,6 @@ def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any)
     assert counts["requests"] == 1  # of the file
 
 
-def test_an_index_that_was_written_beforehand(server: RangeServer, far_of: Any, folder: Path) -> None:
-    written = [Path(path) for path in write_index(folder / "tokens.h5")]
-    assert written == [folder / "tokens.h5.index"]
-    far_of()
-    assert [name for name, _, _ in server.counts()["ranges"]] == ["tokens.h5.index"]
-    written[0].unlink()
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_streaming_epoch_asks_for_each_block_once(way: str, workers: int, server: RangeServer, far_of: Any, make_loader: Any) -> None:
@@ -239,55 +229,7 @@ def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     assert len(server.counts()["ranges"]) == 1  # they lie near one another
 
 
-@pytest.mark.quick_every(1)
-def test_through_the_disk_cache(server: RangeServer, far_of: Any, folder: Path, make_loader: Any) -> None:
-    expected = batches(make_loader, TextDataset(folder / "tokens.h5", **WAYS["windows"]))
-    for attempt in range(2):
-        server.counts()
-        assert same(batches(make_loader, far_of(disk_cache_size="50MB", loading_mode=MODES[attempt], **WAYS["windows"])), expected)
-    assert server.counts()["ranges"] == []
-
-
 # -- what goes wrong
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", ["documents", "windows", "blocks"])
-@pytest.mark.parametrize("mode", ["lazy", "streaming"])
-def test_a_third_of_all_requests_fail(
-    mode: str, way: str, workers: int, server: RangeServer, far_of: Any, folder: Path, make_loader: Any
-) -> None:
-    expected = batches(make_loader, TextDataset(folder / "tokens.h5", **WAYS[way]))
-    server.set(faults={kind: 0.05 for kind in ("500", "503", "429", "reset", "short", "less")})
-    far = far_of(retries=30, loading_mode=mode, **WAYS[way])
-    assert same(batches(make_loader, far, num_workers=workers), expected)
-    assert server.counts()["faults"]
-
-
-@pytest.mark.parametrize("way", ["documents", "blocks"])
-@pytest.mark.parametrize("mode", ["lazy", "streaming"])
-def test_a_server_that_is_gone(mode: str, way: str, server: RangeServer, far_of: Any, make_loader: Any) -> None:
-    far = far_of(retries=1, on_error="skip", loading_mode=mode, **WAYS[way])
-    server.set(faults={"503": 1})
-    with pytest.raises(RemoteError, match=r"tokens\.h5, bytes .*: \d attempts? .* the server says 503"):
-        batches(make_loader, far)
-    with pytest.raises(RemoteError, match="the server says 503"):
-        far_of(retries=0)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("way", ["documents", "blocks"])
-@pytest.mark.parametrize("mode", ["lazy", "streaming"])
-def test_a_file_that_is_replaced(
-    mode: str, way: str, on_error: str, server: RangeServer, far_of: Any, folder: Path, make_loader: Any
-) -> None:
-    """Whatever is done with bad samples: the rest would be of another file."""
-    shutil.copy(folder / "tokens.h5", folder / "replaced.h5")
-    far = far_of("replaced.h5", loading_mode=mode, on_error=on_error, **WAYS[way])
-    os.utime(folder / "replaced.h5", (1, 1))
-    with pytest.raises(FileChangedError, match=r"replaced\.h5, bytes .*: the file has been replaced since it was opened"):
-        batches(make_loader, far)
-    assert len(far_of("replaced.h5", **WAYS[way])) == len(far)
 
 
 def test_no_such_file_and_other_files(far_of: Any, server: RangeServer) -> None:
@@ -372,14 +314,6 @@ def test_wrong_bytes_on_the_way_to_opening_are_fetched_again(server: RangeServer
         near = TextDataset(folder / "tokens.h5")
         assert all(same(far[i], near[i]) for i in (3, 40))
         assert np.array_equal(far.targets, near.targets)
-
-
-def test_nothing_secret_is_shown(server: RangeServer, far_of: Any, make_loader: Any) -> None:
-    far = far_of("tokens.h5?key=hunter2", storage_options={"headers": {"x": "hunter2"}}, retries=0)
-    server.set(faults={"403": 1})
-    with pytest.raises(AccessError, match=r"tokens\.h5, bytes .*look at the credentials") as caught:
-        batches(make_loader, far)
-    assert "hunter2" not in f"{far!r} {far.explain()} {far.source_of(3)} {caught.value}"
 
 
 @pytest.mark.slow

@@ -19,11 +19,13 @@ from headrace.storage.text import lines, records
 from headrace.storage.text.lines import strip_end
 from headrace.storage.text.records import QuoteCheck, csv_fields, csv_row, field_of, format_of, json_places, json_record
 from headrace.storage.text.source import LinesSource
+from headrace.storage.text.texts import local_texts
 from tests.io.resolve.scanning import scan
 
 
 def opened(path: Path, unit: str = "record", newline: Any = None) -> LinesSource:
-    return LinesSource(scan(path, [".csv", ".tsv", ".json", ".jsonl"]), unit, newline, "utf-8", "strict", None, path.parent / "cache")
+    texts = local_texts(scan(path, [".csv", ".tsv", ".json", ".jsonl"]))
+    return LinesSource(texts, unit, newline, "utf-8", "strict", path.parent / "cache", is_kept=False)
 
 
 def rows_of(source: LinesSource) -> list[Any]:

@@ -23,8 +23,9 @@ from headrace.io.index import index_bytes
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text import source as texts
-from headrace.storage.text.remote import INDEX, FarLinesSource, far_texts
+from headrace.storage.text.index import INDEX
 from headrace.storage.text.source import LinesSource
+from headrace.storage.text.texts import local_texts, remote_texts
 from tests.io.resolve.scanning import scan
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed
@@ -77,7 +78,7 @@ def server(running: RangeServer, served: Path) -> RangeServer:
 
 
 @pytest.fixture
-def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[LinesSource, FarLinesSource]]]:
+def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[LinesSource, LinesSource]]]:
     """Writes files, and opens them near and far."""
     made: list[Any] = []
 
@@ -86,10 +87,11 @@ def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable
             if not (served / name).exists() or (served / name).read_bytes() != content:  # else it would be of a new time
                 (served / name).write_bytes(content)
         reach = {"cache_dir": tmp_path / "far", "retries": 20, **reach}
-        there = far_texts([f"{server.url}/{name}" for name in contents], ENDINGS, RemoteOptions(**reach))
+        there = remote_texts([f"{server.url}/{name}" for name in contents], ENDINGS, RemoteOptions(**reach))
         made.append(there.files)
-        far = FarLinesSource(there, unit, newline, encoding, "strict", tmp_path / "far")
-        near = LinesSource(scan([served / name for name in contents], ENDINGS), unit, newline, encoding, "strict", None, tmp_path / "near")
+        far = LinesSource(there, unit, newline, encoding, "strict", tmp_path / "far")
+        here = local_texts(scan([served / name for name in contents], ENDINGS))
+        near = LinesSource(here, unit, newline, encoding, "strict", tmp_path / "near", is_kept=False)
         made.append(near)
         return near, far
 
@@ -98,7 +100,7 @@ def both(server: RangeServer, served: Path, tmp_path: Path) -> Iterator[Callable
         source.close()
 
 
-def same(near: LinesSource, far: FarLinesSource) -> None:
+def same(near: LinesSource, far: LinesSource) -> None:
     count = len(near)
     assert len(far) == count and far.fingerprint() == near.fingerprint() and far.headers == near.headers
     assert far.read(range(count)) == near.read(range(count))
@@ -169,7 +171,7 @@ def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
     far.read(range(1000, 2000))
     assert len(server.counts()["ranges"]) == 1
     ranges = far.byte_ranges(np.arange(1000, 3000))
-    assert list(ranges.each()) == [(far._urls[0], 11_000, 33_000)] and far.byte_ranges(np.empty(0, np.int64)).size == 0
+    assert list(ranges.each()) == [(far._read_paths[0], 11_000, 33_000)] and far.byte_ranges(np.empty(0, np.int64)).size == 0
     far.far.hold_prefetched(1 << 20)
     far.far.prefetch([ranges])
     assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.far.bytes_prefetched == 0
@@ -205,7 +207,7 @@ def test_a_server_that_only_fails(both: Any, server: RangeServer) -> None:
 
 def test_a_file_that_is_missing(server: RangeServer, both: Any) -> None:
     with pytest.raises(DataNotFoundError, match=r"gone.txt: there is no such file"):
-        far_texts(server.url + "/gone.txt", ENDINGS, RemoteOptions())
+        remote_texts(server.url + "/gone.txt", ENDINGS, RemoteOptions())
 
 
 def test_a_file_that_is_replaced(both: Any, served: Path) -> None:
@@ -251,14 +253,14 @@ def test_a_copy_is_made_once(both: Any, server: RangeServer, tmp_path: Path) -> 
 def test_what_is_damaged_on_the_way_is_fetched_again(both: Any, server: RangeServer, served: Path, tmp_path: Path) -> None:
     data = gzip.compress(b"\n".join(random.Random(0).randbytes(9).replace(b"\n", b"").replace(b"\r", b"") for _ in range(500)))
     (served / "a.txt.gz").write_bytes(data)
-    there = far_texts(server.url + "/a.txt.gz", ENDINGS, RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB"))
+    there = remote_texts(server.url + "/a.txt.gz", ENDINGS, RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB"))
     server.counts()
     server.set(faults={"wrong": 1})
     with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
-        FarLinesSource(there, "line", None, "utf-8", "strict", tmp_path)
+        LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
     assert server.counts()["faults"] == {"wrong": 2} and not list(tmp_path.glob("headrace-plain*"))
     server.set(faults={})  # what is kept on the disk is wrong by now
-    source = FarLinesSource(there, "line", None, "utf-8", "strict", tmp_path)
+    source = LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
     assert b"\n".join(source.read(range(len(source)))) == gzip.decompress(data)
     source.close()
 
@@ -273,8 +275,8 @@ def test_without_leave_to_write_a_copy_is_refused_and_a_table_held(both: Any, tm
 
 
 def _open_in_child(url: str, folder: str, pipe: Any) -> None:
-    there = far_texts(url, ENDINGS, RemoteOptions(cache_dir=folder))
-    pipe.send(FarLinesSource(there, "line", None, "utf-8", "strict", Path(folder)).read([0, 1]))
+    there = remote_texts(url, ENDINGS, RemoteOptions(cache_dir=folder))
+    pipe.send(LinesSource(there, "line", None, "utf-8", "strict", Path(folder)).read([0, 1]))
     there.files.close()
 
 
@@ -337,14 +339,14 @@ def test_a_listing_in_memory(memory: Any, tmp_path: Path) -> None:
         ("memory://texts/*/*.txt", [b"one", b"two", b"three"]),
         (["memory://texts/c.jsonl", "memory://texts/a"], [b"one", b"two", b"{}"]),
     ):
-        there = far_texts(path, ENDINGS, RemoteOptions(cache_dir=tmp_path))
-        source = FarLinesSource(there, "line", None, "utf-8", "strict", tmp_path)
+        there = remote_texts(path, ENDINGS, RemoteOptions(cache_dir=tmp_path))
+        source = LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
         assert source.read(range(len(source))) == lines
         assert source.location(0).startswith("memory://texts/")
         source.close()
     memory.makedirs("/texts/folder.txt")
     with pytest.raises(DataNotFoundError, match=r"memory://texts/folder.txt is a folder with the name of a file"):
-        far_texts("memory://texts/folder.txt", ENDINGS, RemoteOptions(cache_dir=tmp_path))
+        remote_texts("memory://texts/folder.txt", ENDINGS, RemoteOptions(cache_dir=tmp_path))
 
 
 def test_secrets_are_not_shown_and_don_t_count(server: RangeServer, served: Path, tmp_path: Path) -> None:
@@ -353,8 +355,8 @@ def test_secrets_are_not_shown_and_don_t_count(server: RangeServer, served: Path
     found = []
     for key in ("one", "two"):
         urls = [f"{server.url}/{name}?signature={key}" for name in ("a.jsonl.gz", "b.jsonl")]
-        there = far_texts(urls, ENDINGS, RemoteOptions(cache_dir=tmp_path))
-        source = FarLinesSource(there, "record", None, "utf-8", "strict", tmp_path)
+        there = remote_texts(urls, ENDINGS, RemoteOptions(cache_dir=tmp_path))
+        source = LinesSource(there, "record", None, "utf-8", "strict", tmp_path)
         assert "signature" not in "".join([source.location(0), source.location(1), *source.how().values()])
         found.append((source.fingerprint(), source.read([0, 1])))
         source.close()
@@ -393,7 +395,7 @@ def test_an_index_beside_each_text(both: Any, server: RangeServer, served: Path,
 def test_an_index_of_another_text_is_not_used(both: Any, server: RangeServer, served: Path) -> None:
     maker = RemoteFiles(server.url, RemoteOptions())
     indexed(served, {"a.txt": b"1\n2\n"}, maker, server.url)
-    with pytest.warns(HeadraceWarning, match=r"a.txt: the index beside it is not used: it is about something else"):
+    with pytest.warns(HeadraceWarning, match=r"a.txt: the index beside it is not used: it is of another version, or about something else"):
         same(*both({"a.txt": b"1\n2\n3\n"}))
     (served / "a.txt.index").write_bytes(index_bytes([np.frombuffer(b"{}", np.uint8)] * 2 + [np.empty(0, np.int64)], INDEX, 8))
     with pytest.warns(HeadraceWarning, match=r"a.txt: the index beside it is not used: it is damaged"):

@@ -19,9 +19,9 @@ from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.index import INDEX as HDF5
 from headrace.storage.tar.build import INDEX as TAR
+from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed
 from headrace.storage.text.records import FORMATS
-from headrace.storage.text.remote import INDEX as LINES
 from headrace.storage.zarr.shards import INDEX as SHARDS
 from headrace.storage.zarr.shards import indexed
 from headrace.storage.zarr.stores import ZarrUrl, is_zarr

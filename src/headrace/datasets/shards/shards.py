@@ -26,8 +26,8 @@ from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.tar.source import TarSource
 from headrace.storage.text import records
 from headrace.storage.text.plain import Room
-from headrace.storage.text.remote import FarLinesSource, far_texts
 from headrace.storage.text.source import LinesSource
+from headrace.storage.text.texts import local_texts, remote_texts
 from headrace.storage.zarr.stores import ZARR, is_zarr
 
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
@@ -82,9 +82,8 @@ def _lines(files: FileSet, kind: str, reading: Mapping[str, Any], reach: RemoteO
         with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
     unit = "record" if kind == "jsonl" else "line"
-    if files.is_remote:
-        return FarLinesSource(far_texts(files, SHARD_KINDS[kind], reach), unit, None, "utf-8", "strict", folder, room, progress)
-    return LinesSource(files, unit, None, "utf-8", "strict", cache_dir, folder, room, progress)
+    texts = remote_texts(files, SHARD_KINDS[kind], reach) if files.is_remote else local_texts(files)
+    return LinesSource(texts, unit, None, "utf-8", "strict", folder, is_kept=cache_dir is not None, room=room, progress=progress)
 
 
 def _hdf5(files: Any, dataset_name: Any, target_name: str | None, options: Mapping[str, Any], reach: RemoteOptions) -> BaseDataset:

@@ -21,7 +21,6 @@ from headrace.io.paths import cache_folder
 from headrace.io.single_flight import one_builder
 from headrace.io.version import Stamp
 from headrace.storage.text.files import TextFilesSource
-from headrace.storage.text.remote import FarLinesSource
 from headrace.storage.text.source import HeldArrays, LinesSource
 from headrace.storage.tokens.source import Tokens
 
@@ -64,7 +63,7 @@ def tokens_of(documents: Any, end_token: int | None) -> tuple[Tokens, str]:
         of, expect = _of_files(texts), None
         if texts.files.is_remote:
             of = still.enter_context(texts.of_one_version())
-            expect = still.enter_context(texts.in_order()) if isinstance(texts, FarLinesSource) else None
+            expect = still.enter_context(texts.in_order()) if isinstance(texts, LinesSource) else None
         about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
         about.append(documents.on_error == "raise")  # or are documents left out?
 
@@ -102,7 +101,7 @@ def record_columns(dataset: Any) -> MappedArrays | HeldArrays:
     source: LinesSource = dataset._source
     with contextlib.ExitStack() as still:
         of, expect = _of_files(source), None
-        if isinstance(source, FarLinesSource):
+        if source.far is not None:
             of = still.enter_context(source.of_one_version())
             expect = None if dataset._is_settled else still.enter_context(source.in_order())
 

@@ -33,8 +33,8 @@ from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room, check_encoding
-from headrace.storage.text.remote import FarLinesSource, far_texts
 from headrace.storage.text.source import HeldArrays, LinesSource
+from headrace.storage.text.texts import local_texts, remote_texts
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
@@ -190,14 +190,13 @@ class TextDataset(TextFilling):
     def _lines(
         self, data_path: DataPath, listing: FileSet | None, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
     ) -> LinesSource:
-        source: LinesSource
         folder, of_text = folder_of(reach.cache_dir), (newline, self._encoding, self._errors)
         if any(map(is_url, entries_of(data_path))):
-            texts = far_texts(data_path, TEXT_EXTENSIONS, reach, listing)
-            source = FarLinesSource(texts, self._unit, *of_text, folder, room, progress)
+            texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
         else:
-            listing = listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files
-            source = LinesSource(listing, self._unit, *of_text, reach.cache_dir, folder, room, progress)
+            texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files)
+        is_kept = reach.cache_dir is not None
+        source = LinesSource(texts, self._unit, *of_text, folder, is_kept=is_kept, room=room, progress=progress)
         for number, names in enumerate(source.headers):
             for name in (self._text_field, self._target_field) if names else ():
                 if isinstance(name, str) and names.count(name) != 1:

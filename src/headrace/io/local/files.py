@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Version
 from headrace.io.handles import WorkerFiles
+from headrace.io.local.gather import Gatherer
 from headrace.io.local.hints import HINTS
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
@@ -30,10 +32,12 @@ class LocalFiles:
     """See `headrace.io.files.Files`."""
 
     is_remote = False
+    patience = 60.0
 
     def __init__(self) -> None:
         self._open: WorkerFiles[int] = WorkerFiles()
         self._versions: dict[str, Version] = {}
+        self._gatherer = Gatherer()
 
     # -- versions
 
@@ -47,6 +51,10 @@ class LocalFiles:
             except OSError as error:
                 raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
         return known
+
+    def identity(self, path: str) -> list[str | int | None]:
+        version = self.version(path)
+        return [path, version.size, version.tag]
 
     def check(self, path: str) -> None:
         if path in self._versions:
@@ -137,6 +145,35 @@ class LocalFiles:
                 first, end = edges[at], edges[at + len(fds)]
                 HINTS.note(began, int(wanted.edges[end] - wanted.edges[first]), int(requests.nbytes[first:end].sum()))
 
+    def read_each(self, ranges: ByteRanges) -> list[bytes]:
+        """By a call each: where ranges are short and far apart that is faster than to join them."""
+        order = np.lexsort((ranges.start, ranges.file)) if len(ranges.paths) > 1 else ranges.start.argsort()
+        of, starts, sizes = ranges.file[order], ranges.start[order].tolist(), ranges.nbytes[order].tolist()
+        found: list[Any] = [None] * len(order)
+        edges = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(order)] if len(order) else [0]
+        for first, last in itertools.pairwise(edges):
+            path, some = ranges.paths[of[first]], sizes[first:last]
+            with self.opened(path) as fd:
+                if HINTS.are_wanted:
+                    HINTS.give(fd, zip(starts[first:last], some, strict=True))
+                began = time.perf_counter()
+                read = list(map(os.pread, itertools.repeat(fd), some, starts[first:last]))
+                HINTS.note(began, len(some), sum(some))
+                if list(map(len, read)) != some:  # one call to the system stops at 2 GiB
+                    read = [_whole(fd, size, start, path) for size, start in zip(some, starts[first:last], strict=True)]
+            for number, data in zip(order[first:last].tolist(), read, strict=True):
+                found[number] = data
+        return found
+
+    def read_joined(self, ranges: ByteRanges) -> bytes:
+        if ranges.size:
+            path = ranges.paths[ranges.file[0]]
+            with contextlib.suppress(OSError):  # said where it is read in the other way
+                data = self._gatherer.read(path, ranges.start.tolist(), ranges.nbytes.tolist(), functools.partial(self._check, path))
+                if data is not None:
+                    return data
+        return b"".join(self.read_each(ranges))
+
     # -- what is read next
 
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
@@ -173,6 +210,7 @@ class LocalFiles:
 
     def close(self) -> None:
         self._open.close()
+        self._gatherer.close()
 
 
 def version_of(status: os.stat_result) -> Version:
@@ -188,6 +226,12 @@ def changed(path: str) -> FileChangedError:
 def _tell(fd: int, ranges: ByteRanges, first: int, end: int) -> None:
     starts, stops = ranges.start[first:end], ranges.stop[first:end]
     HINTS.give(fd, zip(starts.tolist(), (stops - starts).tolist(), strict=True))
+
+
+def _whole(fd: int, size: int, offset: int, path: str) -> bytes:
+    data = bytearray(size)
+    fill(fd, [memoryview(data)], offset, path)
+    return bytes(data)
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:

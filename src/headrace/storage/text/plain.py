@@ -20,7 +20,10 @@ from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
+from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
+from headrace.io.sequential import opened_in_order
+from headrace.io.single_flight import one_builder
 from headrace.memory.budget import MemoryBudget, format_size
 
 COMPRESSED = (".gz", ".zst")
@@ -180,50 +183,38 @@ def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
 _READERS = {".gz": _from_gzip, ".zst": _from_zstd}
 
 
-def plain_copy(path: str, encoding: str, errors: str, cache_dir: str) -> MappedArrays:
+def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> MappedArrays:
     """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows lines, else in UTF-8, where lone
-    surrogates stand as they are.
+    surrogates stand as they are. It is read once, in order; of several processes that want it at once one makes it.
 
     Raises:
-        FormatError: the file is damaged, or a byte of it is none of the encoding; the message names its offset.
-        AccessError: the file can't be read, or `cache_dir` not written to.
+        FormatError: the file is damaged, fetched a second time too; or a byte of it is none of the encoding; the message names its offset.
+        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version of it to keep a copy by.
+        RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
     """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
-    kept = copy_file([os.path.realpath(path), status.st_size, status.st_mtime_ns], encoding, errors, cache_dir)
-    found = kept.found()
-    return copied(kept, path, encoding, errors, cache_dir) if found is None else found
+    version = files.version(path)
+    if version.tag is None:
+        raise AccessError(
+            f"{redact(path)} is read through a plain copy of its text, and the server gives it neither an ETag nor a time, so that nobody "
+            "can tell an old copy from a new one: copy the file to this machine, or decompress and convert it to UTF-8 where it lies"
+        )
+    about = [_VERSION, *files.identity(path if files.is_remote else os.path.realpath(path)), encoding, errors]
+    cached = ArrayFile(cache_dir, "plain", {"of": about})
+    if (found := cached.found()) is not None:
+        return found
+    with one_builder(cached.path, files.patience):
+        if (found := cached.found()) is not None:  # another process has made it meanwhile
+            return found
+        try:
+            return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
+        except FormatError:
+            if not files.is_remote:
+                raise
+        with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
+            return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
 
 
-def copy_file(about: list[Any], encoding: str, errors: str, cache_dir: str) -> ArrayFile:
-    """Where a plain copy is kept.
-
-    Args:
-        about: what tells its file from others, and from what it was before.
-        encoding, errors: of the text.
-        cache_dir: the folder.
-    """
-    return ArrayFile(cache_dir, "plain", {"of": [_VERSION, *about, encoding, errors]})
-
-
-def copied(
-    kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO] | None = None
-) -> MappedArrays:
-    """Makes a plain copy.
-
-    Args:
-        kept: where.
-        path: of the file, or its URL.
-        encoding, errors: of the text.
-        cache_dir: the folder.
-        opened: opens the file; None: it lies on this machine.
-
-    Raises:
-        FormatError, AccessError: as `plain_copy`.
-        HeadraceError: of what it reads from.
-    """
+def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO]) -> MappedArrays:
     try:
         with kept.writing("u1") as writer:
             for piece in _readable(path, _plainly(path, encoding, errors, opened)):
@@ -247,7 +238,7 @@ def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
 
 
-def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO] | None) -> Iterator[bytes]:
+def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO]) -> Iterator[bytes]:
     if shows_lines(encoding):  # decoded line by line, later
         yield from pieces_of(path, opened)
         return

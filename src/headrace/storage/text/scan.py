@@ -10,9 +10,10 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,19 @@ import numpy.typing as npt
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError, RemoteError
+from headrace.io.files import Files
 from headrace.io.paths import redact
-from headrace.io.version import Stamp
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
+from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
-from headrace.storage.text.lines import QUOTE, Newline, Pieces, file_pieces, is_blank, line_starts, strip_end
+from headrace.storage.text.index_beside import LineIndex
+from headrace.storage.text.lines import QUOTE, Newline, Piece, Pieces, file_pieces, is_blank, line_starts, looked_at, strip_end
 from headrace.storage.text.plain import Room
 
 UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
+_BEHIND = 4  # pieces of a remote text that were looked at, and are still there
 _TOGETHER = 1 << 16  # records whose places are passed on at a time
 
 
@@ -35,30 +41,20 @@ _TOGETHER = 1 << 16  # records whose places are passed on at a time
 class TextFile:
     """A file as its lines are read."""
 
+    files: Files
+    """By which it is read: those of its plain copy are local."""
     shown: str
-    """Its own path."""
+    """Its own path or URL."""
     path: str
     """Of the bytes: its own, or that of a plain copy."""
     begin: int
     """Where the text begins there."""
     end: int
-    stamp: Stamp | None
-    """None: it is far away, and each read of it is of one version."""
 
     @property
     def is_copy(self) -> bool:
-        """Is it read through a plain copy?"""
+        """True if it is read through a plain copy."""
         return self.path != self.shown
-
-    def check(self, fd: int) -> None:
-        """Is the open file still the one whose lines are known? A copy is: it is named by what it is of, and is only ever replaced by an
-        equal one, by another process that made it at the same time.
-
-        Raises:
-            FileChangedError: it has been changed.
-        """
-        if self.stamp is not None and not self.is_copy:
-            self.stamp.check(fd)
 
 
 class TextBytes(NamedTuple):
@@ -83,6 +79,14 @@ class Scanned(NamedTuple):
     """For what is held at once."""
     bases: list[int]
     """Where each file begins, as if all were one."""
+    known: dict[int, LineIndex]
+    """By the numbers of files: what is known of them, so that they are not gone through."""
+    checks_quotes: bool
+    """True if tables are gone through twice, since one of them has odd quotes."""
+
+
+class OddQuotesError(Exception):
+    """A table has a quote where the parity of quotes would misjudge: another scan must check that first, and go through tables twice."""
 
 
 class Scan:
@@ -92,18 +96,22 @@ class Scan:
         of: the files.
         progress: show a progress bar; None: only on a terminal, and of much.
         size: bytes of all files.
+
+    Raises:
+        OddQuotesError: it must be said `checks_quotes`.
     """
 
     def __init__(self, of: Scanned, progress: bool | None, size: int) -> None:
         self._texts, self._formats, self._newline_in, self._codec = of.texts, of.formats, of.newline_in, of.codec
-        self._room, self._bases = of.room, of.bases
+        self._room, self._bases, self._known, self._checks = of.room, of.bases, of.known, of.checks_quotes
+        self._remote = _in_order([text for number, text in enumerate(of.texts) if text.files.is_remote and number not in of.known])
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
         self._bar = progress_bar(progress, is_short=size < _SHOWN_FROM, total=size, desc="finding lines", unit="B", unit_scale=True)
 
     def __iter__(self) -> Iterator[IntArray]:
-        with self._bar:
+        with self._bar, contextlib.closing(self._remote):
             for number, text in enumerate(self._texts):
                 try:
                     with self._opened(number, text) as file:
@@ -126,15 +134,26 @@ class Scan:
 
     @contextlib.contextmanager
     def _opened(self, number: int, text: TextFile) -> Iterator[TextBytes]:
+        if text.files.is_remote:
+            sequential = _SequentialBytes(text, self._remote)
+            yield TextBytes(sequential.at, sequential.pieces)
+            return
         with open(text.path, "rb", buffering=0) as file:
             fd = file.fileno()
             yield TextBytes(lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd))
 
     def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
+        shift = self._bases[number] - text.begin
+        if (known := self._known.get(number)) is not None:
+            self._headers.append(known.header)
+            self._counts.append(known.count)
+            self._blank.append(known.blank)
+            yield from (places + shift for places in known.places())
+            self._bar.update(text.end)
+            return
         kind = self._formats[number] if self._formats else ""
         count, last = 0, np.empty(0, np.int64)
         blank = []
-        shift = self._bases[number] - text.begin
         for places in self._places(file, number, text, kind):
             if kind and kind != ".json":
                 joined = np.concatenate([last, places])
@@ -147,6 +166,8 @@ class Scan:
 
     def _places(self, file: TextBytes, number: int, text: TextFile, kind: str) -> Iterator[IntArray]:
         newline = self._newline_in(number)
+        if text.files.is_remote and self._codec[0] == "utf-8" and file.at(0, min(3, text.end)) == UTF8_MARK:
+            text = replace(text, begin=3)  # of a local one it was looked at before
         if kind == ".json":
             self._headers.append([])
             self._room.check(2 * (text.end - text.begin))
@@ -167,11 +188,23 @@ class Scan:
     def _csv_places(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
         """By the parity of quotes; where a quote stands that this would misjudge, by Python's own reader."""
         check = records.QuoteCheck(delimiter)
-        for piece in file.pieces(text.begin, text.end):
-            check(piece.data)
-        if check.is_plain and check.count % 2 == 0:
-            return line_starts(file.pieces, text.begin, text.end, newline, QUOTE, self._watch)
-        return self._csv_places_slowly(file, text, newline, delimiter)
+        if self._checks:
+            for piece in file.pieces(text.begin, text.end):
+                check(piece.data)
+            if not check.is_plain or check.count % 2:
+                yield from self._csv_places_slowly(file, text, newline, delimiter)
+                return
+            check = records.QuoteCheck(delimiter)
+
+        def watch(piece: npt.NDArray[np.uint8]) -> None:
+            self._watch(piece)
+            check(piece)
+            if not check.is_plain:
+                raise OddQuotesError
+
+        yield from line_starts(file.pieces, text.begin, text.end, newline, QUOTE, watch)
+        if check.count % 2:
+            raise OddQuotesError
 
     def _csv_places_slowly(self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str) -> Iterator[IntArray]:
         at = text.begin  # the end of the line that the reader asked for last
@@ -219,3 +252,80 @@ class Scan:
 
 def _reader(file: TextBytes, places: IntArray) -> Callable[[int], bytes]:
     return lambda number: file.at(int(places[number]), int(places[number + 1] - places[number]))
+
+
+class _SequentialBytes:
+    """The bytes of a text that come in order, and those that came last.
+
+    Args:
+        text: which, remote.
+        parts: of all texts, those of this one next.
+    """
+
+    def __init__(self, text: TextFile, parts: Iterator[Part]) -> None:
+        self._text, self._size = text, text.end
+        self._parts, self._is_begun = parts, False
+        self._behind: deque[Part] = deque(maxlen=_BEHIND)
+
+    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
+        """From a byte of the first piece on; when they are asked for a second time they are fetched again."""
+        if self._is_begun:
+            self._parts = _in_order([self._text])
+            self._behind.clear()
+        self._is_begun = True
+        known, at = [*self._behind], 0
+        while at < self._size:
+            start, part = known.pop() if known else self._next()
+            data = np.frombuffer(part, np.uint8)[max(0, begin - start) : end - start]
+            at = start + len(part)
+            if data.size:
+                yield looked_at(data)
+
+    def _next(self) -> Part:
+        part = next(self._parts)
+        self._behind.append(part)
+        return part
+
+    def at(self, begin: int, size: int) -> bytes:
+        """Some bytes; what has gone by, or is to come, is fetched for it."""
+        if size and not self._behind:
+            self._next()
+        found = []
+        for first, part in self._behind:
+            start, stop = max(begin, first), min(begin + size, first + len(part))
+            if start < stop:
+                found.append(part[start - first : stop - first])
+        data = b"".join(found)
+        return data if len(data) == size else self._text.files.read_joined(ByteRanges.of([(self._text.path, begin, begin + size)]))
+
+
+def _in_order(texts: Sequence[TextFile]) -> Generator[Part]:
+    """The bytes of remote texts of one server, in order."""
+    if texts:
+        yield from in_order(cast(RemoteFiles, texts[0].files), ByteRanges.of((text.path, 0, text.end) for text in texts))
+
+
+class NotedScan(Scan):
+    """A scan of one text whose index is to be made.
+
+    Attributes:
+        noted: where its lines begin, and the last one ends, in pieces.
+    """
+
+    noted: list[IntArray]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        self.noted = []
+        for places in super().__iter__():
+            self.noted.append(places)
+            yield places
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the fields."""
+        return self._headers[0]
+
+    @property
+    def blank(self) -> IntArray:
+        """Numbers of lines that are no records."""
+        return self._blank[0]

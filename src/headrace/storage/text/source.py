@@ -6,84 +6,97 @@ kept in `cache_dir` and mapped, so that no process holds it. There the files fol
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import os
-import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import AccessError, HeadraceError, warn
+from headrace.errors import HeadraceError, warn
 from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
-from headrace.io.handles import WorkerFiles
-from headrace.io.local.gather import Gatherer
-from headrace.io.local.hints import HINTS
+from headrace.io.local.files import LocalFiles
+from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact, without_query
+from headrace.io.ranges import ByteRanges, coalesce
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
-from headrace.io.version import Stamp
+from headrace.io.single_flight import one_builder
 from headrace.memory.anonymous import SharedArray
-from headrace.memory.whole import read_full
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Source
 from headrace.storage.text import records
+from headrace.storage.text.index_beside import LineIndex, index_beside
 from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
-from headrace.storage.text.scan import UTF8_MARK, Scan, Scanned, TextFile
+from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, Scanned, TextFile
+from headrace.storage.text.texts import Texts
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
 _VERSION = 3
+_AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
 BLOCK = 2 << 20
 """Bytes of text whose lines are a block: what is fetched at once of a text that is far away."""
 
 
 class LinesSource(Source):
-    """Lines, or records of more than one line, as bytes without their end. Local files.
+    """Lines, or records of more than one line, as bytes without their end. Remote ones are those of a copy on this machine: the same lines,
+    blocks and fingerprint.
+
+    What can't be read at random, since it is compressed or its bytes don't show where its lines end, is read through a plain copy.
 
     Args:
-        files: which.
+        texts: which.
         unit: "line" or "record".
         newline: see `headrace.storage.text.lines`.
         encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
-        cache_dir: where the table, and plain copies, are kept; None: the user's cache folder, for large ones.
-        cache_folder: that folder.
+        folder: where the table, and plain copies, are kept.
+        is_kept: False: only tables of large local texts are.
         room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
         progress: show a progress bar; None: only on a terminal.
 
     Raises:
         FormatError: a file is damaged, or of a kind that has no records.
         AccessError: a file can't be read.
+        RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
     """
 
     def __init__(
         self,
-        files: FileSet,
+        texts: Texts,
         unit: str,
         newline: Newline,
         encoding: str,
         errors: str,
-        cache_dir: str | os.PathLike[str] | None,
-        cache_folder: Path,
+        folder: Path,
+        *,
+        is_kept: bool = True,
         room: Room | None = None,
         progress: bool | None = None,
     ) -> None:
-        self.files: FileSet = files
+        self.files: FileSet = texts.listing
+        self._files, self._copies, paths = texts.files, LocalFiles(), texts.paths
+        self.far = cast(RemoteFiles, texts.files) if texts.files.is_remote else None
         self._unit, self._newline = unit, newline
-        self._is_kept = cache_dir is not None
+        self._is_kept = is_kept or texts.files.is_remote
         self.room: Room = room or Room()
-        self._folder = os.path.abspath(cache_folder)
-        paths = self._paths()
+        self._folder = os.path.abspath(folder)
         self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
         self.is_transcoded: bool = not shows_lines(encoding)
         self.codec: tuple[str, str] = ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
         """How the bytes that `read` gives are decoded."""
+        self._known = self._beside(paths, encoding)
+        self._checks_quotes = False
         self._texts = [self._text(path, encoding, errors) for path in paths]
+        self._read_paths = [text.path for text in self._texts]
+        self._is_copy = np.array([text.is_copy for text in self._texts], bool)
         self._bases = np.concatenate([[0], np.cumsum([text.end - text.begin for text in self._texts])])  # of each file, in the table
         self._moved = np.array([text.begin for text in self._texts]) - self._bases[:-1]
         self._table = PlacesTable(self._made(progress))
@@ -93,36 +106,36 @@ class LinesSource(Source):
         self.headers: list[list[str]] = json.loads(bytes(self._table.short[2]))
         """The names of the fields, of each CSV or TSV file."""
         self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
-        self._open: WorkerFiles[int] = WorkerFiles()
-        self._gatherer = Gatherer()
+        self._known = {}
+        if self.far is None:
+            self._files.close()  # each process opens what it reads
         self._blocks: IntArray | None = None
 
-    def _paths(self) -> list[str]:
-        return [os.path.abspath(os.fsdecode(self.files.path(number))) for number in range(len(self.files.names))]
+    def _beside(self, paths: list[str], encoding: str) -> dict[int, LineIndex]:
+        """What lies beside remote texts, where it is of what is wanted of them."""
+        found = [None if self.far is None else index_beside(self.far, path) for path in paths]  # all: each is handed out once
+        if self._newline is not None or encoding != "utf-8":
+            return {}
+        return {number: index for number, index in enumerate(found) if index is not None and index.unit == self._unit}
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
-        copied = is_compressed(path) or self.is_transcoded
-        return self._near(path, plain_copy(path, encoding, errors, self._folder) if copied else None, encoding)
-
-    def _near(self, path: str, copy: MappedArrays | None, encoding: str) -> TextFile:
-        """A text on this machine: itself, or as its plain copy."""
-        read, begin = (path, 0) if copy is None else (copy.path, HEAD)
-        try:
-            stamp = Stamp(read)
-            end = stamp.size if copy is None else HEAD + len(copy.long)
-            if encoding == "utf-8" or self.is_transcoded:
-                with open(read, "rb", buffering=0) as file:
-                    begin += 3 * (os.pread(file.fileno(), 3, begin) == UTF8_MARK)
-        except OSError as error:
-            raise AccessError(f"{redact(read)} can't be read: {error.strerror}") from error
-        return TextFile(path, read, begin, end, stamp)
+        files, read, begin = self._files, path, 0
+        if is_compressed(without_query(path)) or self.is_transcoded:
+            copy = plain_copy(files, path, encoding, errors, self._folder)
+            files, read, begin = self._copies, copy.path, HEAD
+            end = HEAD + len(copy.long)
+        else:
+            end = files.version(path).size
+        if not files.is_remote and (encoding == "utf-8" or self.is_transcoded):
+            mark = files.read_joined(ByteRanges.of([(read, begin, min(end, begin + 3))]))
+            begin += 3 * (mark == UTF8_MARK)
+        return TextFile(files, path, read, begin, end)
 
     # -- the table
 
     def _known_by(self, text: TextFile) -> list[Any]:
-        """What tells a text from others, and from what it was before."""
-        assert text.stamp is not None
-        return [text.path, text.stamp.size, 0 if text.is_copy else text.stamp.mtime, text.begin]
+        """What tells a text from others, and from what it was before. A copy is named by what it is of."""
+        return [*([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)), text.begin]
 
     @property
     def _size(self) -> int:
@@ -131,44 +144,57 @@ class LinesSource(Source):
     @property
     def keeps_tables(self) -> bool:
         """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
+        if any(text.files.is_remote and text.files.version(text.path).tag is None for text in self._texts):
+            return False  # nobody could say whether it still holds
         return self._is_kept or self._size >= KEPT_FROM
 
     def _kept_file(self) -> ArrayFile:
         of = [self._known_by(text) for text in self._texts]
         return ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
 
-    def _scan(self, progress: bool | None, size: int) -> Scan:
-        return Scan(self._to_scan, progress, size)
+    def _scan(self, progress: bool | None) -> Scan:
+        return Scan(self._to_scan, progress, self._size)
 
     @property
     def _to_scan(self) -> Scanned:
-        return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, self._bases.tolist())
+        bases = self._bases.tolist()
+        return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, bases, self._known, self._checks_quotes)
 
     def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
-        size = self._size
         if not self.keeps_tables:
-            return HeldArrays(*self._scanned(progress, size))
-        kept = self._kept_file()
-        if (found := kept.found()) is not None:
+            return self._checked(lambda: self._held(progress))
+        cached = self._kept_file()
+        if (found := cached.found()) is not None:
             return found
+        with one_builder(cached.path, self._files.patience):  # others wait, and find it then
+            return cached.found() or self._checked(lambda: self._written(cached, progress))
+
+    def _checked(self, make: Callable[[], MappedArrays | HeldArrays]) -> MappedArrays | HeldArrays:
         try:
-            with kept.writing("u1") as writer:
-                scan, encoder = self._scan(progress, size), PlacesEncoder()
+            return make()
+        except OddQuotesError:  # the exception: tables are gone through twice then
+            self._checks_quotes = True
+            return make()
+
+    def _written(self, cached: ArrayFile, progress: bool | None) -> MappedArrays | HeldArrays:
+        try:
+            with cached.writing("u1") as writer:
+                scan, encoder = self._scan(progress), PlacesEncoder()
                 for piece in encoder.encoded(scan):
                     writer.write(piece)
                 writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
-            return kept.open()
+            return cached.open()
         except HeadraceError:
             raise  # of a text: they are errors of the system too
         except (OSError, UntrustedError) as error:
             said = getattr(error, "strerror", None) or error
             warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
-            return HeldArrays(*self._scanned(progress, size))
+            return self._held(progress)
 
-    def _scanned(self, progress: bool | None, size: int) -> tuple[npt.NDArray[np.uint8], list[npt.NDArray[Any]]]:
-        scan, encoder = self._scan(progress, size), PlacesEncoder()
+    def _held(self, progress: bool | None) -> HeldArrays:
+        scan, encoder = self._scan(progress), PlacesEncoder()
         encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
-        return encoded, [*scan.short(), np.array(encoder.edges, np.int64)]
+        return HeldArrays(encoded, [*scan.short(), np.array(encoder.edges, np.int64)])
 
     # -- reading
 
@@ -225,9 +251,11 @@ class LinesSource(Source):
             return _joined(self.read(indices.tolist()))
         files, starts, ends = self._places(indices)
         sizes = ends - starts
-        joined = self._gathered(starts, sizes) if len(self._texts) == 1 else None
-        if joined is None:
-            joined = b"".join(self._read_all(files, starts, sizes))
+        if len(self._texts) == 1:
+            self.room.check(int(sizes.max(initial=0)))
+            joined = self._texts[0].files.read_joined(ByteRanges(self._read_paths, files, starts, ends))
+        else:
+            joined = b"".join(self._read_all(files, starts, ends))
         if b"\r" in joined:
             return _joined(self.read(indices.tolist()))
         if joined.count(b"\n") == len(sizes):  # of each line it is the end: inside there is none
@@ -236,54 +264,64 @@ class LinesSource(Source):
         lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
         return _joined(_without_ends(lines, self._newline))
 
-    def _gathered(self, starts: IntArray, sizes: IntArray) -> bytes | None:
-        text = self._texts[0]
-        try:
-            return self._gatherer.read(text.path, starts.tolist(), sizes.tolist(), text.check)
-        except OSError:  # said where it is read in the other way
-            return None
-
     def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes]]:
         """For each index the number of its file, and the line with its end."""
         files, starts, ends = self._places(indices)
-        return files, self._read_all(files, starts, ends - starts)
+        return files, self._read_all(files, starts, ends)
 
-    def _read_all(self, files: IntArray, starts: IntArray, sizes: IntArray) -> list[bytes]:
-        self.room.check(int(sizes.max(initial=0)))
-        order = np.argsort(starts) if len(self._texts) == 1 else np.lexsort((starts, files))
-        of, at = files.take(order), 0
-        found: list[Any] = [None] * len(order)
-        while at < len(order):
-            number = int(of[at])
-            end = len(order) if of[-1] == number else int(np.searchsorted(of, number, side="right"))
-            some = order[at:end]
-            lines = self._read_in(number, starts.take(some).tolist(), sizes.take(some).tolist())
-            for place, line in zip(some.tolist(), lines, strict=True):
-                found[place] = line
-            at = end
+    def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
+        self.room.check(int((ends - starts).max(initial=0)))
+        ranges, is_copy = ByteRanges(self._read_paths, files, starts, ends), self._is_copy[files]
+        if not is_copy.any():
+            return self._files.read_each(ranges)
+        found: list[Any] = [None] * len(files)
+        for reader, chosen in ((self._files, np.flatnonzero(~is_copy)), (self._copies, np.flatnonzero(is_copy))):
+            for number, line in zip(chosen.tolist(), reader.read_each(ranges.take(chosen)), strict=True):
+                found[number] = line
         return found
 
-    def _read_in(self, number: int, starts: list[int], sizes: list[int]) -> list[bytes]:
-        """Stretches of one file."""
-        text = self._texts[number]
-        with self._open.reading(text.path) as fd:
-            text.check(fd)
-            if HINTS.are_wanted:
-                HINTS.give(fd, zip(starts, sizes, strict=True))
-            began = time.perf_counter()
-            lines = list(map(os.pread, itertools.repeat(fd), sizes, starts))
-            HINTS.note(began, len(sizes), sum(sizes))
-            if list(map(len, lines)) != sizes:
-                for place, line in enumerate(lines):
-                    lines[place] = line + self._rest(fd, text, starts[place] + len(line), sizes[place] - len(line))
-        return lines
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        """The bytes of lines, those that follow one another as one range; none of what is read through a plain copy."""
+        files, starts, ends = self._places(np.unique(indices))
+        return coalesce(ByteRanges(self._read_paths, files, starts, ends).take(~self._is_copy[files]), 0).ranges
 
-    def _rest(self, fd: int, text: TextFile, at: int, size: int) -> bytes:
-        """What one call to the system did not give: it stops at 2 GiB."""
-        data = bytearray(size)
-        if read_full(fd, [memoryview(data)], at) < size:
-            raise AccessError(f"{redact(text.path)} is shorter than it was: open the dataset again")
-        return bytes(data)
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(text.end for text in self._texts if text.files.is_remote)
+
+    # -- all of it, once
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the start."""
+        of = [self._files.identity(text.shown) for text in self._texts]
+        yield None if any(tag is None for *_, tag in of) else of
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[Callable[[range], None]]:
+        """Inside, lines are read from the first to the last, and blocks are fetched ahead.
+
+        Yields:
+            What is to be called before some are read, with their numbers.
+        """
+        edges = np.concatenate([[0], np.cumsum(self.blocks())]).tolist()
+        at = 0
+
+        def expect(some: range) -> None:
+            nonlocal at
+            while at < len(edges) - 1 and (edges[at] < some.stop or self._files.bytes_prefetched < _AHEAD):
+                self._files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
+                at += 1
+
+        self._files.hold_prefetched(_AHEAD)
+        try:
+            yield expect
+        finally:
+            self._files.drop_prefetched()
+            self._files.hold_prefetched(0)
+
+    def take_counts(self) -> Counter[str]:
+        return self._files.take_counts()
 
     def _newline_in(self, file: int) -> Newline:
         return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline
@@ -337,7 +375,10 @@ class LinesSource(Source):
         return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
 
     def fingerprint(self) -> str:
-        return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
+        names = self.files.names
+        if self._texts[0].shown.startswith(("http://", "https://")):  # what is signed anew each day is the same text
+            names = PackedNames(name.partition(b"?")[0] for name in names)
+        return f"{fingerprint_names(*names.arrays)}:{self._unit}:{len(self)}"
 
     def shown(self, file: int) -> str:
         """A file as messages name it."""
@@ -356,7 +397,8 @@ class LinesSource(Source):
         path = self._table.path
         where = "in memory" if path is None else f"mapped from {redact(path)}"
         copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
-        return {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
+        said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
+        return {**said, "files": self._files.explain()} if self._files.is_remote else said
 
 
 class HeldArrays:

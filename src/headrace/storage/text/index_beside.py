@@ -1,4 +1,4 @@
-"""How is it known where the lines of a text that is far away begin, if nobody here has gone through it before?
+"""Line indices beside remote texts: where lines begin, although nobody here has gone through the text before.
 
 From what lies beside it (NOTE [ life of an index ] in `headrace.io.index`): the distances from each line to the next, in as few bytes
 as the longest takes. Lines of .txt and .md, records of .csv, .tsv, .json and .jsonl, of UTF-8, as they are read where nothing else is said.
@@ -84,13 +84,21 @@ def _width_of(distances: IntArray) -> str:
     return _WIDTHS[int(np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right"))]
 
 
-def index_beside(files: RemoteFiles, url: str, kind: IndexKind) -> LineIndex | None:
+def index_beside(files: RemoteFiles, url: str) -> LineIndex | None:
     """The index that lies beside a text, if there is one that can be used."""
     data = files.beside(url)
     if data is None:
         return None
     try:
-        return LineIndex(from_bytes(data, kind, files.version(url).size))
+        return LineIndex(from_bytes(data, KIND, files.version(url).size))
     except UntrustedError as error:
         warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
         return None
+
+
+def _not_made_here(*_: Any) -> Arrays:
+    raise NotImplementedError
+
+
+KIND = IndexKind("text", 1, ("u1", "u1", "<i8"), _not_made_here)
+"""Of one text; `headrace.storage.text.index` makes it."""
