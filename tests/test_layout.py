@@ -35,7 +35,7 @@ INSIDE: dict[str, list[str]] = {
         *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
         *("handles", "local", "version", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
-    "io/local": ["hints", "files", "gather"],
+    "io/local": ["hints", "gather", "files"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
     "io/cache": ["disk_cache", "blocks", "whole_files"],
     "order": [
@@ -63,6 +63,9 @@ INSIDE: dict[str, list[str]] = {
     "storage/zarr": [
         *("keys", "layout", "zips", "local", "stores", "library", "metadata", "ome", "shards", "chunks", "strings", "rows", "volumes"),
     ],
+    "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
+    "storage/tar": ["index", "build", "source"],
+    "storage/tokens": ["source", "packed", "remote"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

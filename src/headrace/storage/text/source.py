@@ -83,7 +83,7 @@ class LinesSource(Source):
     ) -> None:
         self.files: FileSet = texts.listing
         self._files, self._copies, paths = texts.files, LocalFiles(), texts.paths
-        self.far = cast(RemoteFiles, texts.files) if texts.files.is_remote else None
+        self.far = texts.files if texts.files.is_remote else None
         self._unit, self._newline = unit, newline
         self._is_kept = is_kept or texts.files.is_remote
         self.room: Room = room or Room()
@@ -107,13 +107,15 @@ class LinesSource(Source):
         """The names of the fields, of each CSV or TSV file."""
         self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
         self._known = {}
-        if self.far is None:
+        if not self._files.is_remote:
             self._files.close()  # each process opens what it reads
         self._blocks: IntArray | None = None
 
     def _beside(self, paths: list[str], encoding: str) -> dict[int, LineIndex]:
         """What lies beside remote texts, where it is of what is wanted of them."""
-        found = [None if self.far is None else index_beside(self.far, path) for path in paths]  # all: each is handed out once
+        if not self._files.is_remote:
+            return {}
+        found = [index_beside(cast(RemoteFiles, self._files), path) for path in paths]  # all of them: each is handed out once
         if self._newline is not None or encoding != "utf-8":
             return {}
         return {number: index for number, index in enumerate(found) if index is not None and index.unit == self._unit}
