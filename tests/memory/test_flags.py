@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from headrace.memory.flags import Flags
+from headrace.memory.anonymous import Flags
 
 
 def mark(flags: Flags) -> None:

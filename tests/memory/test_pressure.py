@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.memory import pressure
-from headrace.memory.limits import Limit
-from headrace.memory.pressure import PressureWatch
+from headrace.memory import limits as pressure
+from headrace.memory.limits import Limit, PressureWatch
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes import held as held_module
 from headrace.modes.held import Held, relieve

@@ -463,7 +463,7 @@ class TestLife:
     def test_what_is_counted(self) -> None:
         ring = Ring(2)
         assert ring.stats() == {"ring_slots": 2, "ring_in_use": 0, "ring_grown": 0, "ring_copied": 0, "ring_bytes": 0}
-        ring._kept = 3
+        ring._most_extra = 3
         kept = [deliver(ring, torch.full((1 << 19,), number)) for number in range(8)]
         stats = ring.stats()
         assert (stats["ring_slots"], stats["ring_in_use"], stats["ring_grown"]) == (6, 5, 4)

@@ -79,7 +79,7 @@ class DataLoaderConfig:
         turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own (12).
         rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
         device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
-            side stream. A device without an index is the one that is current when the epoch's first batch is copied.
+            stream of its own. A device without an index is the one that is current when the epoch's first batch is copied.
         max_memory_usage: the memory budget; None: the dataset's.
         multiprocessing_context: "fork", "forkserver" or "spawn"; None: fork where it is safe, forkserver where the dataset says
             ``fork_safe = False``, or where other threads run when the workers are made, the dataset pickles fast, and the main script

@@ -56,7 +56,7 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
             * ``log_loading_stats=False``: log a line an epoch (logger "headrace.loader", INFO).
 
     Raises:
-        ConfigError: an option makes no sense, the message names it; or other ranks build another loader (see `loader/agreement.py`).
+        ConfigError: an option makes no sense, the message names it; or other ranks build another loader (`distributed/agreement.py`).
         BudgetError: not even one batch fits the memory budget.
     """
     check_dataset("create_dataloader", "dataset", dataset, has_sampler(config, overrides))

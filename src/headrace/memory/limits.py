@@ -1,4 +1,4 @@
-"""Lists the limits on this process's memory: the machine's, its cgroups' and its own.
+"""Lists the limits on this process's memory, and detects memory pressure under them.
 
 psutil sees the host, even from inside a container. What really stops a process is the tightest of: the machine's
 available memory, every cgroup limit between the process and the root (a parent's limit is shared with its other
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -257,3 +257,33 @@ def usable_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+PERIOD = 1.0
+"""Seconds between two looks, which cost a tenth of a millisecond or more."""
+_LOW, _LOW_BYTES, _LOW_OF_HEADROOM = 0.05, 1 << 30, 0.1
+
+
+class PressureWatch:
+    """Says how much memory to release although everybody keeps to their budget.
+
+    A budget is measured once, and others allocate later: a neighbour in the same container, the training itself. So what can be read again
+    is released while the headroom is small, and things get slower instead of killed (law 5).
+
+    Memory is short when the headroom under the tightest limit is below `low`: 5 % of the limit, at most 1 GiB, and at most a tenth of
+    the headroom that was there when this was made.
+
+    Args:
+        limits: those at the start; None: they are measured now.
+    """
+
+    def __init__(self, limits: Sequence[Limit] | None = None) -> None:
+        start = tightest(common_limits() if limits is None else limits)
+        self.low: int = int(min(_LOW * start.total, _LOW_BYTES, _LOW_OF_HEADROOM * start.headroom))
+
+    def excess(self) -> int:
+        """Bytes that are to be given back, so that twice `low` is free; if negative, bytes that may be taken; 0 between."""
+        headroom = tightest(common_limits()).headroom
+        if headroom < self.low:
+            return 2 * self.low - headroom
+        return min(0, 2 * self.low - headroom)

@@ -46,7 +46,7 @@ import torch
 
 from headrace.errors import BudgetError, WorkerError
 from headrace.memory.anonymous import AnonymousMemory, up
-from headrace.memory.tree import map_tensors
+from headrace.memory.tree import SPARSE, map_tensors, rebuild_sparse, sparse_parts
 
 try:
     import resource
@@ -55,7 +55,6 @@ except ImportError:  # Windows
 
 STRIDE = 1 << 33
 """Virtual bytes of a slot; only what a batch fills is ever touched."""
-_ALIGN = 64
 _GRAIN = 1 << 21  # slots are mapped in steps of 2 MiB
 _KEPT = 64  # slots above the planned number at most, before batches are copied out of theirs
 _INLINE = 4096  # arrays below this stay in the pickle
@@ -67,8 +66,6 @@ _POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has n
 _NUMPY: dict[torch.dtype, Any] = {
     torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }  # in the machine's byte order
-
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -284,14 +281,13 @@ class Arena:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes == 0:
             return torch.empty(shape, dtype=dtype)
-        offset, self._end = self._end, self._end + up(nbytes, _ALIGN)
+        offset, self._end = self._end, self._end + up(nbytes)
         made = self.ring.tensor(self.slot, offset, shape, dtype, self._lease)
         self._areas.append((made.data_ptr(), offset, nbytes, made))
         return made
 
     def _room(self, nbytes: int) -> tuple[int, torch.Tensor]:
-        offset = self._end
-        self._end = offset + up(nbytes, _ALIGN)
+        offset, self._end = self._end, self._end + up(nbytes)
         return offset, self.ring.view(self.slot, offset, offset + nbytes, self._lease)
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
@@ -337,9 +333,8 @@ class _Packer(pickle.Pickler):
         self.buffers: list[tuple[int, int]] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        if type(obj) is not torch.Tensor:
-            return None
-        if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.requires_grad or obj.is_quantized:
+        is_dense = type(obj) is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized
+        if not is_dense or obj.device.type != "cpu" or obj.requires_grad:
             return None
         if id(obj) not in self._seen:
             self._seen[id(obj)] = len(self.layout), obj
@@ -348,16 +343,9 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Sparse tensors: torch's own rebuilding keeps each of them in a list for ever, and so would hold the slot."""
-        if type(obj) is not torch.Tensor or obj.layout not in _SPARSE:
+        if type(obj) is not torch.Tensor or obj.layout not in SPARSE:
             return NotImplemented
-        data = obj.detach()
-        if obj.layout is torch.sparse_coo:
-            parts: tuple[torch.Tensor, ...] = (data._indices(), data._values())
-        else:
-            by_row = obj.layout in (torch.sparse_csr, torch.sparse_bsr)
-            lines = (data.crow_indices(), data.col_indices()) if by_row else (data.ccol_indices(), data.row_indices())
-            parts = (*lines, data.values())
-        return _sparse, (obj.layout, parts, tuple(obj.shape), obj.is_coalesced() if len(parts) == 2 else None, obj.requires_grad)
+        return rebuild_sparse, sparse_parts(obj)
 
     def _area_of(self, tensor: torch.Tensor) -> _Area:
         nbytes, shape = tensor.numel() * tensor.element_size(), tuple(tensor.shape)
@@ -381,16 +369,6 @@ class _Packer(pickle.Pickler):
         target.numpy().data[:] = raw.cast("B")
         self.buffers.append((offset, raw.nbytes))
         return False
-
-
-def _sparse(layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...], coalesced: bool | None, grad: bool) -> torch.Tensor:
-    if layout is torch.sparse_coo:
-        indices, values = parts
-        made = torch.sparse_coo_tensor(indices, values, size=shape, is_coalesced=coalesced, check_invariants=False)
-    else:
-        lines, places, values = parts
-        made = torch.sparse_compressed_tensor(lines, places, values, size=shape, layout=layout, check_invariants=False)
-    return made.requires_grad_(grad)
 
 
 def _is_light(nbytes: int, of: int) -> bool:

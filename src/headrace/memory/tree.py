@@ -1,4 +1,4 @@
-"""Applies a function to every tensor of a nested batch."""
+"""Applies a function to every tensor of a nested batch, and takes sparse tensors apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -42,3 +44,28 @@ def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
         return type(example)(fields)  # type: ignore[call-arg]
     except TypeError:
         return fields
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The arguments with which `rebuild_sparse` makes a sparse tensor again."""
+    data = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        parts: tuple[torch.Tensor, ...] = (data._indices(), data._values())
+    else:
+        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        lines = (data.crow_indices(), data.col_indices()) if by_row else (data.ccol_indices(), data.row_indices())
+        parts = (*lines, data.values())
+    return tensor.layout, parts, tuple(tensor.shape), tensor.is_coalesced() if len(parts) == 2 else None, tensor.requires_grad
+
+
+def rebuild_sparse(
+    layout: torch.layout, parts: tuple[Any, ...], shape: tuple[int, ...], coalesced: bool | None, grad: bool
+) -> torch.Tensor:
+    """A sparse tensor of its parts."""
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        made = torch.sparse_coo_tensor(indices, values, size=shape, is_coalesced=coalesced, check_invariants=False)
+    else:
+        lines, places, values = parts
+        made = torch.sparse_compressed_tensor(lines, places, values, size=shape, layout=layout, check_invariants=False)
+    return made.requires_grad_(grad)

@@ -6,7 +6,7 @@ import operator
 
 from headrace.errors import ConfigError
 from headrace.memory.budget import MemoryBudget, parse_size
-from headrace.memory.pressure import PressureWatch
+from headrace.memory.limits import PressureWatch
 from headrace.memory.store import TABLE
 from headrace.modes.held import OVERHEAD, Held, Place, make_store
 

@@ -13,8 +13,7 @@ import numpy as np
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.memory.limits import usable_cpus
-from headrace.memory.pressure import PressureWatch
+from headrace.memory.limits import PressureWatch, usable_cpus
 from headrace.memory.row_store import RowStore, row_layout
 from headrace.memory.rows import Layout
 from headrace.memory.store import TABLE, SampleStore

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import Reservation
+from headrace.memory.limits import PERIOD, PressureWatch
 from headrace.memory.machine import open_machine_store
-from headrace.memory.pressure import PERIOD, PressureWatch
 from headrace.memory.row_store import RowStore
 from headrace.memory.rows import Layout, Rows
 from headrace.memory.store import MISSING, SampleStore

@@ -48,7 +48,3 @@ class BatchRequest(list[int]):
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
         return BatchRequest, arguments if self.given is None and not self.is_idle else (*arguments, self.given, self.is_idle)
-
-
-Ticket = BatchRequest
-"""The former name, for branches that are not rebased yet."""

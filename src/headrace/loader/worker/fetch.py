@@ -35,7 +35,7 @@ from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.plan import OF_COLLATE, OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.loader.worker.samples import Samples
-from headrace.memory.flags import Flags
+from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring
 from headrace.order import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread

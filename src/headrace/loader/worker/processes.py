@@ -38,7 +38,7 @@ from headrace.errors import WorkerError, warn
 from headrace.loader import torch_private
 from headrace.loader.worker.fetch import WorkerInit
 from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
-from headrace.memory.flags import Flags
+from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered
 
 WORKER = "DataLoader worker"  # torch's words where one is gone
