@@ -1,4 +1,4 @@
-"""Lists the names that a file has, for messages about one that it has not."""
+"""Lists the names in a file that are nearest to one that is missing, for messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How are millions of names held?
+"""Holds millions of names in two flat arrays.
 
-As their bytes, one behind the other, and the offsets where each begins: 8 bytes a name beside its own, in two arrays that all
+Their bytes lie one behind the other, beside the offsets where each begins: 8 bytes a name beside its own, in two arrays that all
 processes share. A list of as many objects would take ten times the room, and each worker would copy it.
 """
 

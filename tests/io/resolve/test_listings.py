@@ -282,7 +282,7 @@ class TestFile:
                 pytest.skip("only root can give files away")
             os.chown(file, 12345, 12345)
         if what == "folder":
-            with pytest.warns(HeadraceWarning, match="is not kept"):
+            with pytest.warns(HeadraceWarning, match="is not cached"):
                 assert kept.names() == NAMES
             return
         assert kept.names() == NAMES and kept.count == 2
@@ -323,7 +323,7 @@ class TestCacheDir:
             monkeypatch.setattr("tempfile.mkstemp", read_only)
         else:
             monkeypatch.setattr(os, "fsync" if kind == "write" else "replace", full)
-        with pytest.warns(HeadraceWarning, match=rf"cache_dir=.*not kept.*{reason.get(kind, 'Read-only')}") as caught:
+        with pytest.warns(HeadraceWarning, match=rf"cache_dir=.*not cached.*{reason.get(kind, 'Read-only')}") as caught:
             assert place.names() == NAMES
         assert caught[0].filename == __file__
         assert not place.cache.is_dir() or place.files == []

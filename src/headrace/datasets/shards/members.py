@@ -1,4 +1,4 @@
-"""What do the members of a sample of a tar become, by their extension?"""
+"""Decodes the members of tar samples by their extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are shards, far too many for one machine's disk, an iterable dataset? `StreamingDataset`."""
+"""Streams shards as an iterable dataset: block-shuffled, read ahead, resumable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder holds that nobody asked for: for the message that names the class that reads it."""
+"""Says what a folder holds, for messages that name the class that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files lie under a local folder?
+"""Lists local folders in threads: all files below one, in the order of the parts of their names.
 
 Threads list many folders at once, since on a network file system each listing waits for an answer. Their names come out sorted
 without a sort of them all: NOTE [ order of parts ].

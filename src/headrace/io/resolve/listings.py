@@ -1,12 +1,12 @@
-"""How is a folder not listed anew at every start?
+"""Caches listings of local folders on disk, and checks them at the next start.
 
-NOTE [ life of a kept listing ]
+NOTE [ life of a cached listing ]
 
 * `cache_dir` holds one file for each user, folder and set of endings: the names that were found, and for each folder that was looked
   into when it last changed (mtime and ctime). Nothing of the files but their names.
 * It is used again if no folder has changed, and every link still leads to a file, to a folder or to nothing, as it did. That costs a
   `stat` for each folder and link, and none for a file.
-* A folder that changed less than 2 s before it was listed may change again without its time changing: such a listing is not kept.
+* A folder that changed less than 2 s before it was listed may change again without its time changing: such a listing is not cached.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 """
 
@@ -39,8 +39,8 @@ SETTLED_NS = 2_000_000_000
 _TYPES = ("u1", "<i8", "u1", "<i8", "<i8", "u1", "<i8", "u1")  # of the arrays of a listing, as `_arrays` gives them
 
 
-def kept_listing(root: str, endings: tuple[bytes, ...], cache_dir: str) -> Listing:
-    """`list_folder`, or what is kept of an earlier time where it still holds.
+def cached_listing(root: str, endings: tuple[bytes, ...], cache_dir: str) -> Listing:
+    """`list_folder`, or a listing cached earlier, where it still holds.
 
     Warns where `cache_dir` can't be written to.
     """
@@ -49,36 +49,36 @@ def kept_listing(root: str, endings: tuple[bytes, ...], cache_dir: str) -> Listi
     file = ArrayFile(cache_dir, "listing", about, VERSION, _TYPES)
     arrays = file.loaded()
     if arrays is not None:
-        kept = _listing(arrays)
-        if _still_holds(os.fsencode(root), endings, kept):
-            return kept
+        cached = _listing(arrays)
+        if _still_holds(os.fsencode(root), endings, cached):
+            return cached
         _log.info("%s: the folder has changed since it was listed", redact(root))
     began = time.time_ns()
     listing = list_folder(os.fsencode(root), endings)
     if np.any(listing.times[:, 0] > began - SETTLED_NS):
-        _log.info("%s: the folder changed just now, so its listing is not kept", redact(root))
+        _log.info("%s: the folder changed just now, so its listing is not cached", redact(root))
     else:
-        _keep(file, listing, root)
+        _write(file, listing, root)
     return listing
 
 
 # -- does it still hold?
 
 
-def _still_holds(root: bytes, endings: tuple[bytes, ...], kept: Listing) -> bool:
+def _still_holds(root: bytes, endings: tuple[bytes, ...], cached: Listing) -> bool:
     def times_of(folders: list[bytes], start: int) -> bool:
-        times: list[list[int] | None] = kept.times[start : start + len(folders)].tolist()
+        times: list[list[int] | None] = cached.times[start : start + len(folders)].tolist()
         return times == [_times(os.path.join(root, name) if name else root) for name in folders]
 
     def kinds_of(links: list[bytes], start: int) -> bool:
-        kinds: list[int | None] = kept.kinds[start : start + len(links)].tolist()
+        kinds: list[int | None] = cached.kinds[start : start + len(links)].tolist()
         return kinds == [_kind(os.path.join(root, name), endings) for name in links]
 
-    return _all_in_threads(times_of, kept.folders) and _all_in_threads(kinds_of, kept.links)
+    return _all_in_threads(times_of, cached.folders) and _all_in_threads(kinds_of, cached.links)
 
 
 def _all_in_threads(check: Callable[[list[bytes], int], bool], names: PackedNames) -> bool:
-    """Is `check(some names, number of the first)` true for all?"""
+    """True if `check(some names, number of the first)` is, for all."""
     if not len(names):
         return True
     step = max(1, min(256, len(names) // THREADS))
@@ -122,11 +122,11 @@ def _listing(arrays: list[npt.NDArray[Any]]) -> Listing:
     return Listing(names[0], names[1], times.reshape(-1, 2), names[2], kinds)
 
 
-def _keep(file: ArrayFile, listing: Listing, root: str) -> None:
+def _write(file: ArrayFile, listing: Listing, root: str) -> None:
     folder = os.path.dirname(file.path)
-    shown = f"cache_dir={redact(folder)!r}: the listing of {redact(root)} is not kept"
+    shown = f"cache_dir={redact(folder)!r}: the listing of {redact(root)} is not cached"
     if _lies_in(folder, root):
-        warn(f"{shown}, for it would change the folder that is listed: take a cache_dir outside of it")
+        warn(f"{shown}, for it would change the folder that is listed: use a cache_dir outside of it")
         return
     try:
         file.write(_arrays(listing))

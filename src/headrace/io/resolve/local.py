@@ -14,7 +14,7 @@ from headrace.io.paths import redact
 from headrace.io.resolve.contents import MOST, are_bookkeeping, names_below
 from headrace.io.resolve.file_set import Found, Kind, in_order
 from headrace.io.resolve.folders import Listing, list_folder
-from headrace.io.resolve.listings import kept_listing
+from headrace.io.resolve.listings import cached_listing
 
 
 class LocalWalk:
@@ -73,7 +73,7 @@ class LocalWalk:
     def _list(self, folder: str) -> Listing:
         if self._cache_dir is None:
             return list_folder(os.fsencode(folder), self._endings)
-        return kept_listing(folder, self._endings, self._cache_dir)
+        return cached_listing(folder, self._endings, self._cache_dir)
 
     def _matched(self, pattern: str) -> Found:
         """What a glob matches: names that end as they should; or, where none does, what is recognized by its content."""
