@@ -1,4 +1,4 @@
-"""Where does the index of a tar come from? It is kept, lies beside the tar, or is made now."""
+"""Indices of tars: cached, found beside the tar, or made from its headers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
-from headrace.errors import AccessError, FormatError
+from headrace.display import progress_bar
+from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayFile, Arrays
-from headrace.io.index import IndexKind, index_of
+from headrace.io.files import Files
+from headrace.io.index import IndexKind, index_of, is_unknown
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.version import Stamp
 from headrace.storage.tar.index import TarIndex, Wanted, scanned
 
 KEPT_FROM = 1 << 12
 """Members from which on an index is kept without a `cache_dir` too, in the user's cache folder: fewer are read in a tenth of a second."""
 THREADS = 16
-"""Tars that are far away whose headers are read at the same time."""
+"""Remote tars whose headers are read at the same time."""
 _VERSION = 1
 _log = logging.getLogger(__name__)
 
@@ -28,33 +30,77 @@ Read = Callable[[int, int], bytes | memoryview]
 """So many bytes, from an offset -> these, or fewer at the end of the file."""
 
 
-def local_index(stamp: Stamp, cache_dir: str | os.PathLike[str] | None) -> TarIndex:
-    """The index of a local tar, kept or made now."""
-    folder = cache_folder(cache_dir)
-    about = {"path": stamp.path, "size": stamp.size, "mtime": stamp.mtime}
-    kept = ArrayFile(os.fspath(folder), "tar", about, _VERSION, TarIndex.TYPES)
+def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> list[TarIndex]:
+    """The indices of tars, cached or made now; of remote ones several at the same time.
+
+    Args:
+        files: by which they are read.
+        paths: of the tars.
+        cache_dir: where indices of local tars are cached; None: the user's cache folder, for large ones.
+        progress: show a progress bar; None: only on a terminal.
+
+    Raises:
+        FormatError: see `scanned`.
+        RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Files.read`.
+    """
+    make: Callable[[str], TarIndex]
+    if files.is_remote:
+        server = cast(RemoteFiles, files)
+        server.learn(paths, beside=lambda url: is_unknown(server, url, INDEX))
+        make = functools.partial(_remote_index, server)
+    else:
+        make = functools.partial(_local_index, files, cache_dir)
+    sizes = [files.version(path).size for path in paths]
+    bar = progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1)
+    with bar, ThreadPoolExecutor(min(THREADS, len(paths)) if files.is_remote else 1, "headrace-tar-index") as pool:
+        running = [pool.submit(make, path) for path in paths]
+        try:
+            found = []
+            for future, size in zip(running, sizes, strict=True):
+                found.append(future.result())
+                bar.update(size)
+            return found
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _local_index(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
+    folder, version = cache_folder(cache_dir), files.version(path)
+    about = {"path": path, "size": version.size, "mtime": version.tag}
+    cached = ArrayFile(os.fspath(folder), "tar", about, _VERSION, TarIndex.TYPES)
     try:
-        if (arrays := kept.loaded()) is not None:
+        if (arrays := cached.loaded()) is not None:
             return TarIndex.from_arrays(arrays)
     except ValueError as error:
-        _log.info("%s is not used: %s", redact(kept.path), error)
+        _log.info("%s is not used: %s", redact(cached.path), error)
     try:
-        with open(stamp.path, "rb", buffering=0) as file:
-            stamp.check(file.fileno())
-            index = driven(scanned(redact(stamp.path), stamp.size), functools.partial(os.pread, file.fileno()), NEAR)
-            stamp.check(file.fileno())
+        files.check(path)
+        with open(path, "rb", buffering=0) as file:
+            index = driven(scanned(redact(path), version.size), functools.partial(os.pread, file.fileno()), NEAR)
+        files.check(path)
     except OSError as error:
-        if isinstance(error, (AccessError, FormatError)):
+        if isinstance(error, HeadraceError):
             raise
-        raise AccessError(f"{redact(stamp.path)} can't be read: {error.strerror}") from error
+        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+    finally:
+        files.close()  # each process opens what it reads
     if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
         try:
             if cache_dir is None:
                 os.makedirs(folder.parent, exist_ok=True)
-            kept.write(index.arrays())
+            cached.write(index.arrays())
         except OSError as error:
-            _log.info("cache_dir=%r: the index of %s is not kept (%s)", str(folder), redact(stamp.path), error.strerror or error)
+            _log.info("cache_dir=%r: the index of %s is not cached (%s)", str(folder), redact(path), error.strerror or error)
     return index
+
+
+def _remote_index(files: RemoteFiles, url: str) -> TarIndex:
+    arrays = index_of(files, url, INDEX)
+    try:
+        return TarIndex.from_arrays(arrays)
+    except ValueError as error:
+        raise FormatError(f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or from beside the tar") from None
 
 
 class Pace:
@@ -104,46 +150,14 @@ def driven(scan: Generator[Wanted, bytes | memoryview, TarIndex], read: Read, pa
         return index
 
 
-def _made_far(files: RemoteFiles, url: str) -> Arrays:
+def _made(files: RemoteFiles, url: str) -> Arrays:
     size = files.version(url).size
 
-    def read(nbytes: int, offset: int) -> memoryview:
-        return files.read(ByteRanges.of([(url, offset, min(offset + nbytes, size))]))[0] or memoryview(b"")
+    def read(nbytes: int, offset: int) -> bytes:
+        return files.read_joined(ByteRanges.of([(url, offset, min(offset + nbytes, size))]))
 
     return driven(scanned(redact(url), size), read, FAR).arrays()
 
 
-INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, _made_far)
-"""The index of a tar that is far away."""
-
-
-def far_indices(urls: Sequence[str], files: RemoteFiles, tell: Callable[[int], object]) -> list[TarIndex]:
-    """The indices of tars that are far away, several at the same time.
-
-    Args:
-        urls: of the tars.
-        files: of their server, which have learnt their versions and looked beside them.
-        tell: is called with a tar's bytes when its index is there.
-
-    Raises:
-        FormatError: see `scanned`.
-        RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
-    """
-
-    def one(url: str) -> TarIndex:
-        arrays = index_of(files, url, INDEX)
-        tell(files.version(url).size)
-        try:
-            return TarIndex.from_arrays(arrays)
-        except ValueError as error:
-            raise FormatError(
-                f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or from beside the tar"
-            ) from None
-
-    with ThreadPoolExecutor(min(THREADS, len(urls)), "headrace-tar-index") as pool:
-        running = [pool.submit(one, url) for url in urls]
-        try:
-            return [future.result() for future in running]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, _made)
+"""The index of a remote tar."""

@@ -1,6 +1,7 @@
-"""How are the samples of tar shards read at random?
+"""The samples of tar shards, read at random.
 
-By an index of their members, made once from the headers (`tar_index.py`). A sample's members lie one behind the other, so it is one read.
+By an index of their members, made once from the headers (`headrace.storage.tar.index`). A sample's members lie one behind the other, so it
+is one read.
 """
 
 from __future__ import annotations
@@ -14,25 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.display import progress_bar
-from headrace.errors import AccessError, warn
+from headrace.errors import warn
 from headrace.io.files import Files
-from headrace.io.index import is_unknown
 from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
-from headrace.io.version import Stamp
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Source
-from headrace.storage.tar.build import INDEX, far_indices, local_index
+from headrace.storage.tar.build import tar_indices
 from headrace.storage.tar.index import TarIndex, compressed
 
 ENDINGS = (".tar",)
@@ -74,36 +71,17 @@ class TarSource(Source):
         reach: RemoteOptions | None = None,
     ) -> None:
         files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
-        self.names, self._shown = files.names, files.urls()
-        self._open: Files = LocalFiles()
-        self.far: RemoteFiles | None = None
-        if files.is_remote:
-            self._open = self.far = files.server
-            self._paths, self._shown = self._shown, list(map(redact, self._shown))
-        else:
-            self._paths = list(map(os.path.abspath, self._shown))
+        self.names, paths = files.names, files.urls()
+        self._files: Files = files.server if files.is_remote else LocalFiles()
+        self.far = self._files if files.is_remote else None
+        self._shown = list(map(redact, paths)) if files.is_remote else paths
+        self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
         for path in self._shown:
             if path.lower().endswith(COMPRESSED_TARS):
                 raise compressed(redact(path), "its name says so")
-        self._stamps = [] if files.is_remote else list(map(_stamp, self._paths))
-        self._join(self._indexed(cache_dir, progress))
+        self._join(tar_indices(self._files, self._paths, cache_dir, progress))
 
     # -- the index
-
-    def _indexed(self, cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> list[TarIndex]:
-        if self.far is None:
-            sizes = [stamp.size for stamp in self._stamps]
-        else:
-            far = self.far
-            sizes = [version.size for version in far.learn(self._paths, beside=lambda url: is_unknown(far, url, INDEX))]
-        with progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1) as bar:
-            if self.far is not None:
-                return far_indices(self._paths, self.far, bar.update)
-            found = []
-            for stamp in self._stamps:
-                found.append(local_index(stamp, cache_dir))
-                bar.update(stamp.size)
-        return found
 
     def _join(self, indices: Sequence[TarIndex]) -> None:
         """The indices of all shards as one."""
@@ -167,11 +145,7 @@ class TarSource(Source):
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         shards, first, last, begins, ends = self._spans(indices)
-        if isinstance(self._open, LocalFiles):
-            for shard in np.unique(shards).tolist():
-                with self._open.opened(self._paths[shard]) as fd:
-                    self._stamps[shard].check(fd)
-        views = self._open.read(ByteRanges(self._paths, shards, begins, ends))
+        views = self._files.read(ByteRanges(self._paths, shards, begins, ends))
         samples = zip(indices, shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views, strict=True)
         return [self._record(*sample) for sample in samples]
 
@@ -187,7 +161,7 @@ class TarSource(Source):
         return self._names_of_kinds[kind] if kind < len(self._names_of_kinds) else os.fsdecode(self.extensions[kind])
 
     def take_counts(self) -> Counter[str]:
-        return Counter() if self.far is None else self.far.take_counts()
+        return self._files.take_counts()
 
     # -- what it is
 
@@ -222,16 +196,9 @@ class TarSource(Source):
         others = sum(notes["others"] for notes in self._notes)
         left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
-        far = "" if self.far is None else f"; {self.far.explain()}"
-        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{far}"}
+        way = f"; {self._files.explain()}" if self._files.is_remote else ""
+        return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{way}"}
 
 
 def _concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *columns])
-
-
-def _stamp(path: str) -> Stamp:
-    try:
-        return Stamp(path)
-    except OSError as error:
-        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
