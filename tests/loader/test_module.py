@@ -27,7 +27,7 @@ from headrace import (
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(4)
 
 
 @pytest.fixture

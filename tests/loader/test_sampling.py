@@ -16,7 +16,7 @@ from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, ResizedOrde
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 N = 42  # samples of SquareDataset
 WEIGHTS = np.arange(N)

@@ -21,7 +21,7 @@ from headrace.testing.contract import MODES, same
 from tests.order.test_elastic import dealt
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(5)
+pytestmark = pytest.mark.quick_every(10)
 
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "random": (lambda: None, lambda _: random.random()),

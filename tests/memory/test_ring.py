@@ -25,7 +25,7 @@ from headrace.memory import ring as ring_module
 from headrace.memory.ring import STRIDE, Delivered, Ring, empty
 from headrace.testing import contract
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(4)
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -548,6 +548,7 @@ class TestPressure:
         assert before - os.fstat(store._memory.fd).st_blocks >= 19 * 2048  # blocks of 512 bytes
         assert all((store.get(i) == i).all() for i in used(store))
 
+    @pytest.mark.quick_every(1)
     @posix
     def test_readers_never_see_half_a_sample(self) -> None:
         """While others give samples back and take new ones in."""

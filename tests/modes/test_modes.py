@@ -26,7 +26,7 @@ from headrace.modes.eager import Eager
 from headrace.modes.lazy import Lazy
 from headrace.modes.streaming import Streaming
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(4)
 
 MB = 1_000_000
 

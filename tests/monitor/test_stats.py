@@ -24,7 +24,7 @@ from headrace.monitor.stats import LoadingStats, Stats, pss_of
 from headrace.testing.contract import RandomProbe
 from tests.testing.test_contract import SquareDataset
 
-pytestmark = pytest.mark.quick_every(3)
+pytestmark = pytest.mark.quick_every(6)
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
 ALWAYS = {

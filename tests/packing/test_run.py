@@ -24,7 +24,7 @@ from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
 from tests.data.make import READABLE, UNREADABLE, make_bad
 
-pytestmark = pytest.mark.quick_every(2)
+pytestmark = pytest.mark.quick_every(3)
 
 SIZE = (20, 30)
 

@@ -255,6 +255,7 @@ def content(path: Path) -> list[Any]:
         return [tokens.tokens.info, dataset.targets.tolist(), [dataset.source_of(i) for i in range(7)], *rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_every_flipped_bit_is_found(texts: Path, tmp_path: Path, step: int) -> None:
     """Or lies in a gap that HDF5 leaves between its parts."""

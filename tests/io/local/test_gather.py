@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace import SampleError, TextCollator, TextDataset
-from headrace.io import gather
+from headrace.io.local import gather
 from headrace.io.local.gather import Gatherer
 from headrace.order import BatchRequest
 

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, pack
-from headrace.io import hints
+from headrace.io.local import hints
 from headrace.io.local.hints import HINTS
 
 pytestmark = [pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"), pytest.mark.slow]
