@@ -244,7 +244,7 @@ class TextCollator:
             row = _numbers(record[name])
             if row is None or len(row) != len(ids):
                 has = f"a {shape_of(record[name])}" if row is None else f"{len(row)} numbers"
-                raise CollateError(number, f" has {len(ids)} ids, and {has} at [{name!r}]: give one number a token")
+                raise CollateError(number, f" has {len(ids)} ids, and {has} at [{name!r}]: give it one number a token")
             if name == "input_ids" or name in _ALONG:
                 record[name] = row.to(torch.int64)
 

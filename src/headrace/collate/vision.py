@@ -159,8 +159,8 @@ class VisionCollator:
             scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
         else:
             raise ConfigError(
-                f"images{at_path(path)} have {channels} channels, and the statistics {len(means)}: convert them (ImageDataset: color=) "
-                "or pass mean= and std= for as many channels"
+                f"images{at_path(path)} have {channels} channels, and the statistics have {len(means)}: convert them "
+                "(ImageDataset: color=) or pass mean= and std= for as many channels"
             )
         return torch.tensor(scale).reshape(-1, 1, 1), torch.tensor(shift).reshape(-1, 1, 1)
 
@@ -189,7 +189,7 @@ def _statistics(
         both.append(numbers)
     means_, stds_ = both
     if len(means_) != len(stds_):
-        raise ConfigError(f"mean has {len(means_)} numbers and std has {len(stds_)}: give one of each a channel")
+        raise ConfigError(f"mean has {len(means_)} numbers and std has {len(stds_)}: pass one of each for every channel")
     return means_, stds_, False
 
 

@@ -100,7 +100,7 @@ def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) 
 
 
 def _ignored(name: str) -> None:
-    warn(f"{name} has no meaning with num_workers=0 and is ignored")
+    warn(f"{name} has no effect with num_workers=0 and is ignored")
 
 
 def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:

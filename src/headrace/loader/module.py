@@ -76,7 +76,7 @@ class DataModule:
         if isinstance(val_split, bool) or not isinstance(val_split, (int, float)) or not 0 <= val_split < 1:
             raise ConfigError(f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}")
         if val is not None and val_split:
-            raise ConfigError(f"val and val_split={val_split} can't be given together: give one")
+            raise ConfigError(f"val and val_split={val_split} can't be given together: pass one of them")
         if val_transform is not None and val is None and not val_split:
             raise ConfigError("val_transform needs validation data: pass val= or val_split=")
         for name, data in (("train", train), ("val", val)):

@@ -318,7 +318,7 @@ def _make_order(config: DataLoaderConfig, dataset: Any, seed: int, global_batch:
     if config.weights is not None:
         weights = WeightedOrder(config.weights, **drawn)
         if (count := weights.parameters()["n"]) != n:
-            raise ConfigError(f"weights holds {count:,} weights, and there are {n:,} samples: give one for each")
+            raise ConfigError(f"weights holds {count:,} weights, and there are {n:,} samples: pass one for each")
         return weights
     if config.balanced:
         return BalancedOrder(classes_of(dataset, n), **drawn)
@@ -337,10 +337,10 @@ def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
     lengths = dataset.lengths() if given is True and isinstance(dataset, BaseDataset) else None if given is True else given
     if lengths is None:
         raise ConfigError(
-            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: give one integer a sample"
+            f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: pass one integer a sample"
         )
     if len(lengths) != n:
-        raise ConfigError(f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: give one for each")
+        raise ConfigError(f"bucket_by_length holds {len(lengths):,} lengths, and there are {n:,} samples: pass one for each")
     return lengths
 
 

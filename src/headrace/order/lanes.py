@@ -30,7 +30,7 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, per
 LAYOUT = 2
 """Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""
 OPEN_BYTES = 2 << 30
-"""Decoded bytes of the blocks that all lanes are in the midst of, at most."""
+"""Most decoded bytes of the blocks that all lanes have open."""
 
 
 def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: int = 12) -> tuple[int, int]:
