@@ -23,7 +23,7 @@ class ByteRanges(NamedTuple):
     Attributes:
         paths: distinct paths or URLs.
         file: [n] number of the path.
-        start: [n] first byte; -1: never written, there is nothing to read.
+        start: [n] first byte; -1, and so is the stop: never written, there is nothing to read.
         stop: [n] end; `WHOLE` with a start of 0: the whole file, whose size is not known.
     """
 
@@ -127,38 +127,40 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
         most: bytes of a request, which a range that begins behind its end does not make longer.
     """
     paths, file, start, stop = ranges
-    order = np.flatnonzero((stop > start) & (start >= 0))
+    order = np.flatnonzero(stop > start)
     if len(order) < len(file):
         file, start, stop = file[order], start[order], stop[order]
     sort = start.argsort(kind="stable") if len(paths) < 2 else np.lexsort((start, file))
     order, file, start, stop = order[sort], file[sort], start[sort], stop[sort]
-    is_other = file[1:] != file[:-1]
+    steps = start[1:] - stop[:-1]
+    is_first, is_other = steps > gap, file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool)
+    if len(paths) > 1:
+        is_first |= is_other
+        steps[is_other] = 0
+    if is_first.all():
+        return Requests(ByteRanges(paths, file, start, stop), order, np.arange(len(order) + 1))
     end = stop
-    if ((start[1:] < stop[:-1]) & ~is_other).any():  # overlaps: where all ranges so far end, file by file
+    if steps.min() < 0:  # overlaps: where all ranges so far end, file by file
         end = stop.copy()
-        edges = [0, *(np.flatnonzero(is_other) + 1).tolist(), len(order)]
-        for first, last in itertools.pairwise(edges):
+        for first, last in itertools.pairwise([0, *(np.flatnonzero(is_other) + 1).tolist(), len(order)]):
             np.maximum.accumulate(end[first:last], out=end[first:last])
-    firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(order)), bool), is_other | (start[1:] > end[:-1] + gap)]))
-    lasts = np.append(firsts[1:], len(order))[: len(firsts)] - 1
-    if most is not None and (end[lasts] - start[firsts] > most).any():
-        firsts = _cut(firsts, lasts, start, end, most)
-        lasts = np.append(firsts[1:], len(order)) - 1
-    requests = ByteRanges(paths, file[firsts], start[firsts], end[lasts])
-    return Requests(requests, order, np.append(firsts, len(order)))
+        is_first = is_other | (start[1:] > end[:-1] + gap)
+    edges = np.concatenate([[0], np.flatnonzero(is_first) + 1, [len(order)]])
+    starts, stops = start[edges[:-1]], end[edges[1:] - 1]
+    if most is not None and (stops - starts > most).any():
+        edges = _cut(edges, start, end, most)
+        starts, stops = start[edges[:-1]], end[edges[1:] - 1]
+    return Requests(ByteRanges(paths, file[edges[:-1]], starts, stops), order, edges)
 
 
-def _cut(firsts: IntArray, lasts: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray:
-    """Begins another request where one would become too long, before ranges that don't overlap it."""
+def _cut(edges: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray:
+    """Begins another request where one would become too long, before a range that doesn't overlap it."""
     found: list[int] = []
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        while True:
-            found.append(first)
-            if end[last] - start[first] <= most:
-                break
-            first += max(1, int(np.searchsorted(end[first : last + 1], start[first] + most, side="right")))
-            while first <= last and start[first] < end[first - 1]:
-                first += 1
-            if first > last:
-                break
-    return np.array(found, np.int64)
+    for first, stop in itertools.pairwise(edges.tolist()):
+        at = first
+        while at < stop:
+            found.append(at)
+            at += max(1, int(np.searchsorted(end[at:stop], start[at] + most, side="right")))
+            while at < stop and start[at] < end[at - 1]:
+                at += 1
+    return np.array([*found, edges[-1]], np.int64)

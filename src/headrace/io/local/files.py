@@ -99,7 +99,8 @@ class LocalFiles:
             for request in range(first, last):
                 begin = begins[request]
                 buffer = memoryview(np.empty(ends[request] - begin, np.uint8))  # type: ignore[arg-type]
-                fill(fd, [buffer], begin, path)
+                if os.preadv(fd, [buffer], begin) != len(buffer):
+                    fill(fd, [buffer], begin, path)
                 for number in order[edges[request] : edges[request + 1]]:
                     found[number] = buffer[starts[number] - begin : stops[number] - begin]
         return found
@@ -115,16 +116,20 @@ class LocalFiles:
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         requests = coalesce(ranges, 0, _MOST)
         order, edges, begins = requests.order.tolist(), requests.edges.tolist(), requests.ranges.start.tolist()
-        ends, starts = requests.ranges.stop.tolist(), ranges.start.tolist()
+        sizes = (requests.ranges.stop - requests.ranges.start).tolist()
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
-                some = order[edges[request] : edges[request + 1]]
-                wanted = [buffers[number] for number in some]
-                if len(some) == 1 or sum(map(len, wanted)) == ends[request] - begins[request]:  # they don't overlap
-                    fill(fd, wanted, begins[request], path)
+                at, end, nbytes = edges[request], edges[request + 1], sizes[request]
+                if end == at + 1:
+                    wanted = [buffers[order[at]]]
                 else:
-                    for number, buffer in zip(some, wanted, strict=True):
-                        fill(fd, [buffer], starts[number], path)
+                    wanted = [buffers[number] for number in order[at:end]]
+                    if sum(map(len, wanted)) != nbytes:  # they overlap
+                        for number, buffer in zip(order[at:end], wanted, strict=True):
+                            fill(fd, [buffer], int(ranges.start[number]), path)
+                        continue
+                if end - at > _IOV_MAX or os.preadv(fd, wanted, begins[request]) != nbytes:
+                    fill(fd, wanted, begins[request], path)
 
     def _each_file(self, wanted: Requests) -> Iterator[tuple[str, int, int, int]]:
         """Path, descriptor, and the first and last requests of each file; some are opened together, so that the system can be told."""
@@ -143,7 +148,9 @@ class LocalFiles:
                     self._check(paths[number], fd)
                     yield paths[number], fd, edges[number], edges[number + 1]
                 first, end = edges[at], edges[at + len(fds)]
-                HINTS.note(began, int(wanted.edges[end] - wanted.edges[first]), int(requests.nbytes[first:end].sum()))
+                HINTS.note(
+                    began, int(wanted.edges[end] - wanted.edges[first]), int((requests.stop[first:end] - requests.start[first:end]).sum())
+                )
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """By a call each: where ranges are short and far apart that is faster than to join them."""

@@ -256,8 +256,10 @@ class _RowIndex(ChunkIndex):
             chunks = bands * inner + columns
         found = self._whole.raw_ranges(chunks)
         start = found.start + within * self._row_bytes
-        start[~found.is_written] = -1
-        return ByteRanges(found.paths, found.file, start, np.where(start < 0, -1, start + self._row_bytes))
+        stop, is_written = start + self._row_bytes, found.is_written
+        if not is_written.all():
+            start[~is_written] = stop[~is_written] = -1
+        return ByteRanges(found.paths, found.file, start, stop)
 
 
 class LibraryChunks(Chunks):

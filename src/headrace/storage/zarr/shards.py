@@ -131,14 +131,14 @@ class Shards(ChunkIndex):
         which = [known.setdefault(shard, len(known)) for shard in shards.tolist()]
         indices = self._indices(list(known))
         rows = [None if index is None else index.rows for index in indices]
-        starts, stops = list[int](), list[int]()
+        starts, sizes = list[int](), list[int]()
         for shard, chunk in zip(which, within.tolist(), strict=True):
             row = rows[shard]
-            start = -1 if row is None else row[2 * chunk]
-            starts.append(start)
-            stops.append(-1 if row is None or start < 0 else start + row[2 * chunk + 1])
+            starts.append(-1 if row is None else row[2 * chunk])
+            sizes.append(0 if row is None else row[2 * chunk + 1])
         paths = ["" if index is None else index.path for index in indices]
-        return ByteRanges(paths, np.array(which, np.int64), np.array(starts, np.int64), np.array(stops, np.int64))
+        start, nbytes = np.array([starts, sizes], np.int64)
+        return ByteRanges(paths, np.array(which, np.int64), start, np.where(start < 0, -1, start + nbytes))
 
     @abstractmethod
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
