@@ -13,7 +13,7 @@ _ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w-]+)'|\"([\w-]+)\"|([\w
 _IN_WORDS = {
     'pass on_error="skip"': "pass --skip-bad",
     "overwrite=True (--overwrite)": "--overwrite",
-    "say encoding= or errors=": "pass encoding=",
+    "pass encoding= or errors=": "pass encoding=",
     "name one of them as dataset_name": "name one of them by dataset_name=",
     "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",
     "raise PIL.Image.MAX_IMAGE_PIXELS": "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",

@@ -1,4 +1,4 @@
-"""What must be known of a file that is far away before its samples can be read, and where is that kept?
+"""Indices of remote files: what is needed to open one fast, cached on disk or found beside it.
 
 NOTE [ life of an index ]
 
@@ -88,7 +88,7 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
 
 
 def is_unknown(files: RemoteFiles, url: str, kind: IndexKind) -> bool:
-    """Is no index of a file kept on this machine, so that it is worth looking for one beside it?"""
+    """True if no index of a file is cached on this machine, so that it is worth looking for one beside it."""
     return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the errors that h5py, zarr-python and zipfile raise over damaged files?
+"""Turns the errors that h5py, zarr-python and zipfile raise over damaged files into ours.
 
 They raise what they stumbled over: KeyError, OverflowError, struct.error and so on. Here each becomes an error that says what can't be
 read.

@@ -1,4 +1,4 @@
-"""How is a sample read that is a file of its own?"""
+"""Samples that are a file each."""
 
 from __future__ import annotations
 

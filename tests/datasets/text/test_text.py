@@ -197,7 +197,7 @@ class TestBadInput:
     @pytest.mark.parametrize("unit", ["file", "line"])
     def test_utf16_is_recognised(self, unit: str, tmp_path: Path) -> None:
         path = write(tmp_path, {"a.txt": "one\n".encode("utf-16")}) / "a.txt"
-        with pytest.raises(SampleError, match=r"begins as UTF-16 does: say encoding='utf-16'"):
+        with pytest.raises(SampleError, match=r"begins as UTF-16 does: pass encoding='utf-16'"):
             TextDataset(path, unit=unit)[0]
         assert texts(TextDataset(path, unit=unit, encoding="utf-16", cache_dir=tmp_path / "c")) == ["one\n" if unit == "file" else "one"]
 

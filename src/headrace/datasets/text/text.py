@@ -383,5 +383,5 @@ def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int])
         at = begins() + error.start
         said = f"byte 0x{data[error.start]:02x} at offset {at:,} is no {encoding} ({error.reason})"
         is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        remedy = "it begins as UTF-16 does: say encoding='utf-16'" if is_utf16 else "say encoding= or errors="
+        remedy = "it begins as UTF-16 does: pass encoding='utf-16'" if is_utf16 else "pass encoding= or errors="
         raise FormatError(f"{said}; {remedy}") from None

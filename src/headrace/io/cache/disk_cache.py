@@ -1,4 +1,4 @@
-"""How is what was fetched from far away kept on this machine's disk, by many processes, within a limit?
+"""The disk cache of remote blocks, shared by many processes, within a limit.
 
 NOTE [ life of a cached block ]
 

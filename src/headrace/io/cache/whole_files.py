@@ -1,4 +1,4 @@
-"""How are files that are far away, and each a sample, kept on this machine's disk?
+"""The disk cache of remote files that are a sample each.
 
 NOTE [ versions of whole files ]
 

@@ -1,7 +1,7 @@
-"""Which samples does a tar hold, and where do their bytes lie?
+"""The samples of a tar, and where their bytes lie.
 
 A tar has no table: each member has a header, which says how far it is to the next one. `scanned` goes from header to header; it says
-which bytes it wants to see, and whoever drives it brings them, from a file or from far away, of many tars at once.
+which bytes it wants to see, and whoever drives it brings them, from a file or a server, of many tars at once.
 """
 
 from __future__ import annotations

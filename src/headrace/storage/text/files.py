@@ -1,4 +1,4 @@
-"""How is a text read that is a sample as a whole file?"""
+"""Texts that are samples as whole files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextFilesSource(FilesSource):
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
-        """Inside, files that are far away are read in the version that they have now.
+        """Inside, remote files are read in the version that they have now.
 
         Yields:
             What tells them from others, and from what they were before; None: the server does not say.
@@ -44,7 +44,7 @@ class TextFilesSource(FilesSource):
             self._still = None
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The files' bytes, as they lie there. How many these are of a file that is far away is known when they have come."""
+        """The files' bytes, as they lie there. The size of a remote file is known when it has come."""
         if not self.files.is_remote:
             return super().read(indices)
         if self._still is not None and self._far is not None:

@@ -1,4 +1,4 @@
-"""How are the places of very many lines kept in little more than a byte a line?
+"""Places of very many lines, stored in little more than a byte a line.
 
 As distances from one to the next, in groups: each group takes as many bytes a distance as its largest needs, and notes the place itself
 of every 64th line. So a line's place is that of the last one noted before it and a sum of at most 63 distances.

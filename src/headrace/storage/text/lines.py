@@ -1,4 +1,4 @@
-"""Where do the lines of a text begin?
+"""Finds where the lines of a text begin.
 
 A vectorised scan, a piece at a time: nothing but the places of a few pieces is ever in memory. Of a large text, threads read the pieces
 that come next and look for LFs in them, eight bytes at a time; what depends on the piece before (a CR at its end, an open quote) is done

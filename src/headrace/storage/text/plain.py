@@ -1,4 +1,4 @@
-"""How is a text read that is compressed, or whose bytes don't show where its lines end?
+"""Reads texts that are compressed, or whose bytes don't show where their lines end.
 
 Whole: in memory. Line by line: from a copy in plain UTF-8, which is made once, in `cache_dir`.
 """
@@ -42,7 +42,7 @@ def without_compression(name: str) -> str:
 
 
 def is_compressed(name: str) -> bool:
-    """Does the name say that the file is compressed?"""
+    """True if the name says that the file is compressed."""
     return without_compression(name) != name
 
 
@@ -65,7 +65,7 @@ def check_encoding(encoding: str, errors: str) -> str:
 
 
 def shows_lines(encoding: str) -> bool:
-    """Is a byte 10 or 13 the end of a line in this encoding, and nothing else ever? So in UTF-8, and where each byte is a character."""
+    """True if a byte 10 or 13 is always the end of a line in this encoding: so in UTF-8, and where each byte is a character."""
     if encoding in ("utf-8", "ascii"):
         return True
     if "escape" in encoding:
@@ -128,7 +128,7 @@ class Room:
         self._budget = budget
 
     def check(self, nbytes: int) -> None:
-        """Is there room for a text of so many bytes?
+        """Compares a text's bytes with the room that there is.
 
         Raises:
             FormatError: there is not; so the text is what can't be read, and may be skipped.
@@ -253,7 +253,7 @@ def _plainly(path: str, encoding: str, errors: str, opened: Callable[[], BinaryI
         at = fed + len(piece or b"") - len(error.object) + error.start
         where = "offset" if not is_compressed(path) else "offset (of the decompressed text)"
         raise FormatError(
-            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; say encoding= or errors="
+            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; pass encoding= or errors="
         ) from None
     except UnicodeError as error:  # of a decoder that does not say where
-        raise FormatError(f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; say encoding= or errors=") from None
+        raise FormatError(f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; pass encoding= or errors=") from None

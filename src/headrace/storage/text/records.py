@@ -1,4 +1,4 @@
-"""Where do the records of a CSV, TSV, JSON or JSON Lines file begin, and what is in one?"""
+"""Records of CSV, TSV, JSON and JSON Lines files: where they begin, and what is in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are texts gone through, to find where their lines and records begin?
+"""The pass over texts that finds where their lines and records begin.
 
 A piece at a time, file by file: `headrace.storage.text.lines` looks for the ends of lines, and here is known which of them end a
 record, where the header of a table ends, and which lines are blank.
@@ -242,7 +242,7 @@ class Scan:
                         names = records.csv_row(strip_end(line, None).decode(*self._codec), records.DELIMITERS[kind])
                     except UnicodeDecodeError as error:
                         said = f"a byte of the first line, which names the fields, is no {error.encoding} ({error.reason})"
-                        raise FormatError(f"{said}; say encoding= or errors=") from None
+                        raise FormatError(f"{said}; pass encoding= or errors=") from None
                     self._headers.append(names)
                     yield joined[number + 1 :]
                     break

@@ -1,4 +1,4 @@
-"""How are the lines and records of many text files read at random?
+"""The lines and records of many text files, local or remote, read at random.
 
 By a table of the places where they begin: little more than a byte a line (see `headrace.storage.text.line_index`), made in one pass,
 kept in `cache_dir` and mapped, so that no process holds it. There the files follow one another as if they were one.
@@ -43,7 +43,7 @@ KEPT_FROM = 64 << 20
 _VERSION = 3
 _AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
 BLOCK = 2 << 20
-"""Bytes of text whose lines are a block: what is fetched at once of a text that is far away."""
+"""Bytes of text whose lines are a block: what is fetched at once of a remote text."""
 
 
 class LinesSource(Source):
@@ -335,7 +335,7 @@ class LinesSource(Source):
 
     @property
     def has_records(self) -> bool:
-        """Are samples records, and not lines?"""
+        """True if samples are records, and not lines."""
         return bool(self._formats)
 
     def fields(self, index: int, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""How are tokens read that `headrace.pack` wrote?
+"""Tokens that `headrace.pack` wrote, mapped.
 
 Where they lie: the file's flat array of tokens is mapped, and where each document begins too. Nothing is copied, whatever the size.
 """
@@ -44,7 +44,7 @@ class Place:
 
 
 class TokensFile:
-    """A packed file of tokens, near or far away, as far as it says what is in it.
+    """A packed file of tokens, local or remote, as far as it says what is in it.
 
     Args:
         path: of the file, absolute; or its URL.
@@ -104,7 +104,7 @@ class TokensFile:
             raise FormatError(f"{self._shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
 
     def _check(self, edges: npt.NDArray[Any], end: int, crc_shape: tuple[int, ...] | None) -> None:
-        """Do the parts fit each other?
+        """Compares the parts with each other.
 
         Args:
             edges: where documents begin.
@@ -205,7 +205,7 @@ class PackedTokens(TokensFile):
 
     @property
     def has_checksums(self) -> bool:
-        """Is there a checksum of each document?"""
+        """True if there is a checksum of each document."""
         return self._crc is not None
 
     def damaged(self) -> Iterator[tuple[int, list[int]]]:

@@ -1,4 +1,4 @@
-"""How are tokens read that `headrace.pack` wrote, and that lie behind a URL?
+"""Tokens that `headrace.pack` wrote, read by ranges of a URL.
 
 By ranges of the file's flat array of tokens. Where documents begin, targets and names are read when the file is opened, by h5py, and are
 its index with all else that this takes: a later start finds them in `cache_dir`. Nothing is mapped, and nothing is asked for to find out
@@ -25,7 +25,7 @@ from headrace.storage.tokens.source import RangedTokens
 
 
 class FarTokens(TokensFile, RangedTokens):
-    """Tokens of a packed file that is far away. Picklable: a worker reads on, and asks for nothing first.
+    """Tokens of a remote packed file. Picklable: a worker reads on, and asks for nothing first.
 
     Args:
         url: of a file that `headrace.pack` made of texts.

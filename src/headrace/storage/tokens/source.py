@@ -1,7 +1,7 @@
-"""How are tokens read at random that lie one after the other in one long array?
+"""Documents, windows and blocks of one long array of tokens, read at random.
 
 A document is a stretch of it, a window a part of a document, a block the next so many tokens whatever documents they are of. All are
-found by arithmetic, and read where they lie: in a file that is mapped; or by ranges, of one that is far away.
+found by arithmetic, and read where they lie: in a file that is mapped; or by ranges, of a remote one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tokens(Protocol):
 
 
 class RangedTokens(ABC):
-    """Tokens that are far away: there is no array of all of them. Picklable, thread-safe.
+    """Remote tokens: there is no array of all of them. Picklable, thread-safe.
 
     Attributes:
         path: the URL of the file that they lie in.
@@ -73,7 +73,7 @@ AnyTokens = Tokens | RangedTokens
 
 
 def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-    """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of what is near, copies of what is far away.
+    """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of remote ones.
 
     Raises:
         AccessError: a file of this machine is gone, or has been changed.
@@ -89,7 +89,7 @@ class TokensSource(Source):
     """Parts of documents, as arrays of ids. The common part of the sources below.
 
     Args:
-        tokens: the array, or what stands for it where that is far away.
+        tokens: the array, or what stands for it where that is remote.
         fingerprint: of the texts and of what they were made with.
         where: for messages: what the tokens are of; or what says where a document lies, by its number.
 
