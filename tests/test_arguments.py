@@ -1,9 +1,12 @@
 """The checks of arguments that all doors share."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+import headrace
 from headrace import ConfigError
 from headrace.arguments import check_callable, check_names, described, nearest
 
@@ -28,6 +31,15 @@ def test_an_unknown_name_gets_hint_then_nearest_then_the_list() -> None:
         with pytest.raises(ConfigError) as refused:
             check_names("door", [name], KNOWN, {"bs": "batch_size"})
         assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("function", "word", "meant"),
+    [(headrace.pack, "overwite", "overwrite"), (headrace.verify, "progres", "progress"), (headrace.write_index, "retrys", "retries")],
+)
+def test_functions_that_take_paths_propose_the_nearest_keyword(function: Any, word: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': did you mean {meant}\\?$"):
+        function("nowhere", **{word: True})
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import operator
-from collections.abc import Collection, Iterable, Mapping
-from typing import overload
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from headrace.errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OLD_NAMES = {
     "BatchTransform": "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which works on batches",
@@ -90,6 +95,18 @@ def check_flag(name: str, value: object, *, optional: bool = False) -> None:
     """Raises a ConfigError for what is neither True nor False, nor None where it is optional."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise ConfigError(f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}")
+
+
+def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that refuses keywords it does not have by a ConfigError, which proposes the nearest."""
+    known = {p.name for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **keywords: P.kwargs) -> T:
+        check_names(function.__name__, keywords, known)
+        return function(*args, **keywords)
+
+    return checked
 
 
 def described(value: object) -> str:

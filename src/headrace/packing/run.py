@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image, to_channels_last
@@ -68,6 +69,7 @@ class PackResult:
     left_out: tuple[str, ...]
 
 
+@checks_keywords
 def pack(
     dataset: BaseDataset | DataPath,
     dst: str | os.PathLike[Any],
@@ -269,7 +271,7 @@ def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array
 def _read_back(part: PartFile, progress: bool | None) -> None:
     part.reread()
     with locked_by_caller(part.path):
-        bad = verify(part.path, progress).bad
+        bad = verify(part.path, progress=progress).bad
     if bad:
         raise WriteError(
             f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "

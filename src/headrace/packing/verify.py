@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.errors import FormatError, HeadraceError
 from headrace.io.paths import redact
@@ -35,7 +36,8 @@ class VerifyResult:
         return not self.bad
 
 
-def verify(path: str | os.PathLike[Any], progress: bool | None = None) -> VerifyResult:
+@checks_keywords
+def verify(path: str | os.PathLike[Any], *, progress: bool | None = None) -> VerifyResult:
     """Read all of a packed file, and compare every sample, the offsets, names and targets with their checksums.
 
     Args:

@@ -21,7 +21,6 @@ from headrace.dtypes import IntArray
 from headrace.errors import HeadraceError, warn
 from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
 from headrace.io.local.files import LocalFiles
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact, without_query
 from headrace.io.ranges import ByteRanges, coalesce
 from headrace.io.remote_files import RemoteFiles
@@ -377,10 +376,7 @@ class LinesSource(Source):
         return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
 
     def fingerprint(self) -> str:
-        names = self.files.names
-        if self._texts[0].shown.startswith(("http://", "https://")):  # what is signed anew each day is the same text
-            names = PackedNames(name.partition(b"?")[0] for name in names)
-        return f"{fingerprint_names(*names.arrays)}:{self._unit}:{len(self)}"
+        return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
 
     def shown(self, file: int) -> str:
         """A file as messages name it."""
