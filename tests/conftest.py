@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
+import mmap
 import multiprocessing
 import os
 import threading
@@ -265,3 +267,36 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         multiprocessing.active_children()  # reaps those that have exited
         time.sleep(_POLL)
         gc.collect()  # a thread on its way out lets go of an error only now, and that of its traceback's frames in a circle
+
+
+class _FallbackCounter(logging.Handler):
+    """Counts fast ways of making batches that fail, in forked workers too."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._shared = mmap.mmap(-1, 8)
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._shared[:8], "little")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shared[:8] = (self.count + 1).to_bytes(8, "little")
+
+
+_LOOKED_AT = ("datasets/core/", "datasets/image/", "datasets/text/test_text", "datasets/text/test_filling", "modes/", "testing/")
+_FALLBACKS = _FallbackCounter()
+_WAYS = logging.getLogger("headrace.datasets.core.ways")
+_WAYS.addHandler(_FALLBACKS)
+_WAYS.setLevel(logging.DEBUG)
+_WAYS.propagate = False
+
+
+@pytest.fixture(autouse=True)
+def _fast_ways_work(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in which a fast way of making batches fails, unless it is marked `falls_back`. Tests of storage, loaders and servers
+    damage what they read in many places, and are not looked at."""
+    before, is_looked_at = _FALLBACKS.count, any(part in str(request.node.path) for part in _LOOKED_AT)
+    yield
+    if is_looked_at and _FALLBACKS.count > before and request.node.get_closest_marker("falls_back") is None:
+        pytest.fail(f"{_FALLBACKS.count - before} batches fell back to a slower way", pytrace=False)

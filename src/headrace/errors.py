@@ -19,7 +19,7 @@ class ConfigError(HeadraceError, ValueError):
     """An argument or option has a value that makes no sense; the message names it."""
 
 
-class CollateError(ConfigError):
+class CollateError(HeadraceError, ValueError):
     """Samples that make no batch: shapes, dtypes or structures differ. The message names the samples, the place in them and the remedy.
 
     Its arguments are the parts of the message; an integer among them is the position of a sample in its batch.
@@ -58,8 +58,9 @@ class FormatError(HeadraceError, ValueError):
 class SampleError(HeadraceError, OSError):
     """A sample can't be read or decoded; the message names path, index and cause."""
 
-    may_be_skipped = False
-    """True if the user chose to leave such samples out (``on_error="skip"``)."""
+
+class EmptyBatchError(SampleError):
+    """None of the samples of a batch can be read, and such samples are to be left out (``on_error="skip"``)."""
 
 
 class RemoteError(HeadraceError, ConnectionError):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
-from headrace import CollateError, ConfigError, TextCollator, VisionCollator, list_collate, pad_collate
+from headrace import CollateError, TextCollator, VisionCollator, list_collate, pad_collate
 from headrace.collate import stack_collate
 from headrace.memory.ring import Ring
 from headrace.testing.contract import same
@@ -334,10 +334,10 @@ def test_the_remedy_fits_what_differs() -> None:
     ],
 )
 def test_the_place_is_named(wrap: Any, place: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(CollateError) as refused:
         stack_collate([wrap(torch.zeros(2)), wrap(torch.zeros(3))])
     assert f"{place}: sample 1" in str(refused.value)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(CollateError) as refused:
         stack_collate([wrap({"a": 1}), wrap({"b": 1})])
     assert f"{place}: sample 1" in str(refused.value)
 
@@ -349,14 +349,14 @@ PHOTO = Image.new("RGB", (5, 4))
 
 @pytest.mark.parametrize("samples", [[PHOTO] * 2, [(PHOTO, 1)] * 2, [{"image": PHOTO}] * 2, [("a", 1), (PHOTO, 1)]])
 def test_pil_images_are_refused_with_the_remedy(samples: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"is a PIL image \(RGB, 5 x 4\).*v2\.ToImage\(\) or PILToTensor\(\).*transform_input='tensor'"):
+    with pytest.raises(CollateError, match=r"is a PIL image \(RGB, 5 x 4\).*v2\.ToImage\(\) or PILToTensor\(\).*transform_input='tensor'"):
         stack_collate(samples)
 
 
 @pytest.mark.parametrize("samples", [[None, None], [(None, 1), (None, 2)], [[None, 1], [None, 2]]])
 def test_inputs_of_none_are_refused_with_the_remedy(samples: list[Any]) -> None:
     with pytest.raises(
-        ConfigError,
+        CollateError,
         match=r"is None, and so are all others of the batch: the transform .*returned nothing; end it with a return of the value",
     ):
         stack_collate(samples)

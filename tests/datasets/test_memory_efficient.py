@@ -34,7 +34,7 @@ from headrace import (
     create_dataloader,
     open_dataset,
 )
-from headrace.datasets.core.finished import PackedSample
+from headrace.datasets.finished import PackedSample
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same
@@ -207,10 +207,10 @@ class OwnFormat(BaseDataset):
     def decode(self, record: int) -> Any:
         return np.array([record, record**2])
 
-    def present(self, value: Any) -> Any:
+    def to_input(self, value: Any) -> Any:
         return torch.from_numpy(value)
 
-    def assemble(self, value: Any, target: Any) -> Any:
+    def make_sample(self, value: Any, target: Any) -> Any:
         return {"value": value, "target": target}
 
     def held_nbytes(self) -> int:
@@ -221,7 +221,7 @@ class OwnFormat(BaseDataset):
 
 
 class Pairs(OwnFormat):
-    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
+    def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
         return value, f"target {index} of {int(value[0])}"
 
 

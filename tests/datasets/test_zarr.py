@@ -276,8 +276,8 @@ class Doubled(ZarrDataset):
 
 
 class Negated(ZarrDataset):
-    def present(self, value: Any) -> Any:
-        return -super().present(value)
+    def to_input(self, value: Any) -> Any:
+        return -super().to_input(value)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])

@@ -214,9 +214,9 @@ class Known(BaseDataset):
     def decode(self, record: bytes) -> Any:
         return made(self.spec, int.from_bytes(record[:8], "little"), np.frombuffer(record, np.uint8, offset=8))
 
-    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
+    def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
         _come_by(self.spec, index)
-        return super().pair(index, value)
+        return super().split_target(index, value)
 
 
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {"view": turned, "ragged": cropped, "draws": RandomProbe()}

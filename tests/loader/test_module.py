@@ -287,7 +287,7 @@ def test_val_transform_shares_the_store_and_draws_nothing(
     images, targets = next(iter(module.val_dataloader()))
     size = options.get("image_size", 16)
     plain = ImageDataset(photos, image_size=size, **({"hold": "decoded"} if "hold" in options else {}))
-    whole = module.val._whole_indices(range(4)).tolist()
+    whole = module.val.whole_indices(range(4)).tolist()
     wanted = [plain[i] for i in whole]
     assert targets.tolist() == [target for _, target in wanted] and images.shape == (4, 3, size, size)
     exact = torch.stack([image for image, _ in wanted])

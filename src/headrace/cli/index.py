@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Writes the indices, and prints which."""
-    from headrace.datasets.core.indexing import write_index
+    from headrace.datasets.indexing import write_index
 
     for path in given.paths:
         for written in write_index(path):

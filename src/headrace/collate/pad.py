@@ -99,7 +99,7 @@ class PadCollator:
 
         try:
             batch = stack_tree(samples, special, _ONE_SHAPE)
-        except ConfigError:
+        except (CollateError, ConfigError):
             if samples:
                 self._check_names(samples[0])  # a name that means nothing is the nearer cause
             raise

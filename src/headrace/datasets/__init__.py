@@ -1,10 +1,10 @@
 """What is a sample?"""
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.indexing import write_index
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.augment import RandomHorizontalFlip, RandomResizedCrop
 from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.indexing import write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset

@@ -1,4 +1,4 @@
-"""What do samples have in common that are rows or parts of arrays, whatever file they lie in?"""
+"""Samples that are rows or parts of arrays, whatever file they lie in."""
 
 from __future__ import annotations
 
@@ -7,104 +7,102 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from headrace.datasets.core.base import BaseDataset, as_tensor
-from headrace.datasets.core.filling import Like
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.format import SampleFormat
 from headrace.errors import ConfigError, FormatError
+from headrace.memory.rows import ArraySpec
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
+
+
+class ArrayFormat(SampleFormat):
+    """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length in plain terms; dicts of these.
+
+    Args:
+        dtype: that numbers are cast to; None: they stay as they are.
+        encoding: of strings; None: they are bytes.
+        spec: of the records, if they are plain arrays of one kind.
+        is_plain: True if records are plain arrays, though perhaps of several shapes.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any] | None = None,
+        encoding: str | None = "utf-8",
+        spec: tuple[tuple[int, ...], np.dtype[Any]] | None = None,
+        is_plain: bool = False,
+    ) -> None:
+        self.dtype, self.is_plain = dtype, is_plain
+        self._encoding, self._spec = encoding, spec if is_plain else None
+        self.stores_values = is_plain and dtype is None
+
+    def decode(self, record: Any) -> Any:
+        if isinstance(record, dict):
+            return {name: self._decoded_row(row) for name, row in record.items()}
+        return self._decoded_row(record)
+
+    def _decoded_row(self, row: Any) -> Any:
+        value = row if self.is_plain else as_value(row, self._encoding)
+        if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            return value.astype(self.dtype)
+        return value
+
+    def value_spec(self) -> ArraySpec | None:
+        spec = self._spec
+        return None if spec is None or spec[1].kind not in "biufc" else ArraySpec(spec[0], self.dtype or spec[1])
+
+    def to_input(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self.to_input(one) for name, one in value.items()}
+        if isinstance(value, np.generic):
+            value = np.asarray(value)
+        return as_tensor(value) if isinstance(value, np.ndarray) else value
+
+    def sample_nbytes(self) -> int | None:
+        spec = self.value_spec()
+        return None if spec is None else int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
 
 
 class ArrayDataset(BaseDataset):
     """Rows of arrays as tensors; several arrays as dicts of them. The common part of `HDF5Dataset` and `ZarrDataset`."""
 
     reads_urls = True
-    _dtype: np.dtype[Any] | None = None
-    _is_plain = False
-    _encoding: str | None = "utf-8"
-    """Of strings; None: they are bytes."""
-
-    def _describe(self, sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None) -> Any:
-        """Notes what the rows are, before `BaseDataset` is set up; gives the sources as one.
-
-        Raises:
-            ConfigError: `dtype` is none.
-            FormatError: the sources have different rows, or numbers that torch does not have.
-        """
-        self._dtype = dtype_named(dtype)
-        first = sources[0]
-        for source in sources[1:]:
-            if source.rows_are != first.rows_are:
-                raise FormatError(
-                    f"{source.path} and {first.path} can't be one dataset: rows of {source.rows_are} here, and of {first.rows_are} there"
-                )
-        self._check_numbers(first)
-        self._is_plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-        return first if len(sources) == 1 else ConcatSource(sources)
-
-    def _check_numbers(self, source: ArraysSource) -> None:
-        for name, dtype in source.dtypes.items():
-            field = long_doubles_in(dtype)
-            if field or (field == "" and self._dtype is None):
-                remedy = "convert that field" if field else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
-                what = f"{name!r}, field {field!r}," if field else repr(name)
-                raise FormatError(f"{source.path}: {what} holds long doubles ({dtype}), which torch does not have: {remedy}")
-
-    def decode(self, record: Any) -> Any:
-        """A row in plain terms, cast where `dtype` says so."""
-        return self._decoded_record(record)
-
-    def _decoded_record(self, record: Any) -> Any:
-        if isinstance(record, dict):
-            return {name: self._decoded_row(row) for name, row in record.items()}
-        return self._decoded_row(record)
-
-    def _decoded_row(self, row: Any) -> Any:
-        value = row if self._is_plain else as_value(row, self._encoding)
-        if self._dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return value.astype(self._dtype)
-        return value
-
-    @property
-    def _decodes_plainly(self) -> bool:
-        """True if a value is its row, cast perhaps: no subclass decodes in its own way."""
-        return self._is_plain and type(self).decode is ArrayDataset.decode
-
-    @property
-    def stores_values(self) -> bool:
-        return self._decodes_plainly and self._dtype is None
-
-    def present(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: self.present(one) for name, one in value.items()}
-        if isinstance(value, np.generic):
-            value = np.asarray(value)
-        return as_tensor(value) if isinstance(value, np.ndarray) else value
-
-    def value_like(self) -> Like | None:
-        found = self._source.rows_like() if self._decodes_plainly else None
-        return None if found is None or found[1].kind not in "biufc" else (found[0], self._dtype or found[1])
-
-    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Like | None:
-        return (shape, dtype) if type(self).present is ArrayDataset.present else None
+    _format: ArrayFormat
 
     def held_nbytes(self) -> int | None:
-        if not self._decodes_plainly:
+        if not self._format.is_plain or "decode" in self._overridden:
             return None
-        factor = 1 if self._dtype is None else self._dtype.itemsize / max(1, self._sources[0].dtype.itemsize)
-        return int(sum(source.total_bytes for source in self._sources) * factor)
+        sources: list[Any] = self._source.sources if isinstance(self._source, ConcatSource) else [self._source]
+        dtype = self._format.dtype
+        factor = 1 if dtype is None else dtype.itemsize / max(1, sources[0].dtype.itemsize)
+        return int(sum(source.total_bytes for source in sources) * factor)
 
-    def sample_nbytes(self) -> int | None:
-        like = self.value_like()
-        if like is None or self.input_like(*like) is None or self._is_random or not len(self._source):
-            return None
-        return int(np.prod(like[0], dtype=np.int64)) * like[1].itemsize
 
-    @property
-    def _sources(self) -> list[Any]:
-        source: Any = self._source
-        return source.sources if isinstance(source, ConcatSource) else [source]
+def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, encoding: str | None = "utf-8") -> tuple[Any, ArrayFormat]:
+    """Several sources of rows as one, and the format of the samples.
+
+    Raises:
+        ConfigError: `dtype` is none.
+        FormatError: the sources have different rows, or numbers that torch does not have.
+    """
+    cast_to, first = dtype_named(dtype), sources[0]
+    for other in sources[1:]:
+        if other.rows_are != first.rows_are:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: rows of {other.rows_are} here, and of {first.rows_are} there"
+            )
+    for name, kind in first.dtypes.items():
+        field = long_doubles_in(kind)
+        if field or (field == "" and cast_to is None):
+            remedy = "convert that field" if field else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
+            what = f"{name!r}, field {field!r}," if field else repr(name)
+            raise FormatError(f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: {remedy}")
+    source: Any = first if len(sources) == 1 else ConcatSource(sources)
+    plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
+    return source, ArrayFormat(cast_to, encoding, source.rows_like(), plain)
 
 
 def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
@@ -128,3 +126,11 @@ def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "
     if any(not is_plain(column.dtype) for column in columns):
         return [as_value(value, encoding) for column in columns for value in column]
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
+    try:
+        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    except TypeError:
+        return array

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, joined_targets
+from headrace.datasets.arrays import ArrayDataset, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError
@@ -68,7 +68,7 @@ class HDF5Dataset(ArrayDataset):
         names = () if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
         if not is_one and not (names and all(isinstance(name, str) for name in names)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
-        self._encoding = _encoding_named(encoding)
+        codec = _encoding_named(encoding)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
         wanted: Any = dataset_name if is_one else names
@@ -82,9 +82,9 @@ class HDF5Dataset(ArrayDataset):
             return source, None if target_name is None else source.column(target_name)
 
         found = opened.read_each(paths, one)
-        source = self._describe([one for one, _ in found], dtype)
-        targets = None if target_name is None else joined_targets([column for _, column in found], self._encoding)
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
+        source, rows = joined_rows([one for one, _ in found], dtype, codec)
+        targets = None if target_name is None else joined_targets([column for _, column in found], codec)
+        super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
 
 def _encoding_named(encoding: str | None) -> str | None:

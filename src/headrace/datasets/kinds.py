@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.datasets.image.pixels import EXTENSIONS
 from headrace.io.resolve.file_set import Kind
 from headrace.storage.tar.source import TARS
 from headrace.storage.text.plain import COMPRESSED
 from headrace.storage.zarr.stores import ZARR
 
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+"""Of images, in any case."""
 _PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
 TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", *COMPRESSED))
 IMAGES = Kind("images", EXTENSIONS)

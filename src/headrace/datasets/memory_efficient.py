@@ -1,4 +1,4 @@
-"""How does any dataset come by loading modes and a memory budget? `MemoryEfficientDataset` wraps it."""
+"""Loading modes and a memory budget for any dataset."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy.typing as npt
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, check_common
-from headrace.datasets.core.delegating import DelegatingDataset
-from headrace.datasets.core.finished import ALONE, Finished
+from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.options import COMMON
+from headrace.datasets.delegating import DelegatingDataset
+from headrace.datasets.finished import Finished
 from headrace.datasets.open import known_keywords, open_dataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
@@ -73,6 +74,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         self._opened_here = _is_path(data_path)
         self.data_path = data_path if self._opened_here else getattr(data_path, "data_path", None)
         inner: BaseDataset
+        self._adds_transforms = False
         if self._opened_here:
             held = {"hold": options["hold"]} if options.get("hold") is not None else {}
             inner = open_dataset(data_path, **held, **given, **of_format)
@@ -82,13 +84,10 @@ class MemoryEfficientDataset(DelegatingDataset):
         elif isinstance(data_path, BaseDataset):
             inner, given = self._adopt(data_path, given, options)
         else:
-            inner = Finished(data_path, options.get("seed", 42))
-        self._inner = inner
-        source = inner._source if inner._chosen is None else ViewSource(inner)
-        super().__init__(
-            source, targets=inner.targets, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options
-        )  # fmt: skip
-        self._adopt_traits()
+            inner = Finished(data_path, options.get("seed", 42), needs_pairs=transforms is not None or target_transform is not None)
+        source = inner.sample_source if inner._chosen is None else ViewSource(inner)
+        adds = self._adds_transforms
+        super().__init__(inner, source, adds, loading_mode=loading_mode, max_memory_usage=max_memory_usage, **given, **options)
         self._memory_monitor: MemoryMonitor | None = None
 
     def _adopt(self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
@@ -99,8 +98,8 @@ class MemoryEfficientDataset(DelegatingDataset):
                 "time: make it with loading_mode='lazy'"
             )
         names = [name for name, transform in given.items() if transform is not None]
-        self._transforms_added = bool(names)
-        if names and dataset._is_random:
+        self._adds_transforms = bool(names)
+        if names and is_random_in(dataset):
             raise ConfigError(f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give them to one of the two")
         brought = {name: getattr(dataset, name) for name in ("seed", "on_error", "return_index")}
         for name, value in {**brought, "hold": dataset._hold, "progress": dataset._progress}.items():
@@ -116,15 +115,6 @@ class MemoryEfficientDataset(DelegatingDataset):
         if self._memory_monitor is None:
             self._memory_monitor = MemoryMonitor()
         return self._memory_monitor
-
-    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
-        value, target = super().pair(index, value)
-        if target is ALONE and (self.target_transform is not None or self.transforms is not None):
-            raise ConfigError(
-                f"target_transform and transforms have no meaning here: sample {index} is no tuple of two, and so has no target; "
-                "transform= gets it as a whole"
-            )
-        return value, target
 
     # -- what users see
 
@@ -161,13 +151,13 @@ class ViewSource(Source):
     def __init__(self, view: BaseDataset) -> None:
         assert view._chosen is not None
         self._view, self._chosen = view, view._chosen
-        self.thread_safe: bool = view._source.thread_safe
+        self.thread_safe: bool = view.sample_source.thread_safe
 
     def __len__(self) -> int:
         return len(self._chosen)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        return self._view._source.read(self._chosen[np.asarray(indices, np.int64)].tolist())
+        return self._view.sample_source.read(self._chosen[np.asarray(indices, np.int64)].tolist())
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
         return self._view.blocks()
@@ -193,6 +183,6 @@ class _Shown:
 
 
 def _is_path(data_path: Any) -> bool:
-    """Is it a path, or a list of paths, rather than a dataset?"""
+    """True for a path, or a list of paths."""
     one = (str, bytes, os.PathLike)
     return isinstance(data_path, one) or (isinstance(data_path, (list, tuple)) and all(isinstance(path, one) for path in data_path))

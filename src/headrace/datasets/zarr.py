@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, dtype_named, joined_targets
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, dtype_named, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.filling import Like
+from headrace.datasets.core.format import HasTargets
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
@@ -22,6 +23,28 @@ from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, Found, Patches, array_or_level, patch_source, position
+
+
+class LabelledPatches(ArrayFormat):
+    """Pairs of a patch and a patch of labels.
+
+    Args:
+        dtype: that the numbers of patches are cast to, and labels are not; None: they stay as they are.
+    """
+
+    splits_targets = True
+    always_pairs = True
+
+    def __init__(self, dtype: np.dtype[Any] | None) -> None:
+        super().__init__(dtype)
+        self.stores_values = False
+
+    def decode(self, record: Any) -> Any:
+        patch, labels = record
+        return patch if self.dtype is None else patch.astype(self.dtype), labels
+
+    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+        return value[0], self.to_input(value[1])
 
 
 class ZarrDataset(ArrayDataset):
@@ -95,7 +118,6 @@ class ZarrDataset(ArrayDataset):
         reach, common = split_options(options)
         files = resolve(data_path, ZARR, reach)
         paths, opened = files.urls(), OpenZarr(files.server)
-        self._has_labels = False
         self._volumes: list[tuple[PatchSource, Found]] = []
         targets: Any = None
         source: Any
@@ -106,41 +128,20 @@ class ZarrDataset(ArrayDataset):
                     raise ConfigError(f"{option} goes with patches: give patch_shape too")
             reading = {"direct": direct, "missing": missing, "opened": opened, "column": target_name}
             sources = [ZarrSource(path, _rows_of(path, dataset_name, target_name, scale, opened), **reading) for path in paths]
-            source = self._describe(sources, dtype)
+            source, sample_format = joined_rows(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
             if not (dataset_name is None or isinstance(dataset_name, str)):
                 raise ConfigError("patches come from one array of each store: give one dataset_name")
             if boxes is not None and len(paths) > 1:
                 raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
-            self._dtype, self._is_plain, self._has_labels = dtype_named(dtype), target_name is None, target_name is not None
+            cast_to = dtype_named(dtype)
             patches = Patches(patch_shape, stride, edges, pad, boxes)
             reading = {"direct": direct, "missing": missing}
             self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened, **reading) for path in paths]
             source = _joined_volumes(self._volumes)
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
-
-    def _decoded_record(self, record: Any) -> Any:
-        if not self._has_labels:
-            return super()._decoded_record(record)
-        patch, labels = record
-        return patch if self._dtype is None else patch.astype(self._dtype), labels
-
-    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
-        if not self._has_labels:
-            return super().pair(index, value)
-        return value[0], super().present(value[1])
-
-    @property
-    def _pairs_plainly(self) -> bool:
-        return not self._has_labels and type(self).pair is ZarrDataset.pair
-
-    @property
-    def always_pairs(self) -> bool:  # type: ignore[override]
-        return self._has_labels
-
-    def value_like(self) -> Like | None:
-        return None if self._has_labels else super().value_like()
+            sample_format = ArrayFormat(cast_to, None, source.rows_like(), True) if target_name is None else LabelledPatches(cast_to)
+        super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def corner_of(self, index: int) -> tuple[int, ...]:
         """The lowest corner of a patch in the volume, along the axes of `patch_shape`.
@@ -164,7 +165,7 @@ class ZarrDataset(ArrayDataset):
         if not self._volumes:
             raise ConfigError("samples are rows, which have no corner: give patch_shape")
         source: Any = self._source
-        whole = int(self._whole_indices([range(len(self))[index]])[0])
+        whole = int(self.whole_indices(range(len(self))[index]))
         return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
 
     def position_of(self, index: int) -> tuple[float, ...]:
@@ -201,9 +202,9 @@ class ZarrDataset(ArrayDataset):
     def held_nbytes(self) -> int | None:
         if not self._volumes:
             return super().held_nbytes()
-        if type(self).decode is not ArrayDataset.decode:
+        if "decode" in self._overridden:
             return None
-        return sum(patches.sample_bytes(self._dtype) * len(patches) for patches, _ in self._volumes)
+        return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
 
 
 def _joined_volumes(volumes: Sequence[tuple[PatchSource, Found]]) -> PatchSource | ConcatSource[PatchSource]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.datasets.core.base import CHUNK_BYTES, BaseDataset
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.budgeting import CHUNK_BYTES
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.ways import choose_way
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
@@ -40,14 +43,14 @@ class LoaderMemory:
     Args:
         dataset: the user's.
         usage: the loader's `max_memory_usage`; None: the dataset's.
-        stacks: True if samples are stacked, so that a dataset may write them straight into the batch.
+        collating: the collate function.
         local_world_size: ranks of this machine.
     """
 
-    def __init__(self, dataset: Any, usage: Any, stacks: bool, local_world_size: int) -> None:
+    def __init__(self, dataset: Any, usage: Any, collating: Collating, local_world_size: int) -> None:
         self._dataset, self._usage, self._ranks = dataset, usage, local_world_size
         self._datasets = inner_datasets(dataset)
-        self._is_straight = stacks and isinstance(dataset, BaseDataset) and dataset.writes_batches
+        self._is_straight = isinstance(dataset, BaseDataset) and choose_way(dataset, collating).writes_in_place
         self._reserved: Reservation | None = None
         self._too_large = 0  # bytes of a batch of which too many are on their way
 
@@ -182,8 +185,8 @@ class LoaderMemory:
     def _reserve_fetched(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> None:
         """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch fetches its own ranges: more requests,
         and the same samples."""
-        dataset.hold_ahead(0)
-        wanted = dataset.far_nbytes(lanes.blocks) if lanes.is_block else 0
+        dataset.hold_prefetched(0)
+        wanted = dataset.remote_nbytes(lanes.blocks) if lanes.is_block else 0
         left = self.budget.available // processes
         if wanted > left:
             warn(
@@ -192,7 +195,7 @@ class LoaderMemory:
                 f"in many more requests. Use a smaller {lanes.smaller}, fewer workers, or raise max_memory_usage"
             )
             wanted = 0
-        dataset.hold_ahead(wanted, processes)
+        dataset.hold_prefetched(wanted, processes)
 
 
 class _Lanes:

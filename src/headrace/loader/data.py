@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.wrapped import parts_of
+from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError
 
 

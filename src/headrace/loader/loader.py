@@ -10,8 +10,9 @@ from typing import Any, Self, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
-from headrace.collate import TextCollator, stack_collate
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.ways import choose_way
 from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
@@ -66,7 +67,8 @@ class Loader(DataLoader[Any]):
         self._reasons: Reasons
         config, self._reasons = resolve(config, dataset, world)
         self._collate = choose_collate(config, dataset)
-        self._memory = LoaderMemory(dataset, config.max_memory_usage, self._collate is stack_collate, world.local_world_size)
+        self._collating = Collating(self._collate, config.yields_batches)
+        self._memory = LoaderMemory(dataset, config.max_memory_usage, self._collating, world.local_world_size)
         config = self._memory.fit(config, self._reasons)
         draws_again = config.replacement and (config.weights is not None or config.balanced)
         if draws_again or isinstance(config.sampler, WeightedRandomSampler):
@@ -128,25 +130,16 @@ class Loader(DataLoader[Any]):
         return {**data, **order, "drop_last": config.drop_last, "pad": config.pad}
 
     def _new_pool(self) -> WorkerPool:
-        config, plan, dataset, collate = self.config, self._plan, self.dataset, self._collate
+        config, plan, dataset = self.config, self._plan, self.dataset
         ring = Ring((config.num_workers or 0) * (config.prefetch_factor or 1) + 2)
         if isinstance(plan, IterablePlan):
-            fetch: Fetch = FetchIterable(dataset, ring, config.batch_size or 1, config.drop_last)
+            fetch: Fetch = FetchIterable(dataset, ring, self._collating, config.batch_size or 1, config.drop_last)
         else:
-            is_ours = isinstance(dataset, BaseDataset)
-            is_streaming = is_ours and isinstance(dataset, IterableDataset) and isinstance(plan, OrderPlan)
-            fills = is_ours and not config.yields_batches
-            fetch = Fetch(
-                dataset,
-                ring,
-                plan if isinstance(plan, OrderPlan) and is_streaming else None,
-                max(1, config.num_workers or 0),
-                stacks=collate is stack_collate and fills,
-                origin=plan.origin,
-                join=collate.join if type(collate) is TextCollator and fills else None,
-            )
+            is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
+            ahead = plan if isinstance(plan, OrderPlan) and is_streaming else None
+            fetch = Fetch(dataset, ring, self._collating, ahead, max(1, config.num_workers or 0), plan.origin)
         self._pids.clear()
-        return WorkerPool(fetch, plan, config, collate)
+        return WorkerPool(fetch, plan, config)
 
     # -- epochs
 
@@ -421,8 +414,9 @@ class Loader(DataLoader[Any]):
         """In words: each option and why it is what it is; what an epoch is; how often blocks are decoded for it, and what would make it
         less; the dataset's own explanation, and the memory budget."""
         memory = self._memory
+        way = choose_way(self.dataset, self._collating).explain() if isinstance(self.dataset, BaseDataset) else None
         return explain_loader(
-            self.config, self._given, self._reasons, self._plan, self.dataset, self._collate, memory.budget, memory.reserved
+            self.config, self._given, self._reasons, self._plan, self.dataset, self._collate, memory.budget, memory.reserved, way
         )
 
 

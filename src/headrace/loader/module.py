@@ -8,8 +8,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 from torch.utils.data import IterableDataset, Subset
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.wrapped import parts_of
-from headrace.datasets.image.augment import Whole
+from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.create import open_path
@@ -175,7 +174,7 @@ def _is_huggingface(dataset: Any) -> bool:
 
 def _as_tensors(dataset: Any) -> Any:
     """A HuggingFace dataset gives lists of Python numbers until it is told a format."""
-    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.format["type"] is None:
+    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.sample_format["type"] is None:
         return dataset.with_format("torch")
     return dataset
 
@@ -200,8 +199,7 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 def _warn_if_random(val: Any) -> None:
     holders = list[Any]()
     for part in parts_of(val):
-        augment = getattr(part, "_augment", None) if isinstance(part, BaseDataset) else None
-        holders += [] if augment is None or isinstance(augment.crop, Whole) else [augment.crop, augment.flip]
+        holders += part.sample_format.random_steps() if isinstance(part, BaseDataset) else []
         holders += [getattr(part, name, None) for name in ("transforms", "transform", "target_transform")]
     names = random_names(*holders)
     if names:

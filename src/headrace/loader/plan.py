@@ -34,11 +34,9 @@ from headrace.order import (
     WeightedOrder,
 )
 from headrace.order.bucketed import padding_fraction
-from headrace.order.seeding import Draws, SampleSeeder
+from headrace.order.seeding import OF_SAMPLER, Draws, SampleSeeder
 
 _LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding
-OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
-"""What draws random numbers beside samples, in place of a sample's index, which is never negative."""
 
 
 class Plan(ABC):

@@ -39,6 +39,7 @@ import pickle
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -322,6 +323,17 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 _Message = bytes | tuple[int, int]  # a pickle, or where in the slot it lies and its bytes
 _Area = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # offset, bytes, dtype, shape, strides
+
+
+@contextlib.contextmanager
+def outside_slot() -> Iterator[None]:
+    """While samples are made: what code of theirs collates is no part of the batch."""
+    arena: Arena | None = getattr(_current, "arena", None)
+    _current.arena = None
+    try:
+        yield
+    finally:
+        _current.arena = arena
 
 
 class _Packer(pickle.Pickler):

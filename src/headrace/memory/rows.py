@@ -15,6 +15,13 @@ import torch
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
+class ArraySpec(NamedTuple):
+    """Shape and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class Layout(NamedTuple):
     """What all entries of a store have in common."""
 
@@ -61,6 +68,11 @@ class Rows:
     def dtype(self) -> np.dtype[Any]:
         """Of the samples."""
         return self._layout.dtype
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Of each sample."""
+        return ArraySpec(self._layout.shape, self._layout.dtype)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -36,6 +36,7 @@ class Place(NamedTuple):
 class Held(Mode):
     """Holds samples in a store that all workers share."""
 
+    holds_samples = True
     _store: SampleStore | None = None
     _reserved: Reservation | None = None
     _watch: PressureWatch | None = None

@@ -39,6 +39,12 @@ class Mode:
 
     window = 0
     """Bytes of records that a process reads ahead at most."""
+    holds_samples = False
+    """True if it may hold samples that have been read."""
+
+    def reads_records_ahead(self, source: Source) -> bool:
+        """True if records are read ahead as such, so that `read` must be asked for them."""
+        return False
 
     def get(self, indices: Sequence[int]) -> list[Any]:
         """For each index what is held of it, a copy, or MISSING."""

@@ -53,6 +53,9 @@ class Streaming(Mode):
 
     after_fork = _reset  # threads don't survive a fork
 
+    def reads_records_ahead(self, source: Source) -> bool:
+        return self.window > 0 and source.far is None
+
     def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
         if source.far is not None:
             if self._scan is None or not self._scan.goes_on(coming):

@@ -7,7 +7,8 @@ that the parent chose for it. It is pickled to the worker with the indices, so w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class BatchRequest(list[int]):
@@ -48,3 +49,22 @@ class BatchRequest(list[int]):
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (list(self), self.seed, self.epoch, self.step, self.slot, self.draws)
         return BatchRequest, arguments if self.given is None and not self.is_idle else (*arguments, self.given, self.is_idle)
+
+
+_current: BatchRequest | None = None
+
+
+def current_request() -> BatchRequest | None:
+    """The batch that this process works on: it names seed and epoch for datasets inside others, such as `torch.utils.data.Subset`."""
+    return _current
+
+
+@contextmanager
+def working_on(request: BatchRequest) -> Iterator[None]:
+    """While a batch of this process is made."""
+    global _current
+    before, _current = _current, request
+    try:
+        yield
+    finally:
+        _current = before

@@ -49,6 +49,8 @@ _RANDOM = (
     "TrivialAugmentWide",
 )
 """torchvision's random transforms, and albumentations' that share their names, which don't begin with "Random"."""
+OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
+"""What draws random numbers beside samples, in place of a sample's index, which is never negative."""
 _FOUR = struct.Struct("<4q")
 _SEEDS = struct.Struct("<QQQ")
 _32_BITS, _63_BITS = (1 << 32) - 1, (1 << 63) - 1

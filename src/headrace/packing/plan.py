@@ -63,12 +63,12 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     """
     if store not in (None, *STORES):
         raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
-    source = dataset._source
+    source = dataset.sample_source
     if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
         raise ConfigError(f"{type(dataset).__name__} can't be packed yet: pack an ImageDataset, a TextDataset, an HDF5Dataset or a path")
     if isinstance(source, HDF5Source) and (source.holds_objects or not isinstance(source.name, str)):
         raise ConfigError(f"{source.path}: packing supports only rows of numbers of one dataset, not {source.rows_are}")
-    whole = dataset._whole_indices(np.arange(len(dataset)))
+    whole = dataset.whole_indices(np.arange(len(dataset)))
     packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
     encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")
     store = store or ("encoded" if encoded_now else "decoded")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from headrace.arguments import checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.pixels import decode_image, to_channels_last
+from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
@@ -233,8 +233,8 @@ def _in_order(
 
 def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Array | SampleError, int]]:
     """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
-    whole = dataset._whole_indices(group).tolist()
-    records = dataset._records(whole, dataset._source.read)
+    whole = dataset.whole_indices(group).tolist()
+    records = dataset.sample_reader.records(whole, dataset.sample_source.read)
     prepared: list[tuple[_Array | SampleError, int]] = []
     for position, index, record in zip(group, whole, records, strict=True):
         sample = record if isinstance(record, SampleError) else _stored(dataset, plan, index, record)
@@ -259,13 +259,12 @@ def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array
             if plan.info.kind == "image":
                 decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
         except Exception as error:  # as the dataset itself would meet it
-            return dataset._failed(index, "can't be decoded", error)
+            return dataset.sample_reader.failed(index, "can't be decoded", error)
         return np.frombuffer(record, np.uint8)
-    value = dataset._decoded(index, record)
+    value = dataset.sample_reader.decoded(index, record, dataset.sample_format)
     if isinstance(value, SampleError):
         return value
-    channels_last = isinstance(dataset, ImageDataset) and dataset._channels_first
-    return np.ascontiguousarray(to_channels_last(value) if channels_last else value)
+    return np.ascontiguousarray(dataset.pixels_in(value) if isinstance(dataset, ImageDataset) else value)
 
 
 def _read_back(part: PartFile, progress: bool | None) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.text.passes import tokens_of
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
@@ -74,7 +73,7 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         ConfigError: a view of windows or blocks, which are no documents; targets that can't be packed.
         SampleError: a document can't be read, or tokenised.
     """
-    source: Any = dataset._source
+    source: Any = dataset.sample_source
     if isinstance(source, TokensSource):
         if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
             raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
@@ -85,7 +84,7 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         documents, end_token = dataset._documents, dataset._arguments.get("end_token")
     else:
         documents, end_token = dataset, None
-        tokens = tokens_of(dataset.uncut(), None)[0]
+        tokens = dataset.tokens()[0]
     chosen = np.arange(len(documents)) if documents._chosen is None else documents._chosen
     left_out: list[str] = []
     is_readable = np.ones(len(chosen), bool)
@@ -96,7 +95,7 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
     packed = documents if is_readable.all() else documents.subset(np.flatnonzero(is_readable))
     text = {
         "tokenizer": identity_of(dataset.tokenizer), "class": type(dataset.tokenizer).__qualname__, "end_token": end_token,
-        "unit": dataset._unit,
+        "unit": dataset.document_unit,
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
     chosen = chosen[is_readable]
@@ -118,11 +117,11 @@ def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: A
     Raises:
         SampleError: `on_error` is a callable: what it makes up is no matter for a file.
     """
-    uncut, is_readable, left_out = documents.uncut(), np.ones(len(chosen), bool), []
+    is_readable, left_out = np.ones(len(chosen), bool), []
     doubtful = np.flatnonzero(np.isin(chosen, tokens.short[1]))
     for start in range(0, len(doubtful), _TOGETHER):
         part = doubtful[start : start + _TOGETHER]
-        for number, value in zip(part.tolist(), uncut._values(chosen[part]), strict=True):
+        for number, value in zip(part.tolist(), documents.ids_of(chosen[part].tolist()), strict=True):
             if isinstance(value, SampleError):
                 if callable(documents.on_error):
                     raise value
@@ -133,19 +132,11 @@ def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: A
 
 def _targets(documents: TextDataset) -> Any:
     """Of a view: class numbers of folders, or a field of each record."""
-    if documents.targets is not None or documents._target_field is None:
-        return documents.targets
-    chosen = documents._whole_indices(np.arange(len(documents)))
-    targets: list[Any] = []
-    for start in range(0, len(chosen), _TOGETHER):
-        part = chosen[start : start + _TOGETHER].tolist()
-        records = documents._records(part, documents._source.read)
-        targets += [documents._text(index, record)[1] for index, record in zip(part, records, strict=True)]
-    return targets
+    return documents.targets if documents.targets is not None else documents.record_targets()
 
 
 def _names(documents: BaseDataset, chosen: npt.NDArray[np.int64]) -> PackedNames | None:
     """Of files; lines and records have none but their number."""
-    source = documents._source
+    source = documents.sample_source
     assert isinstance(source, (FilesSource, LinesSource))
     return source.files.names.take(chosen) if isinstance(source, FilesSource) else None

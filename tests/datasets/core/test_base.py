@@ -372,11 +372,11 @@ class TestSamples:
 
     def test_return_index_of_other_structures(self) -> None:
         class Dicts(SquaresDataset):
-            def assemble(self, value: Any, target: Any) -> Any:
+            def make_sample(self, value: Any, target: Any) -> Any:
                 return {"value": int(value[0]), "target": target}
 
         class Named(SquaresDataset):
-            def assemble(self, value: Any, target: Any) -> Any:
+            def make_sample(self, value: Any, target: Any) -> Any:
                 return Pair(int(value[0]), target)
 
         assert Dicts(return_index=True)[4] == {"value": 4, "target": -4, "index": 4}
@@ -506,7 +506,7 @@ class TestErrors:
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_raise(self, make: Any, mode: str) -> None:
         for options, message, cause in (
-            ({"broken": [7]}, r"sample 7 can't be read: Squares\[7\]: no record 7; mend or remove it, or pass on_error=\"skip\"", OSError),
+            ({"broken": [7]}, r"sample 7 can't be read: Squares\[7\]: no record 7; fix or remove it, or pass on_error=\"skip\"", OSError),
             ({"undecodable": 7}, r"sample 7 can't be decoded: Squares\[7\]: not a square", ValueError),
         ):
             with pytest.raises(SampleError, match=message) as caught:
@@ -890,7 +890,7 @@ class TestSkippingOneByOne:
         assert dataset.take_report()["skipped"] == 2
 
     def test_an_index_is_an_error_with_a_remedy(self, make: Any) -> None:
-        with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; take a larger batch_size, or an"):
+        with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; use a larger batch_size, or an"):
             make(broken=[7], on_error="skip")[7]
 
 

@@ -1,19 +1,22 @@
-"""Batches written straight into their buffer are those that their single samples make."""
+"""A batch by any way is the one that its single samples make, and each dataset has the way that fits it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, MemoryEfficientDataset
+from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, MemoryEfficientDataset, SampleError, TextDataset
 from headrace.collate import stack_collate
-from headrace.datasets.core.filling import Filled
+from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.order import BatchRequest
 from headrace.storage.source import Source
 
@@ -55,14 +58,22 @@ def targets_of(kind: str) -> Any:
     return list(range(20)) if kind == "list" else (np.arange(20) % 2).astype(kind) if kind == "bool" else np.arange(20).astype(kind)
 
 
+def way_of(dataset: BaseDataset) -> BatchWay:
+    return choose_way(dataset, Collating(stack_collate))
+
+
+def made_slowly(dataset: BaseDataset, indices: list[int]) -> tuple[Any, bool]:
+    """A batch, and whether its samples were made one by one."""
+    with mock.patch.object(SampleBySample, "make", autospec=True, side_effect=SampleBySample.make) as slow:
+        made = way_of(dataset).make(BatchRequest(indices, 42, 0))
+    assert made.samples == len(indices) and not dataset.take_report().get("fallbacks")
+    return made.batch, slow.called
+
+
 def assert_filled(dataset: BaseDataset, indices: list[int], by_filling: bool = True) -> None:
-    filled = dataset.fill(BatchRequest(indices, 42, 0))
-    assert isinstance(filled, Filled) is by_filling
-    if not isinstance(filled, Filled):
-        return
-    targets = stack_collate(filled.targets) if isinstance(filled.targets, list) else filled.targets
-    batch = filled.inputs if filled.targets is None else (filled.inputs, targets)
-    assert same(batch, stack_collate([dataset[i] for i in indices])) and filled.samples == len(indices)
+    batch, is_slow = made_slowly(dataset, indices)
+    assert is_slow is not by_filling
+    assert same(batch, stack_collate([dataset[i] for i in indices]))
 
 
 class TestFromMemory:
@@ -88,7 +99,7 @@ class TestFromMemory:
 
     def test_accesses_are_counted(self) -> None:
         dataset = BaseDataset(Arrays(np.zeros((20, 4))), loading_mode="eager", progress=False)
-        dataset.fill(BatchRequest([1, 2, 3], 42, 0))
+        way_of(dataset).make(BatchRequest([1, 2, 3], 42, 0))
         assert dataset.take_report()["cache_hits"] == 3 and dataset.mode.stats()["hits"] == 3
 
     def test_what_is_given_back_meanwhile_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,36 +114,37 @@ class TestFromMemory:
             copy_to(rows, out)
 
         monkeypatch.setattr(Rows, "copy_to", torn)
-        assert dataset.fill(BatchRequest([1, 2], 42, 0)) is None  # so the samples are made one by one
+        batch, is_slow = made_slowly(dataset, [1, 2])
+        assert is_slow and batch.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
         assert [dataset[i].tolist() for i in (1, 2)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 class TestFormatsOfOnesOwn:
     def test_what_overrides_a_step_is_asked_for_each_sample(self) -> None:
         class Presents(BaseDataset):
-            def present(self, value: Any) -> Any:
+            def to_input(self, value: Any) -> Any:
                 return value + 1
 
         class Pairs(BaseDataset):
-            def pair(self, index: int, value: Any) -> Any:
+            def split_target(self, index: int, value: Any) -> Any:
                 return value, index
 
         class Assembles(BaseDataset):
-            def assemble(self, value: Any, target: Any) -> Any:
+            def make_sample(self, value: Any, target: Any) -> Any:
                 return {"value": value}
 
         rows = np.zeros((20, 4), np.float32)
         for kind in (Presents, Pairs, Assembles):
-            assert kind(Arrays(rows), loading_mode="eager", progress=False).fill(BatchRequest([1, 2], 42, 0)) is None
-        for options in ({"transform": np.negative}, {"target_transform": abs}, {"return_index": True}):
-            assert BaseDataset(Arrays(rows), loading_mode="eager", progress=False, **options).fill(BatchRequest([1], 42, 0)) is None
+            assert made_slowly(kind(Arrays(rows), loading_mode="eager", progress=False), [1, 2])[1]
+        for options in ({"transform": np.negative}, {"target_transform": repr}, {"return_index": True}):
+            assert made_slowly(BaseDataset(Arrays(rows), loading_mode="eager", progress=False, **options), [1])[1]
 
     def test_one_that_says_what_its_values_are(self, make_loader: Callable[..., Any]) -> None:
         class Squares(BaseDataset):
             def decode(self, record: Any) -> Any:
                 return np.square(record, dtype=np.float32)
 
-            def value_like(self) -> Any:
+            def value_spec(self) -> Any:
                 return (4,), np.dtype(np.float32)
 
         dataset = Squares(Arrays(np.arange(80, dtype=np.float32).reshape(20, 4)), targets=np.arange(20))
@@ -144,15 +156,15 @@ class TestFormatsOfOnesOwn:
     @pytest.mark.parametrize("wrong", [((4,), np.dtype(np.float64)), ((2, 4), np.dtype(np.float32)), ((1,), np.dtype(np.float32))], ids=str)
     def test_one_that_says_what_is_not_so(self, wrong: Any) -> None:
         class Says(BaseDataset):
-            def value_like(self) -> Any:
+            def value_spec(self) -> Any:
                 return wrong
 
-        with pytest.raises(ConfigError, match=r"decode gives float32 \[4\] for sample 3, and value_like\(\) says float"):
-            Says(Arrays(np.zeros((20, 4), np.float32))).fill(BatchRequest([3], 42, 0))
+        with pytest.raises(ConfigError, match=r"decode gives float32 \[4\] for sample 3, and value_spec\(\) says float"):
+            way_of(Says(Arrays(np.zeros((20, 4), np.float32)))).make(BatchRequest([3], 42, 0))
 
     def test_numbers_as_samples(self, make_loader: Callable[..., Any]) -> None:
         class Halves(BaseDataset):
-            def value_like(self) -> Any:
+            def value_spec(self) -> Any:
                 return (), np.dtype(np.float64)
 
             def decode(self, record: Any) -> Any:
@@ -201,3 +213,74 @@ def test_images_without_targets(photos: Path, make_loader: Any, mode: str) -> No
     dataset = ImageDataset(photos / "circle", image_size=8, loading_mode=mode)
     for _ in range(2):  # held from the second epoch on
         assert all(targets == [None] * len(images) for images, targets in make_loader(dataset, batch_size=3, num_workers=0))
+
+
+class TestFallbacks:
+    """A fast way that fails is counted, and the batch is made by the slow one, which names the sample at fault."""
+
+    class Failing(Arrays):
+        def __init__(self, array: np.ndarray[Any, Any], bad: int | None = None) -> None:
+            super().__init__(array)
+            self.bad, self.is_flaky = bad, True
+
+        def rows_like(self) -> Any:
+            return self.array.shape[1:], self.array.dtype
+
+        def read_into(self, indices: Any, rows: Any) -> None:
+            if self.is_flaky or self.bad in list(indices):
+                raise OSError("not now")
+            super().read_into(indices, rows)
+
+        def read(self, indices: Any) -> list[Any]:
+            if self.bad in list(indices):
+                raise OSError("never")
+            return super().read(indices)
+
+    @pytest.mark.falls_back
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_counted_and_the_batch_is_the_same(self, workers: int, make_loader: Callable[..., Any]) -> None:
+        rows = np.arange(80.0).reshape(20, 4)
+        source = self.Failing(rows)
+        loader = make_loader(BaseDataset(source), batch_size=5, shuffle=False, num_workers=workers)
+        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows)) and loader.get_stats()["fallbacks"] == 4
+        source.is_flaky = False
+        loader = make_loader(BaseDataset(source), batch_size=5, shuffle=False, num_workers=workers)
+        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows)) and loader.get_stats()["fallbacks"] == 0
+
+    @pytest.mark.falls_back
+    def test_the_sample_at_fault_is_named(self, make_loader: Callable[..., Any]) -> None:
+        dataset = BaseDataset(self.Failing(np.zeros((20, 4)), bad=7), on_error="skip")
+        loader = make_loader(dataset, batch_size=5, shuffle=False, num_workers=0)
+        assert [len(batch) for batch in loader] == [5, 4, 5, 5] and loader.get_stats()["skipped_samples"][0]["index"] == 7
+        with pytest.raises(SampleError, match=r"sample 7 can't be read: .*never"):
+            way_of(BaseDataset(self.Failing(np.zeros((20, 4)), bad=7))).make(BatchRequest([6, 7]))
+
+
+def len_of(text: str) -> list[int]:
+    return [len(text)]
+
+
+def test_the_way_is_named(photos: Path, tmp_path: Path, make_loader: Callable[..., Any]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["data"] = np.zeros((20, 4), np.float32)
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    for dataset, way in [
+        (ImageDataset(photos, image_size=32), "decoded row by row"),
+        (ImageDataset(photos, image_size=32, transform=abs), "sample by sample"),
+        (
+            ImageDataset(photos, image_size=32, loading_mode="cached"),
+            "from memory; until all samples of a batch are held, decoded row by row",
+        ),
+        (HDF5Dataset(tmp_path / "x.h5"), "straight from storage"),
+        (TextDataset(tmp_path / "a.txt", unit="line"), "lines straight from storage, and padded at once"),
+        (TextDataset(tmp_path / "a.txt", tokenizer=len_of, unit="line"), "tokenised together, and padded at once"),
+    ]:
+        assert f"batches: {way}\n" in make_loader(dataset, batch_size=2, num_workers=0).explain()
+
+
+def test_a_transform_that_is_set_later_is_called(make_loader: Callable[..., Any]) -> None:
+    dataset = BaseDataset(Arrays(np.zeros((20, 4))), loading_mode="eager", progress=False)
+    loader = make_loader(dataset, batch_size=5, num_workers=0)
+    assert not next(iter(loader)).any()
+    dataset.transform = lambda value: value + 1
+    assert next(iter(loader)).all()

@@ -141,12 +141,12 @@ class Slow(BaseDataset):
             raise ValueError("broken")
         return record * 2
 
-    def value_like(self) -> Any:
+    def value_spec(self) -> Any:
         return (3, 4), np.dtype(np.uint8)
 
 
 class Listed(Slow):
-    def value_like(self) -> Any:
+    def value_spec(self) -> Any:
         return None
 
 

@@ -16,8 +16,18 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from headrace import ConfigError, ImageDataset, MemoryEfficientDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
-from headrace.datasets.image.augment import Chain, split_augment
+from headrace import (
+    CollateError,
+    ConfigError,
+    ImageDataset,
+    MemoryEfficientDataset,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    SampleError,
+    pack,
+)
+from headrace.datasets.core.format import Chain
+from headrace.datasets.image.augment import split_augment
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
@@ -143,7 +153,7 @@ class TestSplit:
 def drawn(dataset: ImageDataset, index: int, epoch: int = 0, seed: int = 42) -> Any:
     """What the recipe draws for a sample."""
     random.seed(sample_seeds(seed, epoch, index)[0])
-    augment = dataset._augment
+    augment = dataset._format.augment
     assert augment is not None
     return augment.draw(*dataset.pixels_of(index).shape[:2])
 
@@ -209,7 +219,7 @@ class TestInADataset:
         for index in range(len(dataset)):
             pixels = whole[index][0].permute(1, 2, 0).numpy()
             random.seed(sample_seeds(42, 0, index)[0])
-            (top, left, height, width), flip = dataset._augment.draw(*pixels.shape[:2])  # type: ignore[union-attr]
+            (top, left, height, width), flip = dataset._format.augment.draw(*pixels.shape[:2])  # type: ignore[union-attr]
             made = resize_image(np.ascontiguousarray(pixels[top : top + height, left : left + width]), (24, 24))
             wanted.append(made[:, ::-1] if flip else made)
         images, _ = next(iter(make_loader(dataset, batch_size=len(dataset), shuffle=False, num_workers=0)))
@@ -291,9 +301,9 @@ class TestInADataset:
 
 def test_a_transform_that_lacks_its_last_step_is_told(photos: Path, make_loader: Any) -> None:
     steps = [RandomResizedCrop(8), RandomHorizontalFlip(), lambda image: image]
-    with pytest.raises(ConfigError, match=r"at \[0\] is a PIL image \(RGB, 8 x 8\).*ToImage"):
+    with pytest.raises(CollateError, match=r"at \[0\] is a PIL image \(RGB, 8 x 8\).*ToImage"):
         next(iter(make_loader(ImageDataset(photos, transform=steps), batch_size=2, num_workers=0)))
-    with pytest.raises(ConfigError, match=r"at \[0\] is None.*the transform .* returned nothing"):
+    with pytest.raises(CollateError, match=r"at \[0\] is None.*the transform .* returned nothing"):
         next(iter(make_loader(ImageDataset(photos, transform=lambda image: None), batch_size=2, num_workers=0)))
 
 

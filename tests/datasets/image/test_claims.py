@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset
-from headrace.datasets.core import making
+from headrace.datasets.core import budgeting
 from headrace.datasets.image import claims
 from headrace.datasets.image.claims import FREE, Claim, jpeg_nbytes, pillow_nbytes
 from headrace.datasets.image.pixels import decode_image
@@ -122,9 +122,9 @@ def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     with ImageDataset(folder, image_size=24, targets=None, max_memory_usage=BUDGET) as dataset:
         whole = dataset.left_of_budget()
         assert whole == dataset.budget.available
-        monkeypatch.setattr("headrace.datasets.core.base.get_worker_info", lambda: type("Info", (), {"num_workers": 4}))
+        monkeypatch.setattr("headrace.datasets.core.budgeting.get_worker_info", lambda: type("Info", (), {"num_workers": 4}))
         assert dataset.left_of_budget() == whole // 4
-        monkeypatch.setattr(making, "is_spawning", lambda: True)  # whose ledger is empty
+        monkeypatch.setattr(budgeting, "is_spawning", lambda: True)  # whose ledger is empty
         with dataset.budget.reserve(100_000_000, "batches"):
             data = pickle.dumps(dataset)
         assert pickle.loads(data).left_of_budget() == (whole - 100_000_000) // 4

@@ -19,7 +19,6 @@ from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image import sizing
 from headrace.datasets.image.claims import Claim
 from headrace.datasets.image.pixels import (
-    EXTENSIONS,
     IMAGENET_MEAN,
     IMAGENET_STD,
     decode_image,
@@ -29,6 +28,7 @@ from headrace.datasets.image.pixels import (
     to_channels_last,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
+from headrace.datasets.kinds import EXTENSIONS
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError
 from tests.data.make import READABLE, SIZE, UNREADABLE, corners, make_bad

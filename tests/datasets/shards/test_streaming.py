@@ -20,7 +20,7 @@ import zstandard
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace import ConfigError, HDF5Dataset, ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, create_dataloader, pack
-from headrace.datasets.core import base
+from headrace.datasets.core import loading
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.io.resolve.expressions import expand_braces
@@ -153,7 +153,7 @@ def test_a_plain_dataloader_gives_each_sample_once(tmp_path: Path, monkeypatch: 
                 of_rank = []
                 for worker in range(workers):
                     monkeypatch.setattr(
-                        base, "get_worker_info", lambda w=worker, k=workers: SimpleNamespace(id=w, num_workers=k, dataset=None)
+                        loading, "get_worker_info", lambda w=worker, k=workers: SimpleNamespace(id=w, num_workers=k, dataset=None)
                     )
                     of_rank += [number_of(sample) for sample in dataset]
                 if workers == 1:

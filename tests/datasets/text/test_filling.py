@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import CharTokenizer, FileChangedError, SampleError, TextCollator, TextDataset, create_dataloader
-from headrace.datasets.core.filling import Filled
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.ways import choose_way
 from headrace.order import BatchRequest
 
 LINES = ["one", "", "a longer line of text", "dúo, três", "\U0001f600 wide", "nul \0 inside", "x" * 300, "end"]
@@ -37,12 +38,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(dataset: TextDataset, collate: TextCollator, indices: list[int], joins: bool = True) -> None:
-    """Filled as plainly made, and by a loader."""
-    filled = dataset.fill_joined(BatchRequest(indices), collate.join)
+def made(dataset: TextDataset, collate: Any, indices: list[int]) -> Any:
+    return choose_way(dataset, Collating(collate)).make(BatchRequest(indices)).batch
+
+
+def check(dataset: TextDataset, collate: TextCollator, indices: list[int]) -> None:
+    """As plainly made, and by a loader."""
     plain = collate(dataset.__getitems__(indices))
-    assert isinstance(filled, Filled) == joins
-    assert equal(filled.inputs if isinstance(filled, Filled) else collate(filled), plain)
+    assert equal(made(dataset, collate, indices), plain)
     (batch,) = create_dataloader(dataset, batch_size=len(indices), sampler=indices, collate_fn=collate, num_workers=0)
     assert equal(batch, plain)
 
@@ -111,7 +114,7 @@ def test_windows_and_views_and_records(folder: Path) -> None:
 )
 def test_what_a_collator_must_see(folder: Path, options: dict[str, Any]) -> None:
     with TextDataset(folder, unit="line") as dataset:
-        check(dataset, TextCollator(**options), [2, 1, 0], joins="pad_token_id" in options)
+        check(dataset, TextCollator(**options), [2, 1, 0])
 
 
 def test_random_masks_are_drawn_by_the_collator(folder: Path) -> None:
@@ -124,25 +127,26 @@ def test_random_masks_are_drawn_by_the_collator(folder: Path) -> None:
 
 def test_what_is_not_ids_alone_is_made_one_by_one(folder: Path) -> None:
     class Marked(TextDataset):
-        def present(self, value: Any) -> Any:
-            return {"input_ids": super().present(value)["input_ids"] + 1}
+        def to_input(self, value: Any) -> Any:
+            return {"input_ids": super().to_input(value)["input_ids"] + 1}
 
     class Shouted(TextDataset):
-        def _text(self, index: int, record: bytes) -> tuple[str, Any]:
-            text, target = super()._text(index, record)
-            return text.upper(), target
+        def decode(self, record: bytes) -> Any:
+            return super().decode(record.upper())
 
-    join = TextCollator().join
+    collating = Collating(TextCollator())
     for dataset in (
         TextDataset(folder, unit="line", transform=dict), TextDataset(folder, unit="line", return_index=True), Marked(folder, unit="line"),
-        TextDataset(folder, max_length=8, packing=True, cache_dir=folder / "kept", progress=False),
+        TextDataset(folder, max_length=8, packing=True, cache_dir=folder / "kept", progress=False), Shouted(folder, unit="line"),
     ):  # fmt: skip
-        assert dataset.fill_joined(BatchRequest([0, 1]), join) is None
-    assert TextDataset(folder, unit="line").fill_joined(BatchRequest([]), join) is None
-    shouted = Shouted(folder, unit="line", errors="strict")
-    assert shouted._lines_joined(np.array([0])) is None
+        assert choose_way(dataset, collating).name == "sample by sample"
+    shouted = Shouted(folder, unit="line")
+    assert (
+        shouted[0]["input_ids"].tolist() == TextDataset(folder, unit="line")._format.options.tokenizer(shouted.text_of(0).upper()).tolist()
+    )
 
 
+@pytest.mark.falls_back
 class TestErrors:
     @pytest.fixture
     def broken(self, tmp_path: Path) -> Path:
@@ -154,7 +158,7 @@ class TestErrors:
             with pytest.raises(SampleError) as plain:
                 dataset.__getitems__([0, 1, 2])
             with pytest.raises(SampleError) as filled:
-                dataset.fill_joined(BatchRequest([0, 1, 2]), TextCollator().join)
+                made(dataset, TextCollator(), [0, 1, 2])
             assert str(plain.value) == str(filled.value) and "offset 9" in str(filled.value)
 
     def test_skipped_and_counted_once(self, broken: Path) -> None:
@@ -165,24 +169,24 @@ class TestErrors:
             stats = loader.get_stats()
             assert (stats["skipped"], stats["errors"], stats["samples"]) == (1, 1, 2)
             with pytest.raises(SampleError, match="none of the 1 samples"):
-                dataset.fill_joined(BatchRequest([1]), TextCollator().join)
+                made(dataset, TextCollator(), [1])
 
     def test_a_stand_in(self, broken: Path) -> None:
         with TextDataset(broken, unit="line", on_error=lambda *_: {"input_ids": torch.tensor([3])}) as dataset:
-            check(dataset, TextCollator(), [0, 1, 2], joins=False)
+            check(dataset, TextCollator(), [0, 1, 2])
 
     def test_a_file_that_changed(self, broken: Path) -> None:
         with TextDataset(broken, unit="line") as dataset:
             (broken / "a.txt").write_bytes(b"good\nand other\nfine\n")
             with pytest.raises(FileChangedError, match="has been changed since it was opened"):
-                dataset.fill_joined(BatchRequest([0]), TextCollator().join)
+                made(dataset, TextCollator(), [0])
 
     def test_a_file_that_became_shorter_while_it_is_read(self, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with TextDataset(broken, unit="line") as dataset:
             monkeypatch.setattr("headrace.io.local.files.LocalFiles._check", lambda *_: None)
             (broken / "a.txt").write_bytes(b"good\nb")
             with pytest.raises(SampleError, match="ends before byte"):
-                dataset.fill_joined(BatchRequest([0, 2]), TextCollator().join)
+                made(dataset, TextCollator(), [0, 2])
 
 
 def test_in_workers(folder: Path) -> None:

@@ -8,8 +8,7 @@ import fsspec
 import pytest
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
-from headrace.datasets.image.pixels import EXTENSIONS
-from headrace.datasets.text.text import TEXT_EXTENSIONS
+from headrace.datasets.kinds import EXTENSIONS, TEXT_EXTENSIONS
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.remote.client import Remote
 from headrace.io.resolve.contents import READERS, summary_of

@@ -1,7 +1,7 @@
-"""What is a sample, whatever the format?
+"""Datasets over a source, in one of four loading modes.
 
-`BaseDataset` takes a batch's indices all the way to finished samples: what the mode holds, what the source must read, decode, keep,
-transform. A format of one's own is a `Source` and a `decode`.
+`BaseDataset` takes a batch's indices all the way to finished samples: what the mode holds, what the source must read, decode, admit,
+transform. What a sample is, a `SampleFormat` says; a format of one's own is a `Source` and a `decode`.
 """
 
 from __future__ import annotations
@@ -10,52 +10,54 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self, SupportsIndex, overload
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset
 
+from headrace.datasets.core.budgeting import BlockMemory, BudgetLeft
 from headrace.datasets.core.checks import as_targets, check_common, check_source
-from headrace.datasets.core.filling import BatchFilling
-from headrace.datasets.core.making import DatasetMeta, Travelling, describe_call, describe_held, streaming_class
-from headrace.datasets.core.reading import OnError
+from headrace.datasets.core.construction import (
+    become_iterable,
+    describe_call,
+    describe_held,
+    prepare_class,
+    reduced,
+    restore,
+    settling,
+    state_of,
+)
+from headrace.datasets.core.finishing import Finisher, is_random_in, is_transformed, public_attributes
+from headrace.datasets.core.format import FormatOf, SampleFormat, chained
+from headrace.datasets.core.loading import make_mode, stream_requests
+from headrace.datasets.core.reader import Access, OnError, SampleReader, nothing_readable
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.image.augment import chained
+from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices
 from headrace.display import Lines
-from headrace.errors import BudgetError, ConfigError, SampleError
-from headrace.io.paths import cache_folder
+from headrace.errors import ConfigError, EmptyBatchError, SampleError
 from headrace.memory.anonymous import SharedInt
-from headrace.memory.budget import MemoryBudget, Reservation, format_size
+from headrace.memory.budget import MemoryBudget
+from headrace.memory.rows import ArraySpec
 from headrace.modes import LoadingMode, ModeName
-from headrace.modes.cached import Cached
-from headrace.modes.eager import Eager
-from headrace.modes.held import Place
-from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Coming, Mode
-from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
-from headrace.order.request import BatchRequest
-from headrace.order.shares import check_shared_once
+from headrace.order.request import BatchRequest, current_request
 from headrace.order.splits import fold_parts, split_parts
 from headrace.storage.source import Source
 
-CHUNK_BYTES = 64 << 20
-"""Decoded chunks that each process holds where the order does not say how many are of use."""
-STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 
-
-class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta):
+class BaseDataset(Dataset[Any]):
     """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
 
-    For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`. What a sample looks like is
-    decided by `assemble`; how what is held becomes the transform's input, by `present`.
+    For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`; or give it a `SampleFormat`. A
+    subclass may override the other steps too: `split_target`, `to_input` and `make_sample`.
 
     Args:
         source: where the records are.
+        sample_format: what a sample is; None: records are samples.
         targets: one target a sample, or None where samples have none.
         transform: called with the input; a list of callables is called one after the other.
         target_transform: called with the target.
@@ -83,7 +85,7 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
     """
 
     fork_safe = True
-    """May a process that has read from it fork? If not, `Loader` starts workers by forkserver."""
+    """True if a process that has read from it may fork; elsewhere `Loader` starts workers by forkserver."""
     reads_urls = False
     """True if it is given paths, and so takes the options of `RemoteOptions` too."""
     transform: Callable[[Any], Any] | None
@@ -92,16 +94,24 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
     loading_mode: LoadingMode
     seed: int
     return_index: bool
-    on_error: OnError
+    sample_reader: SampleReader
+    """Reads and decodes its samples."""
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
     data_path: Any = None
     """The path or paths that it reads, as they were given; None of a dataset that was made of a `Source`."""
+    _overridden: ClassVar[frozenset[str]] = frozenset()
+    """The steps that the class overrides (`construction.STEPS`)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        prepare_class(cls, BaseDataset)
 
     def __init__(
         self,
         source: Source,
         *,
+        sample_format: SampleFormat | None = None,
         targets: Sequence[Any] | npt.NDArray[Any] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
@@ -129,9 +139,9 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
-        self.on_error = on_error
         self.targets = as_targets(targets, len(source))
         self._source = source
+        self._format = sample_format or SampleFormat()
         self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
         self._hold, self._progress = hold, progress
         self._shared, self._cache_dir = shared, cache_dir
@@ -143,14 +153,41 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
-        self._chunk_bytes: Reservation | None = None
-        self._ahead_bytes: Reservation | None = None
-        self._holds_ahead = False
-        self._threads = WorkerThreads()
-        source.use_threads(self._threads.map)
-        self._reset_report()
+        self._budget_left = BudgetLeft(max_memory_usage)
+        self._blocks = BlockMemory(source, self.loading_mode is LoadingMode.STREAMING)
+        threads = WorkerThreads()
+        source.use_threads(threads.map)
+        self.sample_reader = SampleReader(source, on_error, threads)
+        self.sample_finisher = Finisher()
 
-    # -- what a format overrides
+    # -- the steps from a record to a sample, which a subclass may override
+
+    def decode(self, record: Any) -> Any:
+        """The value of a record: deterministic, of its final size. Modes hold it. Default: as the format does it."""
+        return self._format.decode(record)
+
+    def value_spec(self) -> ArraySpec | tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Shape and dtype of what `decode` gives, if they are the same for all samples and known beforehand."""
+        return self._format.value_spec()
+
+    def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
+        """Input value and target of a decoded value. Default: the value, and a copy of its entry in `targets`.
+
+        Args:
+            index: of the sample, in this dataset or view.
+            value: its decoded value.
+        """
+        return self._format.split_target(value, index, self)
+
+    def to_input(self, value: Any) -> Any:
+        """What a transform gets, and without one the sample's input. Default: the value itself, writable."""
+        return self._format.to_input(value)
+
+    def make_sample(self, value: Any, target: Any) -> Any:
+        """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
+        return self._format.make_sample(value, target, self.targets is not None or self._format.always_pairs)
+
+    # -- what else a format may know
 
     def held_nbytes(self) -> int | None:
         """Bytes of all samples of the whole dataset when they are held, if that is known without reading them."""
@@ -158,14 +195,14 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     def sample_nbytes(self) -> int | None:
         """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
-        return None
+        return None if is_transformed(self) or not len(self._source) else self._format.sample_nbytes()
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """How long each sample is ([n] int64), in tokens or what stands for them, if that is known without reading them."""
         return None
 
     def held_as(self) -> str:
-        """What, besides the record, decides the value that is held: ranks that say the same share it under ``shared="machine"``.
+        """What, besides the record, decides the value that is held: ranks whose text is the same share it under ``shared="machine"``.
 
         Default: class and arguments that are no transforms and don't concern loading.
 
@@ -176,8 +213,32 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     @property
     def holds_encoded(self) -> bool:
-        """Do eager and cached hold records, and decode at each access?"""
+        """True if eager and cached hold records, and decode at each access."""
         return self._hold == "encoded"
+
+    @property
+    def sample_source(self) -> Source:
+        """Where the records are."""
+        return self._source
+
+    @property
+    def sample_format(self) -> SampleFormat:
+        """What a sample is, with the steps that the class overrides."""
+        return FormatOf(self, self._format, self._overridden) if self._overridden else self._format
+
+    def wrapped_format(self) -> SampleFormat:
+        """The same, for a dataset whose samples have the numbers that they have here."""
+        is_as_given = not self._overridden and self._chosen is None
+        return self._format if is_as_given else FormatOf(self, self._format, self._overridden, self._chosen)
+
+    @property
+    def on_error(self) -> OnError:
+        """What becomes of a sample that can't be read."""
+        return self.sample_reader.on_error
+
+    @on_error.setter
+    def on_error(self, value: OnError) -> None:
+        self.sample_reader.on_error = value
 
     # -- what users see
 
@@ -212,42 +273,63 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             IndexError: one is outside of the dataset; negative ones count from its end.
             SampleError: one can't be read; or, where such are skipped, none can.
         """
-        if not isinstance(indices, BatchRequest) and any(index < 0 for index in indices):
-            indices = [index + len(self) if -len(self) <= index < 0 else index for index in indices]
-        is_plain = not isinstance(indices, BatchRequest) and _context is None
-        request = indices if isinstance(indices, BatchRequest) else _context_request(indices, self.seed, self.epoch)
-        samples, failure = self._samples(request, is_plain)
-        if failure is not None and not samples:
-            raise self._nothing_readable(failure, len(request))
+        is_plain = not isinstance(indices, BatchRequest) and current_request() is None
+        if not isinstance(indices, BatchRequest):
+            length = len(self)
+            indices = [index + length if -length <= index < 0 else index for index in indices]
+        samples, _ = self.make_samples(self._as_request(indices), is_plain)
         return samples
 
-    def _samples(self, request: BatchRequest, is_plain: bool) -> tuple[list[Any], SampleError | None]:
-        """The samples of a batch, and the first error among them."""
-        values = self._values(self._whole_indices(request))
-        failure = next((v for v in values if isinstance(v, SampleError)), None)
-        if is_plain and self._is_random:
+    def _as_request(self, indices: Sequence[int]) -> BatchRequest:
+        """Indices with seed and epoch: of the batch that this process works on, if it is one of a dataset around this one."""
+        if isinstance(indices, BatchRequest):
+            return indices
+        around = current_request()
+        return BatchRequest(indices, self.seed, self.epoch) if around is None else BatchRequest(indices, around.seed, around.epoch)
+
+    def make_samples(self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None) -> tuple[list[Any], list[int]]:
+        """The samples of a batch, and the index of each; where such are skipped, without those that can't be read.
+
+        Args:
+            request: names the samples.
+            is_plain: True under a plain DataLoader, which names no epoch.
+            error: why the batch could not be made in another way before.
+
+        Raises:
+            SampleError: one can't be read; or, where such are skipped, none can.
+        """
+        values = self.sample_reader.values(self.whole_indices(request).tolist(), self.sample_access, error)
+        return self.finish_samples(request, values, is_plain)
+
+    def finish_samples(self, request: BatchRequest, values: list[Any], is_plain: bool = False) -> tuple[list[Any], list[int]]:
+        """The samples of decoded values, as `make_samples` gives them."""
+        failure = next((value for value in values if isinstance(value, SampleError)), None)
+        if is_plain and is_random_in(self):
             self._served.value += len(request)
 
         def may_repeat() -> bool:
             return is_plain and self._epoch.value < 0 and self._served.value > len(self._source)
 
-        return self._finished(request, values, may_repeat), failure
+        samples, indices = self.sample_finisher.finish(self, request, values, may_repeat)
+        if failure is not None and not samples:
+            raise nothing_readable(failure, len(request))
+        return samples, indices
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
+        around = current_request()
         if not isinstance(self, IterableDataset):
             for index in range(len(self)):
-                yield from self._samples(_context_request([index], self.seed, self.epoch), _context is None)[0]
+                yield from self._readable(self._as_request([index]), around is None)
             return
-        world, info = self._world or detect_world(), get_worker_info()
-        check_shared_once(self, world.world_size)
-        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        seed, epoch = (self.seed, self.epoch) if _context is None else (_context.seed, _context.epoch)
-        order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
-        batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
-        for step in range(worker, len(batches), workers):
-            self.expect((seed, epoch, worker), range(step, len(batches), workers), batches)
-            yield from self._samples(BatchRequest(batches.batch(step).tolist(), seed, epoch, step), _context is None)[0]
+        for request in stream_requests(self, around):
+            yield from self._readable(request, around is None)
+
+    def _readable(self, request: BatchRequest, is_plain: bool) -> list[Any]:
+        try:
+            return self.make_samples(request, is_plain)[0]
+        except EmptyBatchError:
+            return []
 
     @property
     def epoch(self) -> int:
@@ -264,24 +346,16 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         Raises:
             IndexError: an index outside of the dataset, or that is no integer; a mask that is not as long as the dataset.
         """
-        chosen = np.asarray(indices).reshape(-1)
-        if chosen.dtype == bool and len(chosen) not in (0, len(self)):
-            raise IndexError(f"subset: the mask has {len(chosen):,} entries, the dataset {len(self):,} samples")
-        if chosen.dtype.kind not in "biu" and len(chosen):
-            raise IndexError(f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}")
-        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
-        if len(chosen) and not -len(self) <= chosen.min() <= chosen.max() < len(self):
-            raise IndexError(f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {len(self):,} samples")
-        chosen = chosen % max(1, len(self))
+        chosen = chosen_indices(indices, len(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._chosen, view._fingerprint = self._whole_indices(chosen), None
+        view._chosen, view._fingerprint = self.whole_indices(chosen), None
         if self.targets is not None:
             targets = self.targets
             view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
-        view._reset_report()
+        view.sample_reader, view.sample_finisher = self.sample_reader.another(is_view=True), Finisher()
         return view
 
     @overload
@@ -324,13 +398,14 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             ConfigError: it is no callable, and no list of callables.
         """
         view = self.subset(np.arange(len(self)))
-        view._replace_transform(transform)
+        view._format, rest = self._with_transform(transform)
+        setattr(view, "transform" if self.transforms is None else "transforms", rest)
         view._arguments = {**self._arguments, "transforms" if self.transforms is not None else "transform": transform}
         return view
 
     def source_of(self, index: int) -> str:
         """Where a sample lies: its path, or file and row."""
-        return self._source.location(int(self._whole_indices([range(len(self))[index]])[0]))
+        return self._source.location(int(self.whole_indices(range(len(self))[index])))
 
     @property
     def fingerprint(self) -> str:
@@ -338,8 +413,8 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         if self._fingerprint is None:
             self._fingerprint = self._source.fingerprint()
             if self._chosen is not None:
-                said = self._fingerprint.encode() + self._chosen.astype("<i8").tobytes()
-                self._fingerprint = hashlib.blake2b(said, digest_size=16).hexdigest()
+                whole_and_chosen = self._fingerprint.encode() + self._chosen.astype("<i8").tobytes()
+                self._fingerprint = hashlib.blake2b(whole_and_chosen, digest_size=16).hexdigest()
         return self._fingerprint
 
     def explain(self) -> str:
@@ -382,18 +457,12 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     def left_of_budget(self) -> int:
         """Bytes that the budget leaves to this process, a worker among others, for what it needs a short time."""
-        info = get_worker_info()
-        left = self.budget.available if self._left_at_spawn is None else self._left_at_spawn
-        return left if info is None else left // info.num_workers
+        return self._budget_left()
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
         """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
         sizes = self._source.blocks()
-        if sizes is None or self._chosen is None:
-            return sizes
-        block_of = np.repeat(np.arange(len(sizes)), sizes)[self._chosen]
-        starts = np.flatnonzero(np.diff(block_of, prepend=-1))
-        return np.diff(starts, append=len(block_of)).astype(np.int64)
+        return sizes if sizes is None or self._chosen is None else blocks_of_view(sizes, self._chosen)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """The (interleave, turns) that suit an order over so many blocks, where nobody gave any: by the layout alone."""
@@ -429,17 +498,12 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
         Raises:
             BudgetError: they don't fit it.
         """
-        wanted = nbytes * processes
-        if self._chunk_bytes is None and wanted:
-            self._chunk_bytes = self.budget.reserve(wanted, "decoded chunks")
-        elif self._chunk_bytes is not None:
-            self._chunk_bytes.resize(wanted)
-        self._source.hold_chunks(nbytes)
+        self._blocks.hold_chunks(nbytes, processes, self.budget)
 
     @property
     def has_inputs_in_memory(self) -> bool:
-        """Are all samples held, and is nothing left to be done with them that costs more than a copy?"""
-        return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or self._is_random)
+        """True if all samples are held, and nothing is left to be done with them that costs more than a copy."""
+        return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or is_random_in(self))
 
     def expect(self, key: Any, steps: range, batches: RankBatches) -> None:
         """These batches come next: a streaming dataset begins to read them.
@@ -449,50 +513,65 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
             steps: of the batches, the next one first.
             batches: of the epoch.
         """
-        stretches = batches.order.segments if self._holds_ahead else None
-        self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self._whole_indices)
+        stretches = batches.order.segments if self._blocks.prefetches_whole else None
+        self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self.whole_indices)
 
-    def hold_ahead(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may hold `nbytes` of blocks that are far away while it is in the midst of them; 0: it fetches what each
-        batch takes instead.
+    def hold_prefetched(self, nbytes: int, processes: int = 1) -> None:
+        """Each of so many processes may hold `nbytes` of remote blocks while it is in the midst of them; 0: it fetches what each batch
+        takes instead.
 
         Raises:
             BudgetError: they don't fit the budget.
         """
-        wanted = nbytes * processes
-        self._holds_ahead = nbytes > 0
-        if self._ahead_bytes is None and wanted:
-            self._ahead_bytes = self.budget.reserve(wanted, "blocks fetched ahead")
-        elif self._ahead_bytes is not None:
-            self._ahead_bytes.resize(wanted)
-        if self._source.far is not None:
-            self._source.far.hold_prefetched(nbytes)
+        self._blocks.prefetch(nbytes, processes, self.budget)
 
     @property
-    def fetches_blocks(self) -> bool:
-        """Do its blocks lie far away, and is there room to hold those that a process is in the midst of, so that each is fetched once?"""
-        return self._holds_ahead and self.far_nbytes(1) > 0
+    def prefetches_blocks(self) -> bool:
+        """True if its blocks are remote, and there is room for those that a process is in the midst of, so that each is fetched once."""
+        return self._blocks.prefetches_whole and self._blocks.remote_nbytes(1) > 0
 
-    def far_nbytes(self, count: int) -> int:
-        """Stored bytes of the so many largest blocks, if they lie far away and are fetched as a whole; else 0."""
-        sizes = None if self._source.far is None or self.loading_mode is not LoadingMode.STREAMING else self._source.blocks()
-        if sizes is None or not len(sizes):
-            return 0
-        largest = np.sort(sizes)[-count:]
-        return int(-(-self._source.stored_nbytes // len(self._source))) * int(largest.sum())
+    def remote_nbytes(self, count: int) -> int:
+        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole; else 0."""
+        return self._blocks.remote_nbytes(count)
+
+    def take_report(self) -> dict[str, Any]:
+        """What was counted in this process since the last call."""
+        return self.sample_reader.take_report()
+
+    @property
+    def sample_access(self) -> Access:
+        """How samples are reached at the moment."""
+        return Access(self.sample_format, self.mode, self.holds_encoded)
+
+    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        """The numbers in the source of samples of this dataset or view; negative indices count from the end.
+
+        Raises:
+            IndexError: one is outside of the dataset.
+        """
+        array = checked_indices(indices, len(self))
+        return array if self._chosen is None else self._chosen[array]
+
+    def seed_index(self, index: int) -> int:
+        """What stands for a sample where random numbers are seeded: its number in the whole dataset."""
+        return index if self._chosen is None else int(self._chosen[index])
+
+    def seeded_objects(self) -> Iterator[Any]:
+        """What may hold random generators that transforms draw from."""
+        yield from public_attributes(self).values()
 
     @property
     def mode(self) -> Mode:
         """The loading mode at work; made at first use where it stayed behind in a pickle."""
         if self._mode is None:
-            self._mode = self._make_mode()
+            self._mode = make_mode(self)
         return self._mode
 
     # -- inside
 
-    def _replace_transform(self, transform: Any) -> None:
-        """Of a new view."""
-        setattr(self, "transform" if self.transforms is None else "transforms", chained(transform))
+    def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+        """The format of a view with that transform, and what is left for the view to call."""
+        return self._format.with_transform(transform)
 
     def _labels(self, stratify: Any) -> Any:
         if stratify is not True:
@@ -503,68 +582,19 @@ class BaseDataset(BatchFilling, Travelling, Dataset[Any], metaclass=DatasetMeta)
 
     def _settle(self) -> None:
         self._is_settled = True
-        if self._source.block_nbytes:
-            self._hold_some_chunks()
-        two = self.far_nbytes(2)
-        if two:
-            self.hold_ahead(min(max(CHUNK_BYTES, two), self.budget.available // 8))
-        if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = streaming_class(type(self))
+        self._blocks.settle(self.budget)
+        become_iterable(self)
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made before any worker is forked, so that all share it
 
-    def _hold_some_chunks(self) -> None:
-        """For whoever reads without a Loader, which knows its order."""
-        block, budget = self._source.block_nbytes, self.budget
-        if block > budget.limit:
-            raise BudgetError(
-                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is decoded, and the memory budget is "
-                f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise max_memory_usage"
-            )
-        self.hold_chunks(min(max(CHUNK_BYTES, block), budget.available // 8))
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return reduced(self)
 
-    def _make_mode(self) -> Mode:
-        n = len(self._source)
-        if self.loading_mode is LoadingMode.EAGER:
-            threads = None if self._source.thread_safe else 1
-            like = None if self.holds_encoded else self.value_like()
-            return Eager(n, self._load, self.budget, self.held_nbytes(), self._progress, threads=threads, place=self._place(), like=like)
-        if self.loading_mode is LoadingMode.CACHED:
-            return Cached(n, self.budget, self._cache_size, self._cache_policy, self.held_nbytes(), self._place())
-        if self.loading_mode is LoadingMode.STREAMING:
-            return Streaming(min(WINDOW, self.budget.available // 32))  # of each worker
-        return Lazy()
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
 
-    def _place(self) -> Place | None:
-        if self._shared == "rank":
-            return None
-        if not self._is_settled:
-            raise ConfigError(
-                "shared='machine': samples are read before the constructor is through, and so before it is known what they are"
-            )
-        world = detect_world()
-        key = [self.loading_mode.value, self._source.fingerprint(), "encoded" if self.holds_encoded else "decoded", self.held_as()]
-        return Place(cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore(self, state)
 
 
-_context: BatchRequest | None = None
-
-
-def set_context(request: BatchRequest | None) -> None:
-    """The batch that this process works on: it names seed and epoch for datasets inside others, such as `torch.utils.data.Subset`."""
-    global _context
-    _context = request
-
-
-def _context_request(indices: Sequence[int], seed: int, epoch: int) -> BatchRequest:
-    if _context is not None:
-        seed, epoch = _context.seed, _context.epoch
-    return BatchRequest(indices, seed, epoch)
-
-
-def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """The array as a tensor, over the same memory where it can be, if torch has its dtype; else the array."""
-    try:
-        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
-    except TypeError:
-        return array
+BaseDataset.__init__ = settling(BaseDataset.__init__)  # type: ignore[method-assign]  # that of subclasses: `prepare_class`

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from headrace.arguments import check_callable, check_names, described
+from headrace.datasets.core.format import chained
 from headrace.datasets.core.options import REMOTE
-from headrace.datasets.image.augment import chained
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import entries_of
 from headrace.io.resolve.file_set import FileSet

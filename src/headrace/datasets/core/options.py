@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, cast
 
-from headrace.datasets.core.reading import OnError
+from headrace.datasets.core.reader import OnError
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from headrace.arguments import check_callable
+from headrace.datasets.core.format import chained
 from headrace.datasets.image.pixels import resize_image, to_channels_first, to_channels_last
 from headrace.datasets.image.sizing import Box
 from headrace.errors import ConfigError
@@ -136,21 +136,6 @@ class Augment:
         return Drawn(box, self.flip is not None and self.flip.draw())
 
 
-class Chain:
-    """Callables, one after the other."""
-
-    def __init__(self, steps: Iterable[Callable[[Any], Any]]) -> None:
-        self.steps = list(steps)
-
-    def __call__(self, value: Any) -> Any:
-        for step in self.steps:
-            value = step(value)
-        return value
-
-    def __repr__(self) -> str:
-        return repr(self.steps)
-
-
 def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] | None]:
     """Takes a built-in crop, a built-in flip, or the one and then the other off the head of what was given as `transform`.
 
@@ -167,20 +152,6 @@ def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] 
     crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
     flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
     return None if crop is None and flip is None else Augment(crop, flip), chained(steps)
-
-
-def chained(transform: Any) -> Callable[[Any], Any] | None:
-    """What was given as `transform`, a callable or a list or tuple of these, as one callable; None where there is none.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
-    for step in steps:
-        if not callable(step):
-            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
-        check_callable("transform", step)
-    return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:

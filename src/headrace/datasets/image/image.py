@@ -8,26 +8,15 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from PIL import Image
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.budgeting import BudgetLeft
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.image.augment import Augment, Drawn, Whole, image_sides, split_augment
+from headrace.datasets.image.augment import image_sides, split_augment
+from headrace.datasets.image.format import DEFAULT_SIZE, ImageFormat
 from headrace.datasets.image.labels import FOLDERS, Targets, TargetsArgument, checked_targets, folder_targets, given_targets
-from headrace.datasets.image.pixels import (
-    EXTENSIONS,
-    decode_image,
-    normalize,
-    normalize_into,
-    resize_image,
-    to_channels_first,
-    to_channels_last,
-    writable,
-)
-from headrace.datasets.image.sizing import image_shape, load_image
-from headrace.datasets.kinds import IMAGES
+from headrace.datasets.kinds import EXTENSIONS, IMAGES
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -41,7 +30,6 @@ from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.packed import TARGETS
 from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 
-DEFAULT_SIZE = (224, 224)
 _UNSET: Any = "default"
 ImageSource = FilesSource | HDF5Source | ConcatSource[HDF5Source]
 
@@ -85,8 +73,7 @@ class ImageDataset(BaseDataset):
     """
 
     reads_urls = True
-    always_pairs = True
-    names_warnings = True
+    _format: ImageFormat
 
     def __init__(
         self,
@@ -116,52 +103,18 @@ class ImageDataset(BaseDataset):
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
         self.normalize: bool = normalize
         self.color, self.transform_input = color, transform_input
-        self._is_exact = decode == "exact"
-        self._augment, transform = split_augment(transform)
+        augment, transform = split_augment(transform)
         transformed = transform is not None or options.get("transforms") is not None
         packed = _first_packed(source)
-        self._stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
-        self.image_size: tuple[int, int] | None = self._size(image_size, transformed or self._crop_size is not None, packed)
-        self._is_encoded_until_drawn = self._crops_encoded(options.get("hold"))
-        self._transformed = transformed
-        self._channels_first = self._augment is None and self._shows_channels_first
-        super().__init__(source, targets=found, transform=transform, loading_mode=loading_mode, **common)
-
-    def _replace_transform(self, transform: Any) -> None:
-        """What is held stays as it is, so it may be held in another layout than the one that is shown."""
-        size = self._crop_size or DEFAULT_SIZE
-        self._augment, transform = split_augment(transform)
-        super()._replace_transform(transform)
-        self._transformed = self.transform is not None or self.transforms is not None
-        if not self._transformed and self._augment is None and self.image_size is None and "image_size" not in self._arguments:
-            self._augment = Augment(Whole(size), None)
-        self._is_encoded_until_drawn = self._crops_encoded(self._hold)
-
-    @property
-    def _crop_size(self) -> tuple[int, int] | None:
-        return None if self._augment is None or self._augment.crop is None else self._augment.crop.size
-
-    def _crops_encoded(self, hold: str | None) -> bool:
-        """Is an image decoded only when it is known which part of it is wanted?"""
-        return self._crop_size is not None and self.image_size is None and not self._stored_decoded and hold != "decoded"
-
-    @property
-    def _shows_channels_first(self) -> bool:
-        return not self._transformed or self.transform_input == "tensor"
-
-    def _size(self, image_size: Any, transformed: bool, packed: HDF5Source | None) -> tuple[int, int] | None:
-        if self._stored_decoded:
-            assert packed is not None
-            stored = packed.info.image.get("color") if packed.info is not None else None
-            if stored != self.color:
-                raise ConfigError(f"color={self.color!r}: {packed.path} was packed with color={stored!r}; pack it again")
-            if image_size is _UNSET:
-                return int(packed.shape[1]), int(packed.shape[2])
-        if image_size is _UNSET:
-            return None if transformed else DEFAULT_SIZE
-        if image_size is None:
-            return None
-        return image_sides(image_size, "image_size", ", or None")
+        is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
+        is_sized = image_size is not _UNSET or not (transformed or (augment is not None and augment.crop is not None))
+        self.image_size: tuple[int, int] | None = _size_of(image_size, is_sized, color, packed if is_stored_decoded else None)
+        sample_format = ImageFormat(
+            color=color, image_size=self.image_size, is_size_given=image_size is not _UNSET, exact=decode == "exact", normalize=normalize,
+            transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
+            hold=common.get("hold"), left=BudgetLeft(common.get("max_memory_usage", 0.8)),
+        )  # fmt: skip
+        super().__init__(source, sample_format=sample_format, targets=found, transform=transform, loading_mode=loading_mode, **common)
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
@@ -170,84 +123,11 @@ class ImageDataset(BaseDataset):
 
     @property
     def holds_encoded(self) -> bool:
-        """Encoded bytes are held where images keep their own size, if `hold` says nothing."""
+        """True if encoded bytes are held: where images keep their own size, if `hold` is not given."""
         return self._hold == "encoded" if self._hold is not None else self.image_size is None
 
     def held_as(self) -> str:
-        how = " exact" if self._is_exact else ""
-        return f"ImageDataset {self.color} {self.image_size} {self._channels_first} {self._stored_decoded}{how}"
-
-    def decode(self, record: Any) -> Any:
-        """uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; the record
-        itself where it is to be cropped as it is decoded."""
-        if self._is_encoded_until_drawn:
-            return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
-        if self.image_size is not None and not self._stored_decoded:
-            return load_image(record, self.color, self.image_size, self._channels_first, exact=self._is_exact, left=self.left_of_budget)
-        pixels = record if self._stored_decoded else decode_image(record, self.color, self.left_of_budget)
-        if self.image_size is not None:
-            pixels = resize_image(pixels, self.image_size)
-        return to_channels_first(pixels) if self._channels_first else pixels
-
-    def draw(self, value: Any) -> Drawn | None:
-        if self._augment is None:
-            return None
-        first = 1 if self._channels_first else 0
-        height, width = self.image_size or (
-            image_shape(value, self.left_of_budget) if self._is_encoded_until_drawn else value.shape[first : first + 2]
-        )
-        return self._augment.draw(height, width)
-
-    def _pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
-        """What a value becomes by its draws: uint8 in the layout that is to be shown."""
-        if drawn is None and self._channels_first == self._shows_channels_first:
-            return value  # type: ignore[no-any-return]
-        box, flip = (None, False) if drawn is None else drawn
-        size = self._crop_size
-        if self._is_encoded_until_drawn:
-            assert size is not None
-            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self._is_exact, self.left_of_budget)
-        value = value.transpose(1, 2, 0) if self._channels_first else value  # a view may show what is held for another transform
-        if box is not None and size is not None:
-            value = resize_image(np.ascontiguousarray(box.of(value)), size)
-        value = value[:, ::-1] if flip else value
-        return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
-
-    def present(self, value: Any) -> Any:
-        pixels = self._pixels(value, self.draw(value))
-        if not self._transformed:
-            return normalize(pixels) if self.normalize else _tensor(pixels)
-        if self.transform_input == "pil":
-            return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-        return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
-
-    @property
-    def _copies(self) -> bool:
-        return self._augment is None and self._channels_first and not self.normalize and not self._transformed
-
-    def present_into(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
-        pixels = self._pixels(value, drawn)
-        if self.normalize:
-            normalize_into(pixels, out)
-        else:
-            np.copyto(out, pixels)
-
-    def is_late(self, error: Exception) -> bool:
-        return self._is_encoded_until_drawn and isinstance(error, FormatError)
-
-    def input_like(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        if self._transformed:
-            return None
-        height, width = shape[1:] if self._channels_first else shape[:2]
-        shape = (self._channels, *(self._crop_size or (height, width)))
-        return shape, np.dtype(np.float32 if self.normalize else np.uint8)
-
-    def value_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        size = self._crop_size if self._is_encoded_until_drawn else self.image_size
-        if size is None:
-            return None
-        shape = (self._channels, *size) if self._channels_first else (*size, self._channels)
-        return shape, np.dtype(np.uint8)
+        return self._format.held_as
 
     def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
         """The decoded, resized image before any transform: uint8 [H, W, C].
@@ -255,22 +135,14 @@ class ImageDataset(BaseDataset):
         Raises:
             SampleError: it can't be read, whatever `on_error` says.
         """
-        value = self._values(self._whole_indices([range(len(self))[index]]))[0]
+        value = self.sample_reader.values([int(self.whole_indices(range(len(self))[index]))], self.sample_access)[0]
         if isinstance(value, Exception):
             raise value
-        if self._is_encoded_until_drawn:
-            return decode_image(value, self.color, self.left_of_budget)
-        return to_channels_last(value) if self._channels_first else value
+        return self._format.pixels(value)
 
-    def sample_nbytes(self) -> int | None:
-        size = self._crop_size or self.image_size
-        if self._transformed or size is None:
-            return None
-        return size[0] * size[1] * self._channels * (4 if self.normalize else 1) + 8
-
-    @property
-    def _channels(self) -> int:
-        return 3 if self.color == "RGB" else 1
+    def pixels_in(self, value: Any) -> np.ndarray[Any, Any]:
+        """The pixels of a decoded value: uint8 [H, W, C]."""
+        return self._format.pixels(value)
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
@@ -278,11 +150,30 @@ class ImageDataset(BaseDataset):
             return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, HDF5Source)) else None
         if self.image_size is None:
             return None
-        return len(self._source) * self.image_size[0] * self.image_size[1] * self._channels
+        return len(self._source) * self.image_size[0] * self.image_size[1] * self._format.channels
 
 
-def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(writable(value))
+def _size_of(image_size: Any, is_sized: bool, color: str, packed: HDF5Source | None) -> tuple[int, int] | None:
+    """The size of values.
+
+    Args:
+        image_size: as it was given, or _UNSET.
+        is_sized: True if images get one size where none is given.
+        color: of the images.
+        packed: a file of decoded images, which have a size.
+
+    Raises:
+        ConfigError: the size is none; or the file holds images of another colour.
+    """
+    if packed is not None:
+        stored = packed.info.image.get("color") if packed.info is not None else None
+        if stored != color:
+            raise ConfigError(f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again")
+        if image_size is _UNSET:
+            return int(packed.shape[1]), int(packed.shape[2])
+    if image_size is _UNSET:
+        return DEFAULT_SIZE if is_sized else None
+    return None if image_size is None else image_sides(image_size, "image_size", ", or None")
 
 
 def _are_folders(targets: TargetsArgument) -> bool:
@@ -358,7 +249,7 @@ class _Samples(Sequence[tuple[str, Any]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        whole = int(dataset._whole_indices([position])[0])
+        whole = int(dataset.whole_indices(position))
         source = dataset._source
         path = os.fsdecode(source.files.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
         target = None if dataset.targets is None else dataset.targets[position]

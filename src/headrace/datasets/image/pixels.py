@@ -23,7 +23,6 @@ from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 
 Pixels = npt.NDArray[np.uint8]
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
 """What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and others are as little asked for."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

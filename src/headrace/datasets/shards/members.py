@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.image.claims import Left
-from headrace.datasets.image.pixels import EXTENSIONS, decode_image, to_channels_first
+from headrace.datasets.image.pixels import decode_image, to_channels_first
+from headrace.datasets.kinds import EXTENSIONS
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.tar.index import RESERVED
-from headrace.storage.tar.source import TarSource
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None]
 
@@ -45,21 +45,22 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 """By the last part of an extension. Pickles are not among them: whoever writes one says what the reader runs."""
 
 
-class TarSamples(BaseDataset):
+class TarFormat(SampleFormat):
     """Samples of tar shards as dicts, each member decoded by its extension.
 
     Args:
-        source: where they are.
         decode: True: as `DECODERS` has it; False: nothing is; or decoders by extension ("seg.png", or its last part "png"), which come
             before those. None in place of one leaves the bytes.
+        left: says what the memory budget leaves for one image.
 
     Raises:
         ConfigError: `decode` is none of these.
     """
 
+    stores_values = False
     names_warnings = True
 
-    def __init__(self, source: TarSource, decode: bool | Decoders = True, **options: Any) -> None:
+    def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
         given: dict[str, Callable[[bytes], Any] | None] = {}
         if isinstance(decode, Mapping):
             given = {str(extension).lower().removeprefix("."): function for extension, function in decode.items()}
@@ -68,8 +69,7 @@ class TarSamples(BaseDataset):
         for extension, function in given.items():
             if function is not None and not callable(function):
                 raise ConfigError(f"decode[{extension!r}] must be a callable that takes bytes, or None, not {function!r}")
-        self._decoders, self._decodes = given, decode is not False
-        super().__init__(source, **options)
+        self._decoders, self._decodes, self._left = given, decode is not False, left
 
     def decode(self, record: dict[str, Any]) -> dict[str, Any]:
         """The members decoded; key and shard as they are.
@@ -86,7 +86,7 @@ class TarSamples(BaseDataset):
         if function is None:
             return data
         try:
-            return image_tensor(data, self.left_of_budget) if function is image_tensor else function(data)
+            return image_tensor(data, self._left) if function is image_tensor else function(data)
         except MemoryError:
             raise
         except Exception as error:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.budgeting import BudgetLeft
+from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.kinds import SHARD_KINDS, SHARDS
-from headrace.datasets.shards.members import Decoders, TarSamples
+from headrace.datasets.shards.members import Decoders, TarFormat
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
@@ -45,7 +47,7 @@ def open_shards(
 
     Args:
         urls: of shards, all of one kind.
-        decode: of members of .tar, see `TarSamples`.
+        decode: of members of .tar, see `TarFormat`.
         dataset_name, target_name: of .h5 and .zarr.
         of_loading: transforms, and options of `BaseDataset` that concern reading.
         reach: how URLs are reached.
@@ -63,10 +65,12 @@ def open_shards(
             raise ConfigError(f"{name} is for .{kinds.replace(' or ', ' and .')} shards, and these are .{kind}: leave it out")
     reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
     if kind == "tar":
-        source = TarSource(files, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach)
-        return kind, TarSamples(source, decode, **of_loading)
+        source: Any = TarSource(files, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach)
+        left = BudgetLeft(reading.get("max_memory_usage", 0.8))
+        return kind, BaseDataset(source, sample_format=TarFormat(decode, left), **of_loading)
     if kind in ("jsonl", "txt"):
-        return kind, LineSamples(_lines(files, kind, reading, reach), **of_loading)
+        source = _lines(files, kind, reading, reach)
+        return kind, BaseDataset(source, sample_format=LineFormat(source), **of_loading)
     options: dict[str, Any] = {**of_loading, **reach.keywords()}
     if kind == "zarr":
         stores: Any = resolve(urls, ZARR, reach, name="urls", server=files.server)
@@ -96,15 +100,15 @@ def _hdf5(files: Any, dataset_name: Any, target_name: str | None, options: Mappi
     return HDF5Dataset(files, dataset_name, target_name=target_name, **options)
 
 
-class LineSamples(BaseDataset):
+class LineFormat(SampleFormat):
     """The lines of texts as str, or the objects of JSON Lines."""
 
-    def __init__(self, source: LinesSource, **options: Any) -> None:
+    stores_values = False
+
+    def __init__(self, source: LinesSource) -> None:
         self._codec, self._is_json = source.codec, source.has_records
-        super().__init__(source, **options)
 
     def decode(self, record: bytes) -> Any:
-        """A line's text, or what it says as JSON."""
         text = record.decode(*self._codec)
         return records.json_record(text, False) if self._is_json else text
 

@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.delegating import DelegatingDataset
 from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.shards.members import Decoders, describe_decoders
 from headrace.datasets.shards.shards import open_shards
 from headrace.display import Lines
@@ -87,13 +87,12 @@ class StreamingDataset(DelegatingDataset):
         of_loading = {name: value for name, value in options.items() if name in ("cache_dir", "progress", "max_memory_usage")}
         reach, common = split_options(options)
         self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
-        if inner._source.block_nbytes:
+        if inner.sample_source.block_nbytes:
             inner.hold_chunks(0)  # this dataset sets room aside for them
-        self._inner, self._decode = inner, decode
+        self._decode = decode
         rest: dict[str, Any] = {name: value for name, value in common.items() if name not in transforms}
         given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself
-        super().__init__(inner._source, targets=inner.targets, loading_mode=self._in_mode, **given, **rest)
-        self._adopt_traits()
+        super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """As many lanes a turn as have about `buffer_size` samples in the blocks that they are in the midst of."""

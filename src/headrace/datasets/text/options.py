@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.storage.text.lines import Newline
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What texts are, and how they become ids."""
+
+    tokenizer: Any
+    max_length: int | None
+    text_field: str | Callable[[Any], str]
+    target_field: str | None
+    encoding: str
+    errors: str
+    cache_dir: str | os.PathLike[str] | None
+    progress: bool | None
+
 
 UNITS = ("file", "line", "record")
 _NEWLINES = (None, "\n", "\r", "\r\n")

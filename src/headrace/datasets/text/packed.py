@@ -1,7 +1,4 @@
-"""What is a packed file of tokens to a dataset of texts?
-
-Texts that are tokenised already: which arguments still have a meaning, and which tokenizer is it that can be known again?
-"""
+"""A packed file of tokens as a dataset of texts, which are tokenised already."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from headrace.datasets.core.making import describe_argument
+from headrace.datasets.core.construction import describe_argument
 from headrace.datasets.kinds import TEXTS
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.errors import ConfigError

@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.reading import raise_if_of_the_machine
+from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_machine
+from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import HeadraceError, SampleError, warn
@@ -20,6 +22,8 @@ from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import one_builder
 from headrace.io.version import Stamp
+from headrace.memory.budget import MemoryBudget
+from headrace.modes.lazy import Lazy
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.source import HeldArrays, LinesSource
 from headrace.storage.tokens.source import Tokens
@@ -47,72 +51,85 @@ class RecordTargets(NamedTuple):
     classes: list[str]
 
 
-def tokens_of(documents: Any, end_token: int | None) -> tuple[Tokens, str]:
-    """All tokens of a dataset's documents, and the fingerprint of texts and of the way that they become tokens.
+class Texts(Protocol):
+    """Documents that are tokenised when they are read."""
+
+    source: Any
+    options: TextOptions
+
+    def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]: ...
+
+
+def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token: int | None, budget: MemoryBudget) -> tuple[Tokens, str]:
+    """All tokens of some documents, and the fingerprint of texts and of the way that they become tokens.
 
     Args:
-        documents: a `TextDataset` without `max_length`, `target_field`, `stride` and `packing`, and no view.
+        texts: the documents.
+        whole: the format of whole documents, whose values are ids.
+        reader: reads them.
         end_token: put behind each; None: nothing is.
+        budget: for tokens that can't be kept on disk.
 
     Raises:
         SampleError: a document can't be read, or tokenised.
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
-    texts: Any = documents._source
+    source, options, access = texts.source, texts.options, Access(whole, Lazy(), False)
     with contextlib.ExitStack() as still:
-        of, expect = _of_files(texts), None
-        if texts.files.is_remote:
-            of = still.enter_context(texts.of_one_version())
-            expect = still.enter_context(texts.in_order()) if isinstance(texts, LinesSource) else None
-        about = [of, texts.fingerprint(), documents._text_field, documents._encoding, documents._errors, getattr(texts, "newline", None)]
-        about.append(documents.on_error == "raise")  # or are documents left out?
+        of, expect = _of_files(source), None
+        if source.files.is_remote:
+            of = still.enter_context(source.of_one_version())
+            expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) else None
+        about = [of, source.fingerprint(), options.text_field, options.encoding, options.errors, getattr(source, "newline", None)]
+        about.append(reader.on_error == "raise")  # or are documents left out?
 
         def read(some: range) -> list[Any]:
             if expect is not None:
                 expect(some)
-            values: list[Any] = documents._values(np.asarray(some))
-            return values
+            return reader.values(list(some), access)
 
-        is_known = of is not None and not callable(documents._text_field)
-        making = Tokenising(read, len(documents), about if is_known else None, documents.tokenizer, end_token, documents._progress)
-        tokens = making.tokens(folder_of(documents._cache_dir), documents.budget)
+        is_known = of is not None and not callable(options.text_field)
+        making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, end_token, options.progress)
+        tokens = making.tokens(folder_of(options.cache_dir), budget)
     left_out = tokens.short[1]
     if len(left_out):
-        first = texts.location(int(left_out[0]))
-        if len(left_out) == len(documents):
+        first = source.location(int(left_out[0]))
+        if len(left_out) == len(source):
             raise SampleError(
-                f"none of {len(documents):,} documents can be read, or tokenised, so there is nothing to train on; the first: {first}: "
-                'with on_error="raise" it says why'
+                f"none of {len(source):,} documents can be read, or tokenised, so there is nothing to train on; the first: {first}: "
+                'with on_error="raise" the message says why'
             )
-        warn(f"{len(left_out):,} of {len(documents):,} documents can't be read, or tokenised, and are left out; the first: {first}")
-    return tokens, f"{texts.fingerprint()}:{making.fingerprint}"
+        warn(f"{len(left_out):,} of {len(source):,} documents can't be read, or tokenised, and are left out; the first: {first}")
+    return tokens, f"{source.fingerprint()}:{making.fingerprint}"
 
 
-def record_columns(dataset: Any) -> MappedArrays | HeldArrays:
+def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> MappedArrays | HeldArrays:
     """The characters of the text of each record, and their targets, see `targets_in`. One pass over all records; where their index is kept
     in `cache_dir`, this is too.
 
     Args:
-        dataset: a `TextDataset` of records, or a view of one; all records are read.
+        texts: the records.
+        reader: reads them.
+        is_opening: True while the dataset is made: remote records are then read in the order of their files.
 
     Raises:
         SampleError: a record can't be read, or has no text or target, and none may be left out.
     """
-    source: LinesSource = dataset._source
+    source, options = texts.source, texts.options
     with contextlib.ExitStack() as still:
         of, expect = _of_files(source), None
         if source.far is not None:
             of = still.enter_context(source.of_one_version())
-            expect = None if dataset._is_settled else still.enter_context(source.in_order())
+            expect = still.enter_context(source.in_order()) if is_opening else None
 
         def found() -> HeldArrays:
-            return _gone_through(dataset, expect)
+            return _all_columns(texts, reader, expect)
 
-        if of is None or not source.keeps_tables or callable(dataset._text_field):
+        if of is None or not source.keeps_tables or callable(options.text_field):
             return found()
-        about = {"version": _VERSION, "of": of, "fields": [dataset._text_field, dataset._target_field], "newline": source.newline}
-        about |= {"encoding": [dataset._encoding, dataset._errors], "skips": dataset.on_error != "raise"}
-        folder = folder_of(dataset._cache_dir)
+        about = {"version": _VERSION, "of": of, "fields": [options.text_field, options.target_field], "newline": source.newline}
+        about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
+        folder = folder_of(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)
         try:
             with one_builder(file.path, _PATIENCE_S):  # other processes wait, and find it then
@@ -126,15 +143,15 @@ def record_columns(dataset: Any) -> MappedArrays | HeldArrays:
         except HeadraceError:
             raise  # of a record: they are errors of the system too
         except (OSError, UntrustedError) as error:
-            said = getattr(error, "strerror", None) or error
-            warn(f"cache_dir={str(folder)!r}: lengths and targets of records are not kept ({said}), so they are found anew at every start")
+            cause = getattr(error, "strerror", None) or error
+            warn(f"cache_dir={str(folder)!r}: lengths and targets of records are not kept ({cause}), so they are found anew at every start")
         return made
 
 
 def targets_in(columns: MappedArrays | HeldArrays, field: str) -> RecordTargets:
     """The targets that a pass found in a field. Many classes are warned of."""
-    numbers, said = np.array(columns.short[0]), json.loads(bytes(columns.short[1]))
-    kind, classes = said["kind"], said["classes"]
+    numbers, about = np.array(columns.short[0]), json.loads(bytes(columns.short[1]))
+    kind, classes = about["kind"], about["classes"]
     if len(classes) > max(_MANY_CLASSES, len(numbers) // 2):
         warn(
             f"target_field={field!r} holds {len(classes):,} different texts in {len(numbers):,} records, and each is a class: is it the "
@@ -175,20 +192,18 @@ class _Numbers(dict[str, int]):
         return self[name]
 
 
-def _gone_through(dataset: Any, expect: Callable[[range], None] | None) -> HeldArrays:
+def _all_columns(texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None) -> HeldArrays:
     """What `record_columns` gives. A pass that meets a target of another kind begins again, and looks for the next kind."""
-    kinds: list[str | None] = [INT, FLOAT, CLASS, None]
-    if dataset._target_field is None:
-        kinds = [None]
-    while (found := _pass(dataset, kinds, expect)) is None:
+    kinds: list[str | None] = [None] if texts.options.target_field is None else [INT, FLOAT, CLASS, None]
+    while (found := _pass(texts, reader, kinds, expect)) is None:
         continue
     return found
 
 
-def _pass(dataset: Any, kinds: list[str | None], expect: Callable[[range], None] | None) -> HeldArrays | None:
-    lengths = np.zeros(len(dataset._source), np.int64)
+def _pass(texts: Texts, reader: SampleReader, kinds: list[str | None], expect: Callable[[range], None] | None) -> HeldArrays | None:
+    lengths = np.zeros(len(texts.source), np.int64)
     targets, names, is_begun = _no_targets(kinds[0], len(lengths)), _Numbers(), False
-    for index, text, target, is_cell in _records(dataset, expect):
+    for index, text, target, is_cell in _records(texts, reader, expect):
         lengths[index] = len(text)
         while kinds[0] is not None:
             try:
@@ -204,8 +219,8 @@ def _pass(dataset: Any, kinds: list[str | None], expect: Callable[[range], None]
     if classes:
         rank, readable = {name: number for number, name in enumerate(classes)}, targets >= 0
         targets[readable] = np.array([rank[name] for name in names], np.int64)[targets[readable]]
-    said = json.dumps({"kind": kinds[0], "classes": classes}).encode()
-    return HeldArrays(lengths, [targets.view("<i8"), np.frombuffer(said, np.uint8)])
+    about = json.dumps({"kind": kinds[0], "classes": classes}).encode()
+    return HeldArrays(lengths, [targets.view("<i8"), np.frombuffer(about, np.uint8)])
 
 
 def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:
@@ -214,22 +229,23 @@ def _no_targets(kind: str | None, count: int) -> npt.NDArray[Any]:
     return np.full(0 if kind is None else count, -1, np.int64)
 
 
-def _records(dataset: Any, expect: Callable[[range], None] | None) -> Iterator[tuple[int, str, Any, bool]]:
+def _records(texts: Texts, reader: SampleReader, expect: Callable[[range], None] | None) -> Iterator[tuple[int, str, Any, bool]]:
     """Number, text and target of each record that can be read, and whether all that it holds is text."""
-    source, count = dataset._source, len(dataset._source)
-    with progress_bar(dataset._progress, is_short=count < _SHOWN_FROM, total=count, desc="reading records", unit="record") as bar:
+    source, count = texts.source, len(texts.source)
+    is_short, progress = count < _SHOWN_FROM, texts.options.progress
+    with progress_bar(progress, is_short=is_short, total=count, desc="reading records", unit="record") as bar:
         for start in range(0, count, _TOGETHER):
             some = range(start, min(start + _TOGETHER, count))
             if expect is not None:
                 expect(some)
-            for index, record in zip(some, dataset._records(list(some), source.read), strict=True):
+            for index, record in zip(some, reader.records(list(some), source.read), strict=True):
                 if isinstance(record, SampleError):
                     continue
                 try:
-                    text, target = dataset._text(index, record)
+                    text, target = texts.text_and_target(index, record)
                 except Exception as error:
                     raise_if_of_the_machine(error, index)
-                    dataset._failed(index, "can't be decoded", error)
+                    reader.failed(index, "can't be decoded", error)
                     continue
                 yield index, text, target, source.is_of_table(index)
             bar.update(len(some))

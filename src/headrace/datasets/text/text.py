@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.making import describe_held
+from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.image.labels import folder_targets
-from headrace.datasets.kinds import TEXT_EXTENSIONS
-from headrace.datasets.text.filling import TextFilling
-from headrace.datasets.text.options import check_text_options
+from headrace.datasets.core.reader import Access
+from headrace.datasets.text.opening import folder_labels, open_texts, unit_over
+from headrace.datasets.text.options import TextOptions, check_text_options
 from headrace.datasets.text.packed import packed_source, packed_tokens, source_over, tokenizer_of
-from headrace.datasets.text.passes import folder_of, record_columns, target_as, targets_in, tokens_of
-from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.io.array_file import MappedArrays
-from headrace.io.paths import is_url, without_query
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.file_set import FileSet
-from headrace.memory.budget import MemoryBudget
+from headrace.datasets.text.passes import tokens_of
+from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
+from headrace.errors import ConfigError
+from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.order import detect_world
-from headrace.order.request import BatchRequest
+from headrace.modes.lazy import Lazy
 from headrace.storage.text import records
-from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.lines import Newline
-from headrace.storage.text.plain import Room, check_encoding
-from headrace.storage.text.source import HeldArrays, LinesSource
-from headrace.storage.text.texts import local_texts, remote_texts
-from headrace.storage.tokens.source import BlocksSource, TokensSource
-from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
+from headrace.storage.text.plain import check_encoding
+from headrace.storage.tokens.source import Tokens
+from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
 
-_MARK = "\ufeff"
+_TOGETHER = 1024  # records that are read at a time
 _OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 
 
-class TextDataset(TextFilling):
+class TextDataset(BaseDataset):
     """Samples are texts as token ids: ``{"input_ids": int64 [tokens]}``, with ``"labels"`` where there are targets.
 
     They are not padded: batches are padded by `TextCollator`, which is what a loader takes where nothing else is said.
@@ -98,6 +88,9 @@ class TextDataset(TextFilling):
 
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = "text"
+    _format: TextUnit
+    _documents: TextDataset | None = None
+    """Of windows and blocks of texts: the whole documents."""
 
     def __init__(
         self,
@@ -125,112 +118,52 @@ class TextDataset(TextFilling):
         if unit is None and (text_field != records.TEXT_FIELD or target_field is not None):
             unit = "record"
         vocabulary_of(tokenizer)  # raises where it is none
-        self.tokenizer = CharTokenizer() if tokenizer is None else tokenizer
+        self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
         self.classes: list[str] = []
-        self._columns: MappedArrays | HeldArrays | None = None
-        self._target_kind: str | None = None
-        self._text_field, self._target_field = text_field, target_field
-        self._encoding, self._errors = check_encoding(encoding, errors), errors
+        encoding = check_encoding(encoding, errors)
         reach, common = split_options(options)
-        self._documents: TextDataset | None = None
+        of_texts = TextOptions(
+            self.tokenizer, max_length, text_field, target_field, encoding, errors, reach.cache_dir, common.get("progress")
+        )
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
-        of_texts = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
+        given = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
         usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
-        packed = packed_tokens(data_path, {name: value for name, value in of_texts.items() if value != usual.get(name)}, reach)
+        packed = packed_tokens(data_path, {name: value for name, value in given.items() if value != usual.get(name)}, reach)
         if packed is None and text_field != records.TEXT_FIELD and unit != "record":
             raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record'")
+        sample_format: TextUnit
+        targets: npt.NDArray[Any] | None = None
         if packed is not None:
-            self.tokenizer: Any = tokenizer_of(packed)
-            self.classes = list(packed.info.classes or [])
-            self._unit = packed.info.text.get("unit", "file")
-            source: Any = packed_source(packed, max_length, stride, packing)
-            targets: npt.NDArray[Any] | None = packed.targets
+            self.tokenizer, self.classes, targets = tokenizer_of(packed), list(packed.info.classes or []), packed.targets
+            source = packed_source(packed, max_length, stride, packing)
+            sample_format = unit_over(source, packed.info.text.get("unit", "file"), None)
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
-            self._documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
-            self._unit = self._documents._unit
-            tokens, fingerprint = tokens_of(self._documents, end_token)
-            source = source_over(tokens, fingerprint, self._documents._source.location, max_length, stride, packing)
-            targets = None if self._documents.targets is None else np.asarray(self._documents.targets)
-            self.classes = self._documents.classes
+            documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
+            self._documents, (tokens, fingerprint) = documents, documents.tokens(end_token)
+            source = source_over(tokens, fingerprint, documents.sample_source.location, max_length, stride, packing)
+            sample_format = unit_over(source, documents._format.name, documents.text_of)
+            self.classes, targets = documents.classes, None if documents.targets is None else np.asarray(documents.targets)
         else:
-            source = self._opened(data_path, unit, newline, reach, options)
-            targets = None if labels is None else self._folder_labels(source)
-        if isinstance(source, BlocksSource):
+            sample_format = open_texts(data_path, unit, newline, reach, of_texts, options)
+            if labels is not None:
+                targets, self.classes = folder_labels(sample_format.source)
+            if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
+                _, targets, self.classes = sample_format.targets
+        if isinstance(sample_format, TokenBlocks):
             targets, self.collate = None, None
         elif targets is not None and stride is not None:
-            targets = targets[source.document_of(np.arange(len(source)))]
-        super().__init__(source, targets=targets, transform=transform, loading_mode=loading_mode, **common)
-        if target_field is not None:
-            self._target_kind, self.targets, self.classes = targets_in(self._record_columns(), target_field)
-            self._reset_report()  # what can't be read is counted when its sample is asked for
+            targets = targets[sample_format.source.document_of(np.arange(len(sample_format.source)))]
+        source = sample_format.source
+        super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-
-    def _opened(
-        self, data_path: DataPath, unit: str | None, newline: Newline, reach: RemoteOptions, options: PathOptions
-    ) -> TextFilesSource | LinesSource:
-        room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
-        listing: FileSet | None = None
-        if unit is None and all(is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries_of(data_path)):
-            unit = "record"  # without a listing, which asks the server for each file
-        if unit in (None, "file"):
-            source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
-            unit = unit or records.unit_of(source.files)
-            if unit == "file":
-                self._unit = unit
-                return source
-            listing = source.files
-            source.close()
-        assert unit is not None
-        self._unit = unit
-        return self._lines(data_path, listing, newline, reach, room, options.get("progress"))
-
-    def _lines(
-        self, data_path: DataPath, listing: FileSet | None, newline: Newline, reach: RemoteOptions, room: Room, progress: bool | None
-    ) -> LinesSource:
-        folder, of_text = folder_of(reach.cache_dir), (newline, self._encoding, self._errors)
-        if any(map(is_url, entries_of(data_path))):
-            texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
-        else:
-            texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files)
-        is_kept = reach.cache_dir is not None
-        source = LinesSource(texts, self._unit, *of_text, folder, is_kept=is_kept, room=room, progress=progress)
-        for number, names in enumerate(source.headers):
-            for name in (self._text_field, self._target_field) if names else ():
-                if isinstance(name, str) and names.count(name) != 1:
-                    raise FormatError(
-                        f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
-                        f"{names.count(name) or 'none'} of these is {name!r}: pass text_field= or target_field=; a file without such a "
-                        "line needs one, or unit='line' or 'file'"
-                    )
-        return source
-
-    def _folder_labels(self, source: TextFilesSource | LinesSource) -> npt.NDArray[np.int64]:
-        by_file, self.classes = folder_targets(source.files)
-        if by_file is None:
-            raise ConfigError('labels="folders": the files lie in no class folders')
-        return by_file if isinstance(source, TextFilesSource) else by_file[source.file_numbers()]
 
     def held_as(self) -> str:
         if self._arguments.get("tokenizer") is None:
             return super().held_as()
         return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
-
-    def uncut(self) -> TextDataset:
-        """The same texts as whole documents, whose value is their tokens alone: what is packed. Nothing is held of them.
-
-        Not of windows, blocks and packed files, which have all tokens already.
-        """
-        cls = getattr(type(self), "_plain_class", type(self))
-        documents: TextDataset = object.__new__(cls)
-        documents.__dict__.update(self.__dict__, max_length=None, targets=None, loading_mode=LoadingMode.LAZY)
-        documents.__dict__.update(_target_field=None, _target_kind=None, _chosen=None, _fingerprint=None, _mode=None, _hold=None)
-        documents._reset_report()
-        return documents
-
-    # -- texts
 
     def text_of(self, index: int) -> str:
         """The text of a sample, before it is tokenised; of a window its document.
@@ -239,149 +172,48 @@ class TextDataset(TextFilling):
             SampleError: it can't be read.
             ConfigError: with `packing`: a block is of no one text.
         """
-        whole = int(self._whole_indices([range(len(self))[index]])[0])
-        if isinstance(self._source, BlocksSource):
-            raise ConfigError("text_of: with packing=True a sample is a block of tokens, of no one text")
-        if self._documents is None and isinstance(self._source, TokensSource):
-            raise ConfigError("text_of: a packed file holds tokens and no texts; what its tokenizer decodes comes close")
-        if self._documents is not None and isinstance(self._source, TokensSource):
-            return self._documents.text_of(int(self._source.document_of(np.array([whole]))[0]))
-        record = self._records([whole], self._source.read)[0]
-        try:
-            return self._text(whole, record)[0]
-        except FormatError as error:
-            failure = self._failed(whole, "can't be decoded", error)
-            raise failure from error
-
-    def _text(self, index: int, record: bytes) -> tuple[str, Any]:
-        """Text and target of a document.
-
-        Raises:
-            FormatError: its bytes are no text of the encoding, or no such record.
-        """
-        source: Any = self._source
-        if isinstance(source, TextFilesSource):
-            data = source.content(index, record)
-            return _decoded(data, self._encoding, self._errors, lambda: 0).removeprefix(_MARK), None
-        encoding, errors = source.codec
-        text = _decoded(record, encoding, errors, lambda: source.offset_of(index))
-        if not source.has_records:
-            return text, None
-        row = source.fields(index, text)
-        field = self._target_field
-        found = records.text_of(row, self._text_field)
-        return found, None if field is None else records.target_of(row, field, source.is_of_table(index))
-
-    def _target(self, index: int, target: Any) -> Any:
-        """A record's target as its sample has it."""
-        kind = self._target_kind
-        return target if kind is None else target_as(kind, target, self._source.is_of_table(index), self.class_to_idx)  # type: ignore[attr-defined]
-
-    def _record_columns(self) -> MappedArrays | HeldArrays:
-        if self._columns is None:
-            self._columns = record_columns(self)
-        return self._columns
+        return self._format.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each sample. Of what is not tokenised yet another measure stands for them: of records the characters of their texts,
         which are all read for it; of files and lines their bytes."""
-        source: Any = self._source
-        if isinstance(source, TokensSource):
-            found = source.lengths()
-        elif not isinstance(source, LinesSource):
-            found = source.sizes()
-        else:
-            found = self._record_columns().long if source.has_records else source.nbytes()
+        found = self._format.lengths(self.sample_reader)
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
             found = np.minimum(found, self.max_length)
-        whole: npt.NDArray[np.int64] = found if self._chosen is None else found[self._chosen]
-        return whole
+        return found if self._chosen is None else found[self._chosen]
 
-    # -- from records to ids: a batch at a time, as tokenizers like it
+    def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
+        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of windows, blocks and packed files, which have
+        them already.
 
-    @property
-    def decodes_together(self) -> bool:
-        return not isinstance(self._source, TokensSource)
-
-    def decode_together(self, found: Sequence[tuple[int, Any]], failed: Callable[[int, str, Exception], SampleError]) -> list[Any]:
-        """The ids of documents, with the target if there is one."""
-        source = self._source
-        if isinstance(source, LinesSource) and not source.has_records:  # the usual case: all at once, unless one of them is at fault
-            with contextlib.suppress(Exception):
-                return list(token_arrays(self.tokenizer, [line.decode(*source.codec) for _, line in found], self.max_length))
-        made: list[Any] = [None] * len(found)
-        texts: dict[int, str] = {}
-        targets: dict[int, Any] = {}
-        for number, (index, record) in enumerate(found):
-            try:
-                text, target = self._text(index, record)
-                targets[number] = self._target(index, target)
-                texts[number] = text
-            except Exception as error:
-                made[number] = failed(number, "can't be decoded", error)
-        for number, ids in self._ids(texts, failed):
-            is_plain = self._target_field is None or isinstance(ids, SampleError)
-            made[number] = ids if is_plain else (ids, targets[number])
-        return made
-
-    def _ids(self, texts: dict[int, str], failed: Callable[[int, str, Exception], SampleError]) -> list[tuple[int, Any]]:
-        try:
-            return list(zip(texts, token_arrays(self.tokenizer, [*texts.values()], self.max_length), strict=True)) if texts else []
-        except Exception:
-            pass
-        found: list[tuple[int, Any]] = []
-        for number, text in texts.items():  # one by one: to name the one at fault
-            try:
-                found.append((number, token_arrays(self.tokenizer, [text], self.max_length)[0]))
-            except Exception as error:
-                found.append((number, failed(number, "can't be tokenised", error)))
-        return found
-
-    # -- from ids to samples
-
-    def pair(self, index: int, value: Any) -> tuple[Any, Any]:
-        return value if self._target_field is not None else super().pair(index, value)
-
-    def present(self, value: Any) -> Any:
-        if isinstance(value, dict):  # a block
-            return {"input_ids": _tensor(value["input_ids"], np.int64), "document_ids": _tensor(value["document_ids"], np.int32)}
-        return {"input_ids": _tensor(value, np.int64)}
-
-    def assemble(self, value: Any, target: Any) -> Any:
-        if self.targets is None and self._target_field is None:
-            return value
-        return {**value, "labels": target} if isinstance(value, dict) else (value, target)
+        Raises:
+            SampleError: a document can't be read, or tokenised.
+            BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+        """
+        texts = self._format
+        assert isinstance(texts, TokenizedTexts)
+        return tokens_of(texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget)
 
     @property
-    def _is_ids_alone(self) -> bool:
-        is_plain = not (self._is_random or self.return_index) and self.targets is None and self._target_field is None
-        return is_plain and type(self).pair is TextDataset.pair and type(self).assemble is TextDataset.assemble
+    def document_unit(self) -> str:
+        """What a document is: "file", "line" or "record"."""
+        return self._format.name
 
-    @property
-    def _presents_ids(self) -> bool:
-        return type(self).present is TextDataset.present and type(self)._finished is TextDataset._finished
+    def ids_of(self, numbers: list[int]) -> list[Any]:
+        """The ids of whole documents by their number in the source; a SampleError for each that can't be read."""
+        texts = self._format
+        assert isinstance(texts, TokenizedTexts)
+        return self.sample_reader.another().values(numbers, Access(texts.uncut(), Lazy(), False))
 
-    @property
-    def _decodes_plainly(self) -> bool:
-        is_ours = type(self).decode_together is TextDataset.decode_together and type(self)._text is TextDataset._text
-        return is_ours and type(self)._values is TextDataset._values
-
-    def _finished(self, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]) -> list[Any]:
-        if self._is_ids_alone and all(type(value) is np.ndarray for value in values):
-            return [self.present(value) for value in values]  # what is done below comes to this, and costs more than the rest
-        return super()._finished(request, values, may_repeat)
-
-
-def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
-    return torch.from_numpy(ids.astype(dtype))
-
-
-def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
-    try:
-        return data.decode(encoding, errors)
-    except UnicodeDecodeError as error:
-        at = begins() + error.start
-        said = f"byte 0x{data[error.start]:02x} at offset {at:,} is no {encoding} ({error.reason})"
-        is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        remedy = "it begins as UTF-16 does: pass encoding='utf-16'" if is_utf16 else "pass encoding= or errors="
-        raise FormatError(f"{said}; {remedy}") from None
+    def record_targets(self) -> list[Any] | None:
+        """The target of each record, where they are of several kinds; None: there are none."""
+        texts = self._format
+        if not isinstance(texts, RecordTexts) or not texts.splits_targets:
+            return None
+        targets: list[Any] = []
+        whole = self.whole_indices(np.arange(len(self)))
+        for start in range(0, len(whole), _TOGETHER):
+            numbers = whole[start : start + _TOGETHER].tolist()
+            found = self.sample_reader.records(numbers, texts.source.read)
+            targets += [texts.text_and_target(number, record)[1] for number, record in zip(numbers, found, strict=True)]
+        return targets

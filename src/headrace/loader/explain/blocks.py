@@ -53,7 +53,7 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
         return
     if sizes is None or not len(sizes):
         return
-    is_fetched = not nbytes and dataset.fetches_blocks and is_laned(plan)
+    is_fetched = not nbytes and dataset.prefetches_blocks and is_laned(plan)
     how = f", of {format_size(nbytes)} each when they are decoded" if nbytes else ", each fetched as a whole" if is_fetched else ""
     yield f"blocks: {len(sizes):,} of the storage{how}"
     if not nbytes and not is_fetched:

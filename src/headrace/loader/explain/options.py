@@ -62,6 +62,7 @@ def explain_loader(
     collate: Any,
     budget: MemoryBudget,
     reserved: int | None,
+    way: str | None,
 ) -> str:
     """Everything that is to be said of a loader.
 
@@ -74,11 +75,13 @@ def explain_loader(
         collate: the collate function that was chosen.
         budget: that batches are fitted to.
         reserved: bytes of it set aside for them; None: not known yet.
+        way: how batches are made; None: a foreign dataset makes samples, which are collated.
     """
     lines = [
         explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, _known(plan, collate)),
         *_epoch(plan, config),
         *explain_blocks(plan, dataset, config.num_workers or 0),
+        *([] if way is None else [f"batches: {way}"]),
         _memory(config, reserved),
     ]
     if isinstance(dataset, BaseDataset):

@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader
 
 from headrace.errors import StateError
 from headrace.loader.data import length_of
-from headrace.loader.plan import OF_SAMPLER
 from headrace.monitor.stats import Stats
-from headrace.order.seeding import Draws, SampleSeeder
+from headrace.order.seeding import OF_SAMPLER, Draws, SampleSeeder
 
 _END = object()
 

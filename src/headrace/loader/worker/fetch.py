@@ -1,13 +1,13 @@
-"""Turns batch requests into samples and batches, inside a worker or this process.
+"""Turns batch requests into batches, inside a worker or this process.
 
-`Fetch` is the dataset that torch's workers see: it turns a request into samples, or at once into a batch where the dataset can write
-one. `Collate` makes a batch of what is none yet. Both work inside the request's ring slot, and both carry what was counted along, and
-an error, if there was one, so that the parent can raise the error itself.
+`Fetch` is the dataset that torch's workers see: it turns a request into a batch in the request's ring slot, and carries what was counted
+along; or an error, so that the parent can raise the error itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -23,86 +23,86 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from headrace.collate import list_collate, stack_collate
-from headrace.collate.fields import Step
-from headrace.collate.stack import stack_tree
-from headrace.datasets.core import base
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.filling import Filled, Join
-from headrace.datasets.core.wrapped import answers_batches
-from headrace.errors import CollateError, ConfigError, SampleError, WorkerError
+from headrace.datasets.core.batch import BatchWay, MadeBatch
+from headrace.datasets.core.collating import Collating, named
+from headrace.datasets.core.ways import choose_way
+from headrace.datasets.wrapped import answers_batches
+from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader.data import inner_datasets, length_of
-from headrace.loader.plan import OF_COLLATE, OrderPlan
+from headrace.loader.plan import OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
-from headrace.loader.worker.samples import Samples
 from headrace.memory.anonymous import Flags
-from headrace.memory.ring import Arena, Delivered, Delivery, Ring
+from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest
+from headrace.order.request import working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
 
 
 class Fetch(Dataset[Any]):
-    """Requests to samples, for a map-style dataset of headrace's or of anybody's.
+    """Batch requests to finished batches, for a map-style dataset of headrace's or of anybody's.
 
     Other attributes are those of the dataset, so that a `worker_init_fn` finds what it looks for.
 
     Args:
         dataset: the user's dataset.
         ring: the ring that the requests' slots belong to.
+        collating: the collate function.
         plan: where a streaming dataset is to read ahead.
         stride: batches between two requests of one worker.
-        stacks: True if samples are stacked, so that a dataset may write the batch itself.
         origin: what an error calls the origin of the indices.
-        join: what makes a batch of ids that lie one behind the other, where that is all that becomes of samples.
-    """
 
-    _has_indices = True
+    Attributes:
+        way: how batches are made of a dataset of headrace's; None: of any other dataset.
+    """
 
     def __init__(
         self,
         dataset: Any,
         ring: Ring,
+        collating: Collating,
         plan: OrderPlan | None = None,
         stride: int = 1,
-        stacks: bool = False,
         origin: str = "the order",
-        join: Join | None = None,
     ) -> None:
-        self._origin, self._join = origin, join
-        self.dataset, self.ring, self._plan, self._stride, self._stacks = dataset, ring, plan, stride, stacks
-        self._ours = isinstance(dataset, BaseDataset)
+        self._origin, self._collating = origin, collating
+        self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
+        self.way: BatchWay | None = choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
         self._is_stateful = is_stateful(dataset)
 
-    def __getitems__(self, request: BatchRequest) -> Samples:
+    def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         start = time.perf_counter()
-        base.set_context(request)
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
+        with working_on(request):
+            made, error = _attempt(lambda: self._tried(request, report, arena))
         try:
-            samples, error = _attempt(lambda: self._tried(request, report, arena))
-        finally:
-            base.set_context(None)
-        if error is None:
-            self._report_state(report)
-        counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
-        for dataset in self._inner:
-            for name, value in dataset.take_report().items():
-                counts[name] = counts[name] + value if name in counts else value
-        report["samples"] = samples.samples if isinstance(samples, Filled) else len(samples) if isinstance(samples, list) else len(request)
-        report["counts"] = counts
-        try:
-            return Samples(samples, request, report, error, arena, self.dataset if self._has_indices else None)
+            if error is None:
+                _, error = _attempt(lambda: self._report_state(report))
+            counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
+            for dataset in self._inner:
+                for name, value in dataset.take_report().items():
+                    counts[name] = counts[name] + value if name in counts else value
+            report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
+            if error is None and get_worker_info() is not None:
+                assert arena is not None and made is not None
+                packed, error = _attempt(lambda: _packed(arena, made.batch, report))
+                if error is None:
+                    delivery: Delivery = packed
+                    return delivery
+            return _failed(arena, error, report) if error is not None else _delivered(arena, made.batch, report)
         finally:
             del error  # see `_attempt`
 
-    def _tried(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> Any:
-        """The samples; an index that the dataset does not have is an error that says where it came from."""
+    def _tried(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> MadeBatch:
+        """The batch; an index that the dataset does not have is an error that says where it came from."""
         try:
-            return self._samples(request, report, arena)
+            with arena or contextlib.nullcontext():
+                return self._made(request, report)
         except IndexError as error:
             n = length_of(self.dataset)
             outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]
@@ -117,23 +117,27 @@ class Fetch(Dataset[Any]):
         if self._is_stateful:
             report["worker"], report["state"] = worker_number(), asked(self.dataset)
 
-    def _samples(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> Any:
+    def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self.init_error is not None:
             raise self.init_error
         if request.given is not None:
             give_back(request.given, self.dataset)
         if request.is_idle:
             report["idle"] = True
-            return []
-        if not self._ours:
-            return self._foreign(request)
+            return MadeBatch(None, 0)
+        if self.way is None:
+            with outside_slot():
+                samples = self._foreign(request)
+            return self._collated(samples, request, list(request))
         if self._plan is not None:
             self._expect(self._plan, request)
-        filled = None
-        if self._stacks or self._join is not None:
-            with arena or contextlib.nullcontext():
-                filled = self.dataset.fill(request) if self._join is None else self.dataset.fill_joined(request, self._join)
-        return self.dataset.__getitems__(request) if filled is None else filled
+        return self.way.make(request)
+
+    def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:
+        """The batch of the samples of a foreign dataset, and the index of each, where that is known."""
+        count = len(samples) if isinstance(samples, list) else len(request)
+        known = indices if indices is not None and len(indices) == count else None
+        return MadeBatch(self._collating(samples, request, functools.partial(named, self.dataset, known)), count)
 
     def _expect(self, plan: OrderPlan, request: BatchRequest) -> None:
         steps = range(request.step, plan.steps(), self._stride)
@@ -160,9 +164,7 @@ class Fetch(Dataset[Any]):
                 seed(number)
                 try:
                     items.append(self.dataset[index])
-                except SampleError as error:  # of a headrace dataset inside, which has counted it
-                    if not error.may_be_skipped:
-                        raise
+                except EmptyBatchError as error:  # of a headrace dataset inside, which has counted it
                     failure = error
             if failure is not None and not items:
                 raise failure
@@ -198,86 +200,29 @@ def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
     return Arena(ring, slot, leased=True)
 
 
-class Collate:
-    """Samples to a batch in the ring slot of their request.
-
-    Args:
-        function: the collate function; None: the one sample is the batch.
-        of_one: the dataset yields batches, and the function gets one of them.
-    """
-
-    def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
-        self.function, self._of_one = function, of_one
-        self._is_random = function not in (None, stack_collate, list_collate)
-        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
-        self._seeder: SampleSeeder | None = None
-
-    def __call__(self, samples: Samples) -> Delivery | Delivered:
-        arena, in_worker = samples.arena, get_worker_info() is not None
-        made: Any
-        made, error = (None, samples.error) if samples.error is not None else _attempt(lambda: self._made(samples, in_worker))
-        report = samples.report
-        try:
-            if error is not None and arena is not None:
-                arena.abandon()
-            if in_worker:
-                assert arena is not None
-                delivery: Delivery = made if error is None else arena.pack(None, {**report, "failure": describe(error)})
-                return delivery
-            if arena is not None and error is None:
-                made = arena.lightened(made)
-            return Delivered(made, report if error is None else {**report, "failure": error}, 0 if arena is None else arena.nbytes)
-        finally:
-            samples.error = samples.arena = None
-            del error  # see `_attempt`
-
-    def _made(self, samples: Samples, in_worker: bool) -> Any:
-        arena = samples.arena
-        with arena or contextlib.nullcontext():
-            try:
-                batch = self._batch(samples)
-            except CollateError as error:
-                name = samples.name_of if self._names_samples else "sample {} of the batch".format
-                raise CollateError(error.naming(name)) from None
-            return arena.pack(batch, samples.report) if in_worker and arena is not None else batch
-
-    def _batch(self, samples: Samples) -> Any:
-        items = samples.items
-        if isinstance(items, Filled):
-            return _whole(items)
-        if samples.report.get("exhausted") or samples.report.get("idle"):
-            return None
-        if self.function is None:
-            return items[0]
-        if self._of_one:
-            items = items[0]
-        if not self._is_random:
-            return self.function(items)
-        if self._seeder is None:
-            self._seeder = SampleSeeder(self.function)
-        request = samples.request
-        with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
-            self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
-            batch = self.function(items)
-        if callable(batch):
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            raise ConfigError(
-                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, so it makes a collate function and is "
-                f"none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
-            )
-        return batch
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+def _packed(arena: Arena, batch: Any, report: dict[str, Any]) -> Delivery:
+    with arena:
+        delivery: Delivery = arena.pack(batch, report)
+        return delivery
 
 
-def _whole(filled: Filled) -> Any:
-    """The batch as stacking its samples would have made it."""
-    if filled.targets is None:
-        return filled.inputs
-    if not isinstance(filled.targets, list):
-        return filled.inputs, filled.targets
-    return filled.inputs, stack_tree(filled.targets, path=(Step("[1]", ("1",)),))
+def _delivered(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivered:
+    return Delivered(batch, report, 0) if arena is None else Delivered(arena.lightened(batch), report, arena.nbytes)
+
+
+def _failed(arena: Arena | None, error: BaseException, report: dict[str, Any]) -> Delivery | Delivered:
+    """The delivery of an error in place of a batch."""
+    if arena is not None:
+        arena.abandon()
+    if get_worker_info() is None:
+        return Delivered(None, {**report, "failure": error}, 0 if arena is None else arena.nbytes)
+    assert arena is not None
+    return arena.pack(None, {**report, "failure": describe(error)})
+
+
+def as_delivered(delivery: Any) -> Any:
+    """The collate function of torch's DataLoader: `Fetch` has made the batch already."""
+    return delivery
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -7,21 +7,20 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.loader.plan import OF_STEP, OF_STREAM
+from headrace.datasets.core.batch import MadeBatch
+from headrace.datasets.core.collating import Collating
 from headrace.loader.stateful import asked, is_stateful, iterator_of
 from headrace.loader.worker.fetch import Fetch, worker_number
-from headrace.memory.ring import Arena, Ring
+from headrace.memory.ring import Ring, outside_slot
 from headrace.order import BatchRequest
-from headrace.order.seeding import Draws, SampleSeeder, preserved_rng
+from headrace.order.seeding import OF_STEP, OF_STREAM, Draws, SampleSeeder, preserved_rng
 
 
 class FetchIterable(Fetch):
     """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples of this worker's iterator."""
 
-    _has_indices = False
-
-    def __init__(self, dataset: Any, ring: Ring, batch_size: int, drop_last: bool) -> None:
-        super().__init__(dataset, ring)
+    def __init__(self, dataset: Any, ring: Ring, collating: Collating, batch_size: int, drop_last: bool) -> None:
+        super().__init__(dataset, ring, collating)
         self._size, self._drop_last = batch_size, drop_last
         self._run = -1
         self._items: Iterator[Any] = iter(())
@@ -29,7 +28,7 @@ class FetchIterable(Fetch):
         self._given: dict[str, Any] | None = None  # this epoch is through; what belongs to the next one's iterator
         self._may_be_at_end = False
 
-    def _samples(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> list[Any]:
+    def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self.init_error is not None:
             raise self.init_error
         if self._draws is None or self._run != request[0]:
@@ -37,8 +36,8 @@ class FetchIterable(Fetch):
         assert self._draws is not None
         if request.is_idle:
             report["idle"] = True
-            return []
-        with self._draws() if not self._is_stateful else self._drawing_of(request):
+            return MadeBatch(None, 0)
+        with outside_slot(), self._draws() if not self._is_stateful else self._drawing_of(request):
             items = self._next_items()
             if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
                 self._items = iter(self.dataset)
@@ -48,7 +47,7 @@ class FetchIterable(Fetch):
         if report["is_through"] and self._drop_last:
             items = []
         report["exhausted"] = not items
-        return items
+        return self._collated(items, request, None) if items else MadeBatch(None, 0)
 
     def _next_items(self) -> list[Any]:
         """One by one: `islice` would call `iter` again, where a dataset that is its own iterator may begin anew."""

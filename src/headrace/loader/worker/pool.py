@@ -10,7 +10,7 @@ import pickle
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import connection
 from typing import Any
 
@@ -22,7 +22,7 @@ from headrace.loader.device.transfer import Deliveries
 from headrace.loader.plan import Plan
 from headrace.loader.stateful import States
 from headrace.loader.torch_private import workers_of
-from headrace.loader.worker.fetch import Collate, Fetch, RemoteTraceback, WorkerInit
+from headrace.loader.worker.fetch import Fetch, RemoteTraceback, WorkerInit, as_delivered
 from headrace.loader.worker.processes import WORKER, Workers, flagged
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import BatchRequest
@@ -57,25 +57,23 @@ class WorkerPool:
     """Workers, their ring, and the torch DataLoader that drives them.
 
     Args:
-        fetch: makes samples of requests.
+        fetch: makes batches of requests.
         plan: makes the requests.
         config: resolved.
-        collate: the collate function; None: a sample is a batch.
     """
 
-    def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig) -> None:
         workers = config.num_workers or 0
         self.ring = fetch.ring
         self.dispatch = _Dispatch(plan, self.ring)
-        into_slots: Any = Collate(collate, config.yields_batches)
-        self._fetch, self._collate, self._pins = fetch, into_slots, bool(config.pin_memory)
+        self._fetch, self._pins = fetch, bool(config.pin_memory)
         self._loader: Workers | None = None
         self._init = WorkerInit(config.worker_init_fn)
         if workers:
             self._loader = Workers(
                 fetch,
                 batch_sampler=self.dispatch,
-                collate_fn=into_slots,
+                collate_fn=as_delivered,
                 num_workers=workers,
                 pin_memory=self._pins,
                 # torch draws the workers' seeds from it, and neither from the global generator nor from the user's
@@ -112,7 +110,7 @@ class WorkerPool:
         """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting pool had still on its way is dropped."""
         self.dispatch.begin(epoch, step, states)
         if self._loader is None:
-            return _Here(self.dispatch, self._fetch, self._collate, self._pins)
+            return _Here(self.dispatch, self._fetch, self._pins)
         with self._init.forking():
             deliveries: Deliveries = iter(self._loader)
         return deliveries
@@ -121,14 +119,14 @@ class WorkerPool:
 class _Here:
     """The deliveries of an epoch, each made when it is asked for."""
 
-    def __init__(self, dispatch: _Dispatch, fetch: Fetch, collate: Collate, pins: bool) -> None:
-        self._requests, self._fetch, self._collate, self._pins = iter(dispatch), fetch, collate, pins
+    def __init__(self, dispatch: _Dispatch, fetch: Fetch, pins: bool) -> None:
+        self._requests, self._fetch, self._pins = iter(dispatch), fetch, pins
 
     def __iter__(self) -> _Here:
         return self
 
     def __next__(self) -> Delivered:
-        delivered: Any = self._collate(self._fetch.__getitems__(next(self._requests)))
+        delivered: Any = self._fetch.__getitems__(next(self._requests))
         made: Delivered = delivered.pin_memory() if self._pins else delivered
         return made
 

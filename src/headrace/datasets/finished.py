@@ -1,4 +1,4 @@
-"""How are the finished samples of a foreign dataset read, and what is held of one?
+"""The finished samples of a foreign dataset as records.
 
 `FinishedSamples` is their source: each is read under random numbers of its own, and is at once made a `PackedSample`, which shares no
 memory with the dataset. `Finished` is the dataset over it.
@@ -11,7 +11,6 @@ import io
 import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -20,18 +19,48 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headrace.arguments import described
-from headrace.datasets.core import base
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.wrapped import answers_batches, parts_of
+from headrace.datasets.core.format import HasTargets, SampleFormat
+from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import up
 from headrace.memory.per_process import PerProcess
-from headrace.order.request import BatchRequest
+from headrace.order.request import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source
 
 ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 """The target of a finished sample that is no pair of input and target."""
+
+
+class FinishedFormat(SampleFormat):
+    """Samples that another dataset has finished: pairs of input and target where they are tuples of two, else inputs as a whole.
+
+    Args:
+        needs_pairs: True if transforms are called that get a target.
+    """
+
+    stores_values = False
+    splits_targets = True
+    always_pairs = True
+    makes_plain_samples = False
+
+    def __init__(self, needs_pairs: bool) -> None:
+        self._needs_pairs = needs_pairs
+
+    def split_target(self, value: PackedSample, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+        sample = value.open()
+        if type(sample) is tuple and len(sample) == 2:
+            return sample
+        if self._needs_pairs:
+            raise ConfigError(
+                f"target_transform and transforms have no meaning here: sample {index} is no tuple of two, and so has no target; "
+                "transform= gets it as a whole"
+            )
+        return sample, ALONE
+
+    def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
+        return value if target is ALONE else (value, target)
 
 
 class Finished(BaseDataset):
@@ -40,24 +69,18 @@ class Finished(BaseDataset):
     Args:
         dataset: has ``__getitem__`` and ``__len__``.
         seed: of what it draws at random.
+        needs_pairs: see `FinishedFormat`.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, needs_pairs: bool = False) -> None:
         source = FinishedSamples(dataset, seed)
-        super().__init__(source, targets=_targets_of(dataset, len(source)), seed=seed)
+        super().__init__(source, sample_format=FinishedFormat(needs_pairs), targets=_targets_of(dataset, len(source)), seed=seed)
         self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
         self.name: str = type(dataset).__name__
         self._has_fingerprint = isinstance(getattr(dataset, "fingerprint", None), str)
-
-    def pair(self, index: int, value: PackedSample) -> tuple[Any, Any]:
-        sample = value.open()
-        return sample if type(sample) is tuple and len(sample) == 2 else (sample, ALONE)
-
-    def assemble(self, value: Any, target: Any) -> Any:
-        return value if target is ALONE else (value, target)
 
     def held_as(self) -> str:
         if not self._has_fingerprint:
@@ -99,7 +122,7 @@ class FinishedSamples(Source):
         return self._length
 
     def read(self, indices: Sequence[int]) -> list[PackedSample]:
-        with self._lock.get(), _as_in_epoch_0(self._seed):
+        with self._lock.get(), working_on(BatchRequest((), self._seed, 0)):
             wanted, seeder = [int(i) for i in indices], self._seeder or SampleSeeder(self._dataset)
             packed = self._read(wanted, seeder)
             if self._seeder is None:
@@ -226,17 +249,6 @@ def _type_of(sample: Any) -> str:
     items = sample.values() if isinstance(sample, dict) else sample if isinstance(sample, (tuple, list)) else ()
     inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
     return f"{type(sample).__name__} of {inside}" if inside else type(sample).__name__
-
-
-@contextmanager
-def _as_in_epoch_0(seed: int) -> Iterator[None]:
-    """Headrace's datasets inside of a foreign one see (seed, 0) instead of the batch that is being made."""
-    before = base._context
-    base.set_context(BatchRequest((), seed, 0))
-    try:
-        yield
-    finally:
-        base.set_context(before)
 
 
 def _length_of(dataset: Any) -> int:

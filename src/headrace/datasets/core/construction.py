@@ -1,6 +1,6 @@
-"""How does a dataset come to be, and how does it travel?
+"""Construction, repr and pickling of datasets.
 
-It notes the arguments of its constructor, is settled once the outermost ``__init__`` is through, becomes an `IterableDataset`
+A dataset notes the arguments of its constructor, is settled once the outermost ``__init__`` is through, becomes an `IterableDataset`
 exactly when its mode is streaming, and is pickled as its plain class.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from abc import ABCMeta, abstractmethod
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -21,33 +21,49 @@ from headrace.datasets.core.options import COMMON, REMOTE
 from headrace.errors import ConfigError
 from headrace.io.paths import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
-from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.tokenizer import shown_tokenizer
 
+STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
+"""The steps from a record to a sample that a subclass may override; a `SampleFormat` has the same."""
+_RENAMED = {
+    **{"present": "to_input", "pair": "split_target", "assemble": "make_sample", "value_like": "value_spec"},
+    **{"input_like": "SampleFormat.input_spec", "present_into": "SampleFormat.write_input"},
+}
 
-class DatasetMeta(ABCMeta):
-    """Notes the arguments of a dataset, and settles it once the outermost ``__init__`` is through."""
 
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """That of the constructor: `help` and editors would show the one of ``__call__`` below."""
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=[*signature.parameters.values()][1:])
+def prepare_class(cls: Any, base: type) -> None:
+    """Notes which steps a new dataset class overrides, and has its constructor settle the dataset when it is through.
 
-    def _create(cls, *args: Any, **kwargs: Any) -> Any:
+    Raises:
+        TypeError: the class has a method that was a step before it was renamed.
+    """
+    for old, new in _RENAMED.items():
+        if old in vars(cls) and callable(vars(cls)[old]):
+            raise TypeError(f"{cls.__name__}.{old} is called {new} since headrace 0.2: rename the method")
+    cls._overridden = frozenset(step for step in STEPS if getattr(cls, step) is not getattr(base, step))
+    if "__init__" in vars(cls):
+        cls.__init__ = settling(cls.__init__)
+
+
+def settling(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that, where it is the outermost one, notes its arguments and settles the dataset."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        if cls.__init__ is not __init__:  # called by that of a subclass
+            return init(self, *args, **kwargs)
         try:
-            dataset = super().__call__(*args, **kwargs)
+            init(self, *args, **kwargs)
         except TypeError as error:
             explain_call(cls, args, kwargs, error)
             raise
-        dataset._arguments = _passed_arguments(cls, args, kwargs)
-        dataset._settle()
-        return dataset
+        self._arguments = _passed_arguments(cls, args, kwargs)
+        self._settle()
 
-    if not TYPE_CHECKING:
-        __call__ = _create  # a type checker that sees it takes every dataset for Any
+    return __init__
 
 
 def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +78,7 @@ def _passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @functools.cache
 def streaming_class(cls: type) -> type:
-    """The same class, and an IterableDataset: torch decides by `isinstance` how it treats a dataset."""
+    """The same class, and an `IterableDataset`."""
     if issubclass(cls, IterableDataset):
         return cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "_plain_class": cls}
@@ -70,51 +86,48 @@ def streaming_class(cls: type) -> type:
     return made
 
 
-class Travelling:
-    """The part of a dataset that is pickled: to a worker with its store, anywhere else without what is held."""
+def reduced(dataset: Any) -> tuple[Any, ...]:
+    """For `pickle`: a dataset travels to a worker with its store, anywhere else without what is held, and always as its plain class."""
+    return blank, (getattr(type(dataset), "_plain_class", type(dataset)),), dataset.__getstate__()
 
-    loading_mode: LoadingMode
-    _left_at_spawn: int | None = None
-    """In a spawned worker, whose ledger knows nothing of its parent's reservations: what these left of the budget."""
 
-    @property
-    @abstractmethod
-    def budget(self) -> MemoryBudget:
-        """This process's memory budget."""
+def state_of(dataset: Any) -> dict[str, Any]:
+    """What travels of a dataset."""
+    state = {**dataset.__dict__, "_chunk_bytes": None, "_ahead_bytes": None}
+    state.pop("_travelling", None)
+    if is_spawning():
+        state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
+        for name in ("targets", "_chosen"):
+            state[name] = _mapped_by_workers(dataset, name)
+    else:
+        state["_mode"] = None
+    return state
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_chunk_bytes": None, "_ahead_bytes": None}
-        state["_seeder"] = None  # found anew: the copy holds copies of the generators
-        state.pop("_travelling", None)
-        if is_spawning():
-            state["_left_at_spawn"] = self.budget.available
-            state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
-            for name in ("targets", "_chosen"):
-                state[name] = self._mapped_by_workers(name)
-        else:
-            state["_mode"] = None
-        return state
+def _mapped_by_workers(dataset: Any, name: str) -> Any:
+    """An attribute as it travels to a spawned worker: a large array is moved to where all workers map it."""
+    value = getattr(dataset, name)
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:
+        return value
+    travelling: dict[str, tuple[Any, SharedArray]] = dataset.__dict__.setdefault("_travelling", {})
+    if name not in travelling or travelling[name][0] is not value:
+        shared = SharedArray(value)
+        travelling[name] = shared.moved(), shared
+        setattr(dataset, name, travelling[name][0])
+    return travelling[name][1]
 
-    def _mapped_by_workers(self, name: str) -> Any:
-        """An attribute as it travels to a spawned worker: a large array is moved to where all workers map it."""
-        value = getattr(self, name)
-        if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:
-            return value
-        travelling: dict[str, tuple[Any, SharedArray]] = self.__dict__.setdefault("_travelling", {})
-        if name not in travelling or travelling[name][0] is not value:
-            shared = SharedArray(value)
-            travelling[name] = shared.moved(), shared
-            setattr(self, name, travelling[name][0])
-        return travelling[name][1]
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({k: v.array if isinstance(v, SharedArray) else v for k, v in state.items()})
-        if self.loading_mode is LoadingMode.STREAMING:
-            cls: Any = type(self)
-            self.__class__ = streaming_class(cls)
+def restore(dataset: Any, state: dict[str, Any]) -> None:
+    """Fills a blank dataset with what travelled."""
+    dataset.__dict__.update({k: v.array if isinstance(v, SharedArray) else v for k, v in state.items()})
+    become_iterable(dataset)
+
+
+def become_iterable(dataset: Any) -> None:
+    """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides by `isinstance`, and the mode may be known
+    only when the constructor is through."""
+    if dataset.loading_mode is LoadingMode.STREAMING:
+        dataset.__class__ = streaming_class(dataset.__class__)
 
 
 def blank(cls: Any) -> Any:

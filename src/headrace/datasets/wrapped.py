@@ -1,4 +1,4 @@
-"""What lies inside of a dataset that wraps others, such as torch's `Subset` and `ConcatDataset`?"""
+"""Datasets inside of a dataset that wraps others, such as torch's `Subset` and `ConcatDataset`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parts_of(dataset: Any, opaque: type | tuple[type, ...] = ()) -> Iterator[Any
 
 
 def answers_batches(dataset: Any) -> bool:
-    """Has it a ``__getitems__`` that counts? A torch Subset always has one: it hands a batch on, or takes it sample by sample."""
+    """True if it has a ``__getitems__`` that counts. A torch Subset always has one: it hands a batch on, or makes it sample by sample."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

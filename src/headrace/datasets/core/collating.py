@@ -1,0 +1,111 @@
+"""Calls a collate function: with random numbers of its own, and with the samples' names in its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.collate import TextCollator, list_collate, stack_collate
+from headrace.collate.fields import Step
+from headrace.collate.stack import stack_tree
+from headrace.datasets.core.batch import MadeBatch
+from headrace.errors import CollateError, ConfigError
+from headrace.order.request import BatchRequest
+from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
+
+Join = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], Any]
+"""Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see the samples."""
+NameOf = Callable[[int], str]
+"""Names the sample at a position of a batch."""
+
+
+class Collating:
+    """A collate function, as batches are made with it.
+
+    Args:
+        function: the collate function; None: the one sample is the batch.
+        of_one: True if the dataset yields batches, and the function gets one of them.
+    """
+
+    def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
+        self.function, self._of_one = function, of_one
+        self.stacks: bool = function is stack_collate and not of_one
+        """True if samples are stacked."""
+        self.join: Join | None = function.join if type(function) is TextCollator and not of_one else None
+        self._is_random = function not in (None, stack_collate, list_collate)
+        self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
+        self._seeder: SampleSeeder | None = None
+
+    def __call__(self, samples: Any, request: BatchRequest, name_of: NameOf) -> Any:
+        """The batch of some samples.
+
+        Args:
+            samples: what the collate function takes.
+            request: whose seed, epoch and step key the random numbers.
+            name_of: names a sample in the message of an error.
+        """
+        if self.function is None:
+            return samples[0]
+        if self._of_one:
+            samples = samples[0]
+        try:
+            return self._called(samples, request)
+        except CollateError as error:
+            raise CollateError(error.naming(name_of if self._names_samples else "sample {} of the batch".format)) from None
+
+    def _called(self, samples: Any, request: BatchRequest) -> Any:
+        assert self.function is not None
+        if not self._is_random:
+            return self.function(samples)
+        if self._seeder is None:
+            self._seeder = SampleSeeder(self.function)
+        with preserved_rng(self._seeder):  # a collate function may draw too (MixUp): keyed by the batch's step
+            self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
+            batch = self.function(samples)
+        if callable(batch):
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise ConfigError(
+                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, so it makes a collate function and is "
+                f"none: pass what it returns, collate_fn={name}(...), or register it with factory=True"
+            )
+        return batch
+
+    def batch_of(self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest) -> MadeBatch:
+        """The batch of samples of a dataset of headrace's.
+
+        Args:
+            dataset: names them.
+            samples: finished ones.
+            indices: of each.
+            request: whose seed, epoch and step key the random numbers.
+        """
+
+        def name_of(position: int) -> str:
+            return named(dataset, indices, position)
+
+        return MadeBatch(self(samples, request, name_of), len(samples))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seeder": None}  # found anew: the copy holds copies of the generators
+
+
+def stacked_targets(dataset: Any, targets: list[Any], indices: Sequence[int]) -> Any:
+    """The targets of samples as stacking the samples makes them."""
+    try:
+        return stack_tree(targets, path=(Step("[1]", ("1",)),))
+    except CollateError as error:
+        raise CollateError(error.naming(lambda position: named(dataset, indices, position))) from None
+
+
+def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:
+    """A sample by its index, and the file or row that it is of, as far as they are known."""
+    if indices is None or position >= len(indices):
+        return f"sample {position} of the batch"
+    index = indices[position]
+    try:
+        return f"sample {index} ({dataset.source_of(index)})"
+    except Exception:  # a foreign dataset has no such method; and an error must not hide the one that is told
+        return f"sample {index}"

@@ -1,0 +1,245 @@
+"""What a sample is: the steps from a stored record to a decoded value, and on to input and target."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.arguments import check_callable
+from headrace.datasets.core.batch import BatchWay
+from headrace.errors import ConfigError, SampleError
+from headrace.memory.rows import ArraySpec
+
+Failed = Callable[[int, str, Exception], SampleError]
+"""Raises, or gives, the error of a sample: its position in the batch, a few words ("can't be decoded"), and the cause."""
+
+
+class HasTargets(Protocol):
+    """A dataset, as far as a format needs it."""
+
+    @property
+    def targets(self) -> Any: ...
+
+    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]: ...
+
+
+class SampleFormat:
+    """What the samples of a dataset are. A dataset, its views and the datasets that wrap it share one; it never changes.
+
+    A record is decoded to a value of its final size, which modes may hold: `decode`, which is deterministic. The value is split into
+    input and target (`split_target`), the input is what transforms get (`to_input`), and `make_sample` joins both again.
+
+    Inputs that are arrays of one spec are written straight into their batch, where nobody transforms them: `draw`, then `write_input`,
+    which together do what `to_input` does.
+    """
+
+    decodes_batches = False
+    """True if the records of a batch are decoded together, by `decode_batch`."""
+    stores_values = True
+    """True if a record is its value, so that it may be read straight into a batch."""
+    splits_targets = False
+    """True if a value holds its target, or a target is found in any other way than in the dataset's `targets`."""
+    makes_plain_samples = True
+    """True if a sample is its input, or a tuple of input and target."""
+    always_pairs = False
+    """True if a sample is a pair even where there are no targets."""
+    draws = False
+    """True if `draw` draws random numbers."""
+    copies = True
+    """True if an input is its value, bit for bit."""
+    names_warnings = False
+    """True if the decoder warns of files without naming them, as Pillow does."""
+
+    # -- from record to value
+
+    def decode(self, record: Any) -> Any:
+        """The value of a record: deterministic, of its final size. Default: the record itself."""
+        return record
+
+    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
+        """The values of the records of a batch. Default: each by itself, by `decode`.
+
+        Args:
+            items: the number of each sample in its source, and its record.
+            failed: called for a sample that can't be decoded; what it returns stands for the value.
+        """
+        values = []
+        for position, (_, record) in enumerate(items):
+            try:
+                values.append(self.decode(record))
+            except Exception as error:
+                values.append(failed(position, "can't be decoded", error))
+        return values
+
+    def value_spec(self) -> ArraySpec | None:
+        """Shape and dtype of all values, if they are arrays of one kind and known beforehand."""
+        return None
+
+    # -- from value to sample
+
+    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+        """Input value and target of a value. Default: the value, and a copy of its entry in the dataset's `targets`."""
+        return value, None if dataset.targets is None else plain_target(dataset.targets[index])
+
+    def to_input(self, value: Any) -> Any:
+        """What a transform gets, and without one the sample's input. Default: the value itself, writable."""
+        return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+    def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
+        """A sample of its input and target. Default: both as a tuple, or the input alone."""
+        return (value, target) if has_target else value
+
+    # -- from value to a row of a batch
+
+    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
+        """Shape and dtype of the input of such a value; None: inputs are no arrays, or can't be written by `write_input`."""
+        return value
+
+    def draw(self, value: Any) -> Any:
+        """Random numbers for one value; called in the order of the samples, under generators that are seeded for this one."""
+        return None
+
+    def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
+        """Writes the input of a value into its row of a batch. Default: a copy. May run in several threads at once."""
+        np.copyto(out, value)
+
+    def sample_nbytes(self) -> int | None:
+        """Bytes of one sample that nobody transforms, if they are known and the same for all."""
+        return None
+
+    def is_decoding_error(self, error: Exception) -> bool:
+        """True if an error of `draw`, `to_input` or `write_input` means that the sample can't be decoded: of formats that decode there."""
+        return False
+
+    def random_steps(self) -> list[Any]:
+        """The built-in steps that draw random numbers."""
+        return []
+
+    # -- variants
+
+    def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+        """The format of a dataset with another transform, and what is left of the transform for the dataset to call."""
+        return self, chained(transform)
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        """A way of making batches that this format alone has, if it fits the dataset and the collate function."""
+        return None
+
+
+class FormatOf(SampleFormat):
+    """The format of a dataset whose class overrides some steps, or of a view: what wraps such a dataset uses it.
+
+    Args:
+        dataset: the dataset, or the view.
+        base: its own format.
+        overridden: names of the methods that its class overrides.
+        chosen: of a view: the number in the source of each sample.
+    """
+
+    def __init__(self, dataset: Any, base: SampleFormat, overridden: frozenset[str], chosen: npt.NDArray[np.int64] | None = None) -> None:
+        self._dataset, self._base, self._overridden, self._chosen = dataset, base, overridden, chosen
+        decodes, presents = "decode" in overridden, "to_input" in overridden
+        self.decodes_batches: bool = base.decodes_batches and not decodes
+        self.stores_values: bool = base.stores_values and not decodes
+        self.splits_targets: bool = base.splits_targets or "split_target" in overridden
+        self.makes_plain_samples: bool = base.makes_plain_samples and "make_sample" not in overridden
+        self.always_pairs: bool = base.always_pairs
+        self.draws: bool = base.draws
+        self.names_warnings: bool = base.names_warnings
+        self.copies: bool = base.copies and not presents
+
+    def _of(self, step: str) -> Any:
+        """What does a step: the dataset, where its class overrides it."""
+        return self._dataset if step in self._overridden else self._base
+
+    def decode(self, record: Any) -> Any:
+        return self._of("decode").decode(record)
+
+    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
+        chosen = self._chosen
+        return self._base.decode_batch(items if chosen is None else [(int(chosen[index]), record) for index, record in items], failed)
+
+    def value_spec(self) -> ArraySpec | None:
+        if "decode" in self._overridden and "value_spec" not in self._overridden:
+            return None
+        spec = self._of("value_spec").value_spec()
+        return None if spec is None else ArraySpec(*spec)
+
+    def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
+        if "split_target" not in self._overridden:
+            return self._base.split_target(value, index, dataset)
+        split: tuple[Any, Any] = self._dataset.split_target(int(dataset.whole_indices(index)), value)
+        return split
+
+    def to_input(self, value: Any) -> Any:
+        return self._of("to_input").to_input(value)
+
+    def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
+        if "make_sample" in self._overridden:
+            return self._dataset.make_sample(value, target)
+        return self._base.make_sample(value, target, has_target)
+
+    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
+        return None if "to_input" in self._overridden else self._base.input_spec(value)
+
+    def draw(self, value: Any) -> Any:
+        return self._base.draw(value)
+
+    def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
+        self._base.write_input(value, drawn, out)
+
+    def sample_nbytes(self) -> int | None:
+        return None if self._overridden else self._base.sample_nbytes()
+
+    def is_decoding_error(self, error: Exception) -> bool:
+        return self._base.is_decoding_error(error)
+
+    def random_steps(self) -> list[Any]:
+        return self._base.random_steps()
+
+    def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+        view = self._dataset.with_transform(transform)
+        return view.wrapped_format(), view.transform if self._dataset.transforms is None else view.transforms
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        return None if self._overridden else self._base.own_way(dataset, collating)
+
+
+def plain_target(target: Any) -> Any:
+    """A target as users of PyTorch expect it: a Python number, not a NumPy scalar; of what may be written to, a copy."""
+    if isinstance(target, np.generic):
+        return target.item()
+    return target if target is None or isinstance(target, (int, float, str, bytes)) else copy.deepcopy(target)
+
+
+class Chain:
+    """Callables, one after the other."""
+
+    def __init__(self, steps: Iterable[Callable[[Any], Any]]) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, value: Any) -> Any:
+        for step in self.steps:
+            value = step(value)
+        return value
+
+    def __repr__(self) -> str:
+        return repr(self.steps)
+
+
+def chained(transform: Any) -> Callable[[Any], Any] | None:
+    """A callable, or a list or tuple of these, as one callable; None where there is none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
+    for step in steps:
+        if not callable(step):
+            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
+        check_callable("transform", step)
+    return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)

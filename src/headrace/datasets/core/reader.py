@@ -1,0 +1,312 @@
+"""Reads and decodes samples, and says what becomes of those that can't be read (law 6)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.threads import WorkerThreads
+from headrace.datasets.core.warnings import NamedWarnings
+from headrace.errors import AccessError, EmptyBatchError, FileChangedError, FormatError, RemoteError, SampleError
+from headrace.io.library_errors import is_of_machine
+from headrace.memory.budget import size_of
+from headrace.memory.store import MISSING
+from headrace.modes.mode import Mode
+from headrace.storage.source import Source
+
+_NO_CONTEXT = nullcontext()
+OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
+
+
+class Access(NamedTuple):
+    """How the samples of a dataset are reached at the moment."""
+
+    format: SampleFormat
+    mode: Mode
+    holds_encoded: bool
+    """True if the mode holds records, which are decoded at each access."""
+
+
+class Fetched(NamedTuple):
+    """What was found of one sample."""
+
+    number: int
+    """In the source."""
+    value: Any
+    """What the mode holds of it; or else its record, or the SampleError in place of it."""
+    is_record: bool
+
+
+class SampleReader:
+    """Reads the samples of a source, by their number there, for one dataset or view.
+
+    Args:
+        source: where the records are.
+        on_error: what becomes of a sample that can't be read.
+        threads: those of a worker that decode.
+        is_view: True if the dataset numbers its samples in another way than the source.
+    """
+
+    def __init__(self, source: Source, on_error: OnError, threads: WorkerThreads, is_view: bool = False) -> None:
+        self.source, self.on_error, self.threads, self._is_view = source, on_error, threads, is_view
+        self.reset_report()
+
+    def another(self, is_view: bool = False) -> SampleReader:
+        """A reader of the same source that counts for itself."""
+        return SampleReader(self.source, self.on_error, self.threads, is_view)
+
+    # -- counts
+
+    def take_report(self) -> dict[str, Any]:
+        """What was counted in this process since the last call."""
+        self.counts.update(self.source.take_counts())
+        report: dict[str, Any] = dict(self.counts)
+        if self.skipped:
+            report["skipped_samples"] = self.skipped
+        self.reset_report()
+        return report
+
+    def reset_report(self) -> None:
+        """Forgets what was counted."""
+        self.counts: Counter[str] = Counter()
+        self.skipped: list[tuple[int, str, str]] = []
+
+    def count_seconds(self, name: str, start: float) -> None:
+        """Adds the time since `start` (of `time.perf_counter`)."""
+        self.counts[name] += time.perf_counter() - start  # type: ignore[assignment]
+
+    # -- decoded values
+
+    def values(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Any]:
+        """Decoded values; a SampleError for each sample that can't be read and may be left out.
+
+        Args:
+            indices: of the samples.
+            access: how they are reached.
+            error: why they could not be read in another way before.
+        """
+        found = self.fetch(indices, access, error)
+        start = time.perf_counter()
+        if access.format.decodes_batches:
+            values = self._values_together(found, access)
+        else:
+            values = self.threads.map(lambda number: self.value(found[number], access), len(found))
+        self.count_seconds("decode_seconds", start)
+        return values
+
+    def load(self, indices: Sequence[int], access: Access) -> list[Any]:
+        """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
+        records = self.records(list(indices), lambda some: self._read_rows(some, access.format))
+        if access.format.decodes_batches and not access.holds_encoded:
+            return self._decode_together(list(zip(indices, records, strict=True)), access.format)
+        return [self._held(i, r, access) for i, r in zip(indices, records, strict=True)]
+
+    def fetch(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Fetched]:
+        """What is held of some samples, and the records of the others."""
+        counts, mode = self.counts, access.mode
+        held = mode.get(indices)
+        missing = [i for i, value in zip(indices, held, strict=True) if value is MISSING]
+        counts["cache_hits"] += len(indices) - len(missing)
+        counts["cache_misses"] += len(missing)
+        start = time.perf_counter()
+        got = self.records(missing, lambda some: mode.read(some, self.source.read), error) if missing else []
+        self.count_seconds("read_seconds", start)
+        counts["bytes_read"] += sum(size_of(record) for record in got if hasattr(record, "__len__"))
+        records = iter(got)
+        return [
+            Fetched(i, next(records), True) if value is MISSING else Fetched(i, value, False)
+            for i, value in zip(indices, held, strict=True)
+        ]
+
+    def value(self, found: Fetched, access: Access) -> Any:
+        """The decoded value of a sample, which is held now if the mode wants it; or a SampleError."""
+        index, value, is_record = found
+        if is_record:
+            value = self._held(index, value, access)
+            if not isinstance(value, SampleError):
+                access.mode.keep(index, value)
+        encoded = access.holds_encoded and not isinstance(value, SampleError)
+        return self.decoded(index, value, access.format) if encoded else value
+
+    def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
+        """The decoded value of a record; or a SampleError."""
+        try:
+            with self.naming(index, format_):
+                return format_.decode(record)
+        except Exception as error:
+            raise_if_of_the_machine(error, index)
+            return self.failed(index, "can't be decoded", error)
+
+    def naming(self, index: int, format_: SampleFormat) -> AbstractContextManager[Any]:
+        """As a context: warnings of the decoder name the sample, if there may be some."""
+        return NamedWarnings(self.source.location, index) if format_.names_warnings else _NO_CONTEXT
+
+    def _held(self, index: int, record: Any, access: Access) -> Any:
+        return record if access.holds_encoded or isinstance(record, SampleError) else self.decoded(index, record, access.format)
+
+    def _read_rows(self, indices: Sequence[int], format_: SampleFormat) -> list[Any]:
+        """Records; those that are values as they lie, of one shape, by one call into one array."""
+        spec = self.source.rows_like() if format_.stores_values and len(indices) > 1 else None
+        if spec is None:
+            return self.source.read(indices)
+        rows = np.empty((len(indices), *spec[0]), spec[1])
+        each = [rows[number, ...] for number in range(len(rows))]
+        self.source.read_into(indices, rows if rows.ndim > 1 else each)
+        return each
+
+    def _values_together(self, found: list[Fetched], access: Access) -> list[Any]:
+        """As `value` for each."""
+        values = [one.value for one in found]
+        todo = [number for number, one in enumerate(found) if one.is_record or access.holds_encoded]
+        made = self._decode_together([found[number][:2] for number in todo], access.format)
+        for number, value in zip(todo, made, strict=True):
+            index, record, is_record = found[number]
+            if is_record and not isinstance(value, SampleError):
+                access.mode.keep(index, record if access.holds_encoded else value)
+            values[number] = value
+        return values
+
+    def _decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
+        """Values of records, some of which may be a SampleError already."""
+        values = [record for _, record in items]
+        sound = [number for number, record in enumerate(values) if not isinstance(record, SampleError)]
+
+        def failed(position: int, what: str, error: Exception) -> SampleError:
+            index = items[sound[position]][0]
+            raise_if_of_the_machine(error, index)
+            return self.failed(index, what, error)
+
+        for number, value in zip(sound, format_.decode_batch([items[number] for number in sound], failed), strict=True):
+            values[number] = value
+        return values
+
+    # -- records
+
+    def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]], error: Exception | None = None) -> list[Any]:
+        """The records of some samples; a SampleError for each that can't be read and may be left out.
+
+        Args:
+            indices: of the samples.
+            read: reads them together.
+            error: why they could not be read in another way before. Of a server's, that other way had more patience: it is what is told.
+        """
+        try:
+            return read(indices)
+        except Exception as caught:
+            first = error if isinstance(error, RemoteError) else caught
+        try:
+            return self._each_alone(indices, first)  # to name the one at fault, and to have the others
+        finally:
+            del first, error  # else it and this frame would hold one another
+
+    def _each_alone(self, indices: list[int], first: Exception) -> list[Any]:
+        """Records that were to be read together, when there was an error. Before a sample is blamed for what its server did not give, the
+        next ones are asked for: where nothing comes of them either, it is the server's fault."""
+        found, blamed = [], None
+        try:
+            for index in indices:
+                try:
+                    found.append(self._record(index, first))
+                except SampleError as error:
+                    if not isinstance(error.__cause__, RemoteError | AccessError):
+                        raise
+                    blamed = blamed or error
+                else:
+                    if blamed is not None:
+                        raise blamed
+            if blamed is not None:
+                raise blamed
+            return found
+        finally:
+            del blamed, first  # else they and this frame would hold one another
+
+    def _record(self, index: int, first: Exception) -> Any:
+        """The record of a sample that was to be read before, with others, when there was an error."""
+        try:
+            return self._read_twice(index)
+        except Exception as error:
+            if isinstance(first, RemoteError) and isinstance(error, RemoteError):
+                if error.is_of_server:
+                    raise first from None
+                error = first  # which had more patience
+            raise_if_of_the_machine(error, index)
+            return self.failed(index, "can't be read", error)
+
+    def _read_twice(self, index: int) -> Any:
+        """A record. Where it is remote, a wrong checksum may be due to the network or to a cache, so it is fetched again."""
+        try:
+            return self.source.read([index])[0]
+        except FormatError:
+            if self.source.far is None:
+                raise
+        self.counts["refetched"] += 1
+        return self.source.read_afresh([index])[0]
+
+    # -- samples that can't be read
+
+    def failed(self, index: int, what: str, error: Exception) -> SampleError:
+        """Raises the error of a sample, or gives it where the sample may be left out."""
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:
+            text = error.strerror  # its path, which may be bytes, is in `where`
+        cause = " ".join(text.split()) or type(error).__name__
+        where = self.source.location(index)
+        message = cause if where in cause else f"{where}: {cause}"
+        is_remedied = self.on_error == "raise" and not isinstance(error, RemoteError | AccessError)
+        remedy = '; fix or remove it, or pass on_error="skip"' if is_remedied else ""
+        of_what = " of the whole dataset" if self._is_view else ""
+        failure = SampleError(f"sample {index}{of_what} {what}: {message}{remedy}")
+        failure.__cause__ = error
+        self.counts["errors"] += 1
+        if self.on_error != "raise":
+            _forget_frames(failure)
+            return failure
+        try:
+            raise failure
+        finally:
+            del failure, error  # else they and this frame would hold one another, and the batch with them
+
+    def replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
+        """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it.
+
+        Args:
+            index: of the sample, in the dataset or view.
+            path: where it lies.
+            failure: its error.
+        """
+        if callable(self.on_error):
+            cause = failure.__cause__
+            return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
+        self.counts["skipped"] += 1
+        self.skipped.append((index, path, str(failure)))
+        return []
+
+
+def nothing_readable(failure: SampleError, samples: int) -> EmptyBatchError:
+    """The error of a batch all of whose samples are skipped."""
+    remedy = "use a larger batch_size, or an on_error=callable that returns a stand-in"
+    return EmptyBatchError(f"none of the {samples} samples of a batch can be read; the first: {failure}; {remedy}")
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Of an error that is kept: its tracebacks, and those of its causes, hold the frames that decoded, and with them bytes and pixels."""
+    one: BaseException | None = error
+    while one is not None and (one.__traceback__ or one.__context__ or one is error):
+        one.__traceback__ = one.__context__ = None  # a context may also be an error that the caller is handling
+        one = one.__cause__
+
+
+def raise_if_of_the_machine(error: Exception, index: int) -> None:
+    """Memory or file descriptors that ran out, or data that were replaced or are denied as a whole, are no fault of a sample, and no reason
+    to leave it out."""
+    if isinstance(error, FileChangedError) or (isinstance(error, AccessError) and error.is_of_server):
+        raise error
+    if is_of_machine(error):
+        error.add_note(f"headrace: while reading sample {index}, which may be sound: the machine ran out of memory or file descriptors")
+        raise error

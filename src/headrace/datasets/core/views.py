@@ -1,0 +1,49 @@
+"""Indices of views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
+    """The indices that a user chooses of a dataset of that length, given as indices, from its end too, or as a mask.
+
+    Raises:
+        IndexError: an index outside of the dataset, or that is no integer; a mask that is not as long as the dataset.
+    """
+    chosen = np.asarray(indices).reshape(-1)
+    if chosen.dtype == bool and len(chosen) not in (0, length):
+        raise IndexError(f"subset: the mask has {len(chosen):,} entries, the dataset {length:,} samples")
+    if chosen.dtype.kind not in "biu" and len(chosen):
+        raise IndexError(f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}")
+    chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+    if len(chosen) and not -length <= chosen.min() <= chosen.max() < length:
+        raise IndexError(f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has {length:,} samples")
+    return chosen % max(1, length)
+
+
+def checked_indices(indices: Any, length: int) -> IntArray:
+    """Indices of a dataset of that length; negative ones count from its end.
+
+    Raises:
+        IndexError: one is outside of it.
+    """
+    array = np.asarray(indices, np.int64)
+    if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
+        if array.min() < -length or array.max() >= length:
+            raise IndexError(f"indices reach from {array.min()} to {array.max()}, which is outside of a dataset of {length:,} samples")
+        array = array % length
+    return array
+
+
+def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
+    """How many consecutive samples of a view share each block of the storage, whose sizes are given."""
+    block_of = np.repeat(np.arange(len(sizes)), sizes)[chosen]
+    starts = np.flatnonzero(np.diff(block_of, prepend=-1))
+    return np.diff(starts, append=len(block_of)).astype(np.int64)

@@ -1,0 +1,289 @@
+"""The ways of making a batch, and the choice among them, made once when dataset, mode and collate function are known."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import BatchWay, MadeBatch
+from headrace.datasets.core.collating import Collating, stacked_targets
+from headrace.datasets.core.finishing import is_transformed
+from headrace.datasets.core.reader import Access, Fetched, nothing_readable
+from headrace.errors import ConfigError, SampleError
+from headrace.memory.ring import empty, outside_slot
+from headrace.memory.rows import ArraySpec
+from headrace.memory.store import MISSING
+from headrace.order.request import BatchRequest
+
+_log = logging.getLogger(__name__)
+
+_STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float64}
+"""What numbers become as they are stacked, by the kind of their dtype."""
+
+
+def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
+    """The way to the batches of a dataset, in its mode, with a collate function."""
+    slow = SampleBySample(dataset, collating)
+    own = dataset.sample_format.own_way(dataset, collating)
+    if own is not None:
+        return own
+    if not (collating.stacks and is_bare(dataset)):
+        return slow
+    return _chosen(dataset, slow)
+
+
+def _chosen(dataset: BaseDataset, slow: SampleBySample) -> BatchWay:
+    way: BatchWay = slow
+    stored, value = _stored_inputs(dataset), dataset.sample_format.value_spec()
+    if stored is not None:
+        way = StraightFromStorage(dataset, slow, stored)
+    elif value is not None:
+        row = dataset.sample_format.input_spec(value)
+        if row is not None and _holds(row):
+            way = RowByRow(dataset, slow, value, row)
+    return FromMemory(dataset, slow, way) if dataset.mode.holds_samples and not dataset.holds_encoded else way
+
+
+def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
+    """Shape and dtype of the records, if they are inputs as they are stored, and are read for one batch at a time."""
+    format_, source = dataset.sample_format, dataset.sample_source
+    if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.reads_records_ahead(source):
+        return None
+    stored = source.rows_like()
+    spec = None if stored is None else ArraySpec(*stored)
+    return spec if spec is not None and _holds(spec) and format_.input_spec(spec) == spec else None
+
+
+def is_bare(dataset: BaseDataset) -> bool:
+    """True if samples are inputs, or pairs of an input and an entry of `targets`, and nobody transforms them."""
+    format_ = dataset.sample_format
+    is_plain = format_.makes_plain_samples and not format_.splits_targets
+    return is_plain and not (dataset.return_index or is_transformed(dataset))
+
+
+class SampleBySample(BatchWay):
+    """Makes each sample by itself, and collates them. It fits everything."""
+
+    name = "sample by sample"
+
+    def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
+        self._dataset, self.collating = dataset, collating
+
+    def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
+        with outside_slot():
+            samples, indices = self._dataset.make_samples(request, error=error)
+        return self.collated(samples, indices, request)
+
+    def collated(self, samples: list[Any], indices: Sequence[int], request: BatchRequest) -> MadeBatch:
+        """The batch of finished samples."""
+        return self.collating.batch_of(self._dataset, samples, indices, request)
+
+
+class FastWay(BatchWay):
+    """Writes inputs straight into their batch, where nobody transforms them.
+
+    Args:
+        dataset: whose batches it makes.
+        slow: makes what no fast way can make.
+        rest: makes the batches that this way can't make; None: `slow`.
+    """
+
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, rest: BatchWay | None = None) -> None:
+        self._dataset, self._slow, self._rest = dataset, slow, rest or slow
+        self.writes_in_place: bool = self._rest.writes_in_place
+
+    def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
+        if not request or not self._fits():  # a user may set a transform at any time
+            return self._slow.make(request, error)
+        return self._attempt(request, error)
+
+    def _fits(self) -> bool:
+        """True if samples still are what this way makes."""
+        return is_bare(self._dataset)
+
+    @abstractmethod
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch: ...
+
+    def fall_back(self, request: BatchRequest, error: Exception) -> MadeBatch:
+        """The same batch by the slower way, which names the sample at fault. It is counted."""
+        _log.debug("%s: %s", self.name, repr(error))  # as text: a record may be held, and an error holds frames
+        self._dataset.sample_reader.counts["fallbacks"] += 1
+        return self._rest.make(request, error.with_traceback(None))  # whose frames hold the batch's memory
+
+    def with_targets(self, inputs: torch.Tensor, indices: Sequence[int]) -> MadeBatch:
+        """The batch of inputs, with targets if samples have any: as stacking the samples makes it."""
+        dataset, targets = self._dataset, self._dataset.targets
+        if isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.dtype.kind in _STACKED and targets.dtype != np.uint64:
+            picked = targets[np.asarray(indices, np.int64)]
+            out = empty(picked.shape, _STACKED[targets.dtype.kind])
+            np.copyto(out.numpy(), picked)
+            return MadeBatch((inputs, out), len(indices))
+        if targets is None and not dataset.sample_format.always_pairs:
+            return MadeBatch(inputs, len(indices))
+        each = [dataset.split_target(index, None)[1] for index in indices]
+        return MadeBatch((inputs, stacked_targets(dataset, each, indices)), len(indices))
+
+
+class FromMemory(FastWay):
+    """Copies, or presents, what the mode holds; a batch that is not held wholly is made by another way."""
+
+    name = "from memory"
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        dataset, format_ = self._dataset, self._dataset.sample_format
+        rows = dataset.mode.rows(dataset.whole_indices(request))
+        spec = None if rows is None else format_.input_spec(rows.spec)
+        if rows is None or spec is None or not _holds(spec):
+            return self._rest.make(request, error)
+        out = empty((len(request), *spec.shape), _torch_dtype(spec.dtype))
+        if format_.copies and not format_.draws:
+            rows.copy_to(out)
+        else:
+            drawn, made = dataset.sample_finisher.draw(dataset, request, rows.__getitem__), out.numpy()
+
+            def write(number: int) -> None:
+                format_.write_input(rows[number], drawn[number], made[number, ...])
+
+            dataset.sample_reader.threads.copy(write, len(request), made.nbytes)
+        if not rows.are_held():  # some were given back meanwhile
+            return self._rest.make(request, error)
+        dataset.sample_reader.counts["cache_hits"] += len(request)
+        return self.with_targets(out, request)
+
+    def explain(self) -> str:
+        return f"{self.name}; until all samples of a batch are held, {self._rest.explain()}"
+
+
+class StraightFromStorage(FastWay):
+    """Reads records, which are inputs as they are stored, into their rows of the batch."""
+
+    name = "straight from storage"
+
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, spec: ArraySpec) -> None:
+        super().__init__(dataset, slow)
+        self._spec, self.writes_in_place = spec, True
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
+        mode, counts, source = dataset.mode, dataset.sample_reader.counts, dataset.sample_source
+        out = empty((len(wanted), *self._spec.shape), _torch_dtype(self._spec.dtype))
+        rows, held = out.numpy(), mode.get(wanted)
+        missing = [number for number, value in enumerate(held) if value is MISSING]
+        start = time.perf_counter()
+        try:
+            if len(missing) == len(wanted) and rows.ndim > 1:
+                source.read_into(wanted, rows)
+            else:
+                source.read_into([wanted[number] for number in missing], [rows[number, ...] for number in missing])
+        except Exception as caught:
+            return self.fall_back(request, caught)
+        dataset.sample_reader.count_seconds("read_seconds", start)
+        if mode.holds_samples or len(missing) < len(wanted):
+            for number, value in enumerate(held):
+                if value is MISSING:
+                    mode.keep(wanted[number], rows[number, ...])
+                else:
+                    rows[number] = value
+        counts["cache_hits"] += len(wanted) - len(missing)
+        counts["cache_misses"] += len(missing)
+        counts["bytes_read"] += len(missing) * int(rows[:1].nbytes)
+        return self.with_targets(out, request)
+
+
+class RowByRow(FastWay):
+    """Decodes each record, and writes its input into its row of the batch."""
+
+    name = "decoded row by row"
+
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec, row: ArraySpec) -> None:
+        super().__init__(dataset, slow)
+        self._value, self._row, self.writes_in_place = value, row, True
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        dataset, access = self._dataset, self._dataset.sample_access
+        whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
+        out = empty((len(whole), *self._row.shape), _torch_dtype(self._row.dtype))
+        found, rows = reader.fetch(whole, access, error), out.numpy()
+        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: found[number].value)
+
+        def write(number: int) -> SampleError | None:
+            return self._write(request[number], found[number], drawn[number], rows[number, ...], access)
+
+        start = time.perf_counter()
+        failures = reader.threads.map(write, len(whole))
+        reader.count_seconds("decode_seconds", start)
+        return self._readable(failures, request, out) if any(failures) else self.with_targets(out, request)
+
+    def _write(self, index: int, found: Fetched, drawn: Any, row: npt.NDArray[Any], access: Access) -> SampleError | None:
+        """Writes a sample into its row; or gives its error."""
+        dataset, format_ = self._dataset, access.format
+        value = drawn if isinstance(drawn, SampleError) else dataset.sample_reader.value(found, access)
+        if isinstance(value, SampleError):
+            return value
+        if isinstance(value, np.ndarray) and (value.shape, value.dtype) != self._value:  # else NumPy would make it fit
+            raise ConfigError(
+                f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {index}, and value_spec() says "
+                f"{self._value.dtype} {list(self._value.shape)}: fix the one or the other"
+            )
+        try:
+            with dataset.sample_reader.naming(found.number, format_):
+                format_.write_input(value, drawn, row)
+        except Exception as error:
+            if not format_.is_decoding_error(error):
+                error.add_note(f"headrace: while making sample {index} ({dataset.source_of(index)})")
+                raise
+            return dataset.sample_reader.failed(found.number, "can't be decoded", error)
+        return None
+
+    def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor) -> MadeBatch:
+        """The batch without the samples that can't be read, or with stand-ins for them."""
+        dataset, replacement = self._dataset, self._dataset.sample_reader.replacement
+        if callable(dataset.on_error):
+            samples = [
+                replacement(index, dataset.source_of(index), failure)[0]
+                if failure is not None
+                else dataset.make_sample(out[number], dataset.split_target(index, None)[1])
+                for number, (index, failure) in enumerate(zip(request, failures, strict=True))
+            ]
+            return self._slow.collated(samples, request, request)
+        rows, good = out.numpy(), [number for number, failure in enumerate(failures) if failure is None]
+        for index, failure in zip(request, failures, strict=True):
+            if failure is not None:
+                replacement(index, dataset.source_of(index), failure)
+        if not good:
+            raise nothing_readable(next(failure for failure in failures if failure is not None), len(request))
+        for to, number in enumerate(good):
+            if to != number:
+                rows[to] = rows[number]
+        return self.with_targets(out[: len(good)], [request[number] for number in good])
+
+
+def _holds(spec: tuple[tuple[int, ...], np.dtype[Any]]) -> bool:
+    """True if torch has such arrays, and they are not empty."""
+    shape, dtype = spec
+    return 0 not in shape and _known_dtype(dtype) is not None
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    known = _known_dtype(dtype)
+    assert known is not None
+    return known
+
+
+@functools.cache
+def _known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    if not dtype.isnative or dtype.kind not in "biufc":
+        return None
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        return None

@@ -1,0 +1,54 @@
+"""Datasets over another one, which says what a sample is, with a mode, a budget and an order of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.finishing import public_attributes
+from headrace.datasets.core.format import SampleFormat, chained
+from headrace.storage.source import Source
+
+
+class DelegatingDataset(BaseDataset):
+    """The records of another dataset of headrace's, in the format that they have there.
+
+    Args:
+        inner: the dataset inside, or a view of one; in mode "lazy", so that it holds nothing.
+        source: its records, numbered as there.
+        adds_transforms: True if there are transforms that the dataset inside does not know of.
+        **options: of `BaseDataset`.
+    """
+
+    def __init__(self, inner: BaseDataset, source: Source, adds_transforms: bool = False, **options: Any) -> None:
+        self._inner, self._adds_transforms = inner, adds_transforms
+        super().__init__(source, sample_format=inner.wrapped_format(), targets=inner.targets, **options)
+        self.fork_safe: bool = inner.fork_safe
+        self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
+        for name in ("classes", "class_to_idx"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
+
+    def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+        return (self._format, chained(transform)) if self._adds_transforms else super()._with_transform(transform)
+
+    def seed_index(self, index: int) -> int:
+        return self._inner.seed_index(super().seed_index(index))
+
+    def seeded_objects(self) -> Iterator[Any]:
+        """First the inner dataset's: each generator gets the stream that it has there."""
+        inner = public_attributes(self._inner)
+        inner.update(transform=self.transform, target_transform=self.target_transform, transforms=self.transforms)
+        yield from inner.values()
+        yield from super().seeded_objects()
+
+    def held_nbytes(self) -> int | None:
+        return self._inner.held_nbytes() if self._inner._chosen is None else None
+
+    def held_as(self) -> str:
+        return self._inner.held_as()
+
+    @property
+    def holds_encoded(self) -> bool:
+        return self._inner.holds_encoded

@@ -1,0 +1,181 @@
+"""What the samples of an `ImageDataset` are: encoded images, or pixels, decoded, cropped, resized and normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.image.augment import Augment, Drawn, Whole, split_augment
+from headrace.datasets.image.claims import Left
+from headrace.datasets.image.pixels import (
+    decode_image,
+    normalize,
+    normalize_into,
+    resize_image,
+    to_channels_first,
+    to_channels_last,
+    writable,
+)
+from headrace.datasets.image.sizing import image_shape, load_image
+from headrace.errors import FormatError
+from headrace.memory.rows import ArraySpec
+
+DEFAULT_SIZE = (224, 224)
+
+
+class ImageFormat(SampleFormat):
+    """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; or as
+    the encoded records themselves, where an image is decoded only when it is known which part of it is wanted.
+
+    Args:
+        color: "RGB" or "L".
+        image_size: (height, width) of values; None: an image's own.
+        is_size_given: True if the user said so.
+        exact: decode large JPEGs whole.
+        normalize: scale and normalise inputs that nobody transforms.
+        transform_input: "pil", "tensor" or "numpy".
+        augment: the built-in crop and flip, if there are any.
+        transformed: True if a transform gets the inputs.
+        is_stored_decoded: True if records are pixels [H, W, C].
+        hold: as the user gave it.
+        left: says what the memory budget leaves for one image.
+        channels_first: the layout of values; None: as inputs have it. The views of a dataset keep it, whatever their transform gets.
+    """
+
+    stores_values = False
+    always_pairs = True
+    names_warnings = True
+
+    def __init__(
+        self,
+        *,
+        color: str,
+        image_size: tuple[int, int] | None,
+        is_size_given: bool,
+        exact: bool,
+        normalize: bool,
+        transform_input: str,
+        augment: Augment | None,
+        transformed: bool,
+        is_stored_decoded: bool,
+        hold: str | None,
+        left: Left | None = None,
+        channels_first: bool | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.color, self.image_size, self.transform_input = color, image_size, transform_input
+        self.normalize, self.augment, self.transformed = normalize, augment, transformed
+        self._is_exact, self._is_stored_decoded, self._is_size_given, self._left = exact, is_stored_decoded, is_size_given, left
+        self._shows_channels_first = not transformed or transform_input == "tensor"
+        self.channels_first: bool = augment is None and self._shows_channels_first if channels_first is None else channels_first
+        self._crop_size = None if augment is None or augment.crop is None else augment.crop.size
+        self.is_encoded: bool = self._crop_size is not None and image_size is None and not is_stored_decoded and hold != "decoded"
+        """True if values are encoded images."""
+        self.draws = augment is not None
+        self.copies = augment is None and self.channels_first and not normalize and not transformed
+
+    def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
+        """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""
+        augment, rest = split_augment(transform)
+        if rest is None and augment is None and self.image_size is None and not self._is_size_given:
+            augment = Augment(Whole(self._crop_size or DEFAULT_SIZE), None)
+        changes = {"augment": augment, "transformed": rest is not None, "channels_first": self.channels_first}
+        return ImageFormat(**{**self._options, **changes}), rest
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return 3 if self.color == "RGB" else 1
+
+    @property
+    def held_as(self) -> str:
+        """What decides the value of a record."""
+        exact = " exact" if self._is_exact else ""
+        return f"ImageDataset {self.color} {self.image_size} {self.channels_first} {self._is_stored_decoded}{exact}"
+
+    def decode(self, record: Any) -> Any:
+        if self.is_encoded:
+            return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
+        if self.image_size is not None and not self._is_stored_decoded:
+            return load_image(record, self.color, self.image_size, self.channels_first, exact=self._is_exact, left=self._left)
+        pixels = record if self._is_stored_decoded else decode_image(record, self.color, self._left)
+        if self.image_size is not None:
+            pixels = resize_image(pixels, self.image_size)
+        return to_channels_first(pixels) if self.channels_first else pixels
+
+    def value_spec(self) -> ArraySpec | None:
+        size = self._crop_size if self.is_encoded else self.image_size
+        if size is None:
+            return None
+        return ArraySpec((self.channels, *size) if self.channels_first else (*size, self.channels), np.dtype(np.uint8))
+
+    def pixels(self, value: Any) -> np.ndarray[Any, Any]:
+        """The decoded image, uint8 [H, W, C]."""
+        if self.is_encoded:
+            return decode_image(value, self.color, self._left)
+        return to_channels_last(value) if self.channels_first else value
+
+    def draw(self, value: Any) -> Drawn | None:
+        if self.augment is None:
+            return None
+        first = 1 if self.channels_first else 0
+        height, width = self.image_size or (image_shape(value, self._left) if self.is_encoded else value.shape[first : first + 2])
+        return self.augment.draw(height, width)
+
+    def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
+        """What a value becomes by its draws: uint8 in the layout of inputs."""
+        if drawn is None and self.channels_first == self._shows_channels_first:
+            return value  # type: ignore[no-any-return]
+        box, flip = (None, False) if drawn is None else drawn
+        size = self._crop_size
+        if self.is_encoded:
+            assert size is not None
+            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self._is_exact, self._left)
+        value = value.transpose(1, 2, 0) if self.channels_first else value
+        if box is not None and size is not None:
+            value = resize_image(np.ascontiguousarray(box.of(value)), size)
+        value = value[:, ::-1] if flip else value
+        return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
+
+    def to_input(self, value: Any) -> Any:
+        pixels = self._drawn_pixels(value, self.draw(value))
+        if not self.transformed:
+            return normalize(pixels) if self.normalize else _tensor(pixels)
+        if self.transform_input == "pil":
+            return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+        return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
+
+    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
+        if self.transformed:
+            return None
+        size = self._crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
+        return ArraySpec((self.channels, *size), np.dtype(np.float32 if self.normalize else np.uint8))
+
+    def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
+        pixels = self._drawn_pixels(value, drawn)
+        if self.normalize:
+            normalize_into(pixels, out)
+        else:
+            np.copyto(out, pixels)
+
+    def sample_nbytes(self) -> int | None:
+        size = self._crop_size or self.image_size
+        if self.transformed or size is None:
+            return None
+        return size[0] * size[1] * self.channels * (4 if self.normalize else 1) + 8
+
+    def random_steps(self) -> list[Any]:
+        augment = self.augment
+        return [] if augment is None or isinstance(augment.crop, Whole) else [augment.crop, augment.flip]
+
+    def is_decoding_error(self, error: Exception) -> bool:
+        return self.is_encoded and isinstance(error, FormatError)
+
+
+def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(writable(value))

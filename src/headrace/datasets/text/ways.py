@@ -1,0 +1,150 @@
+"""Ways of making batches of texts that make no tensor a sample (law 1: the batches are those of single samples, bit for bit).
+
+Blocks have one length, and are read into their batch. Of other texts the ids of all samples are laid one behind the other, and padded at
+once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import BatchWay, MadeBatch
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.finishing import is_transformed
+from headrace.datasets.core.ways import FastWay, SampleBySample
+from headrace.memory.ring import empty
+from headrace.order.request import BatchRequest
+from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.source import BlocksSource
+from headrace.tokenizer import CharTokenizer
+
+
+def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_length: int | None) -> BatchWay | None:
+    """The way to padded batches, where samples are ids and nothing else; None: samples are made one by one.
+
+    Args:
+        dataset: whose values are ids.
+        collating: the collate function.
+        tokenizer, max_length: how its texts become ids.
+    """
+    if collating.join is None or not _are_ids(dataset):
+        return None
+    slow = SampleBySample(dataset, collating)
+    joined, source, mode = JoinedIds(dataset, slow), dataset.sample_source, dataset.mode
+    is_lazy = not (mode.holds_samples or mode.reads_records_ahead(source))
+    if is_lazy and isinstance(source, LinesSource) and not source.has_records and source.far is None and type(tokenizer) is CharTokenizer:
+        return JoinedLines(dataset, slow, joined, source, tokenizer, max_length)
+    return joined
+
+
+def way_of_blocks(dataset: BaseDataset, collating: Collating) -> BatchWay | None:
+    """The way to batches of blocks, where they are stacked and not held; None: they are made one by one."""
+    source = dataset.sample_source
+    fits = isinstance(source, BlocksSource) and collating.stacks and _are_bare(dataset) and not dataset.mode.holds_samples
+    return BlocksFromStorage(dataset, SampleBySample(dataset, collating), source) if fits and isinstance(source, BlocksSource) else None
+
+
+def _are_bare(dataset: BaseDataset) -> bool:
+    return not (dataset.return_index or is_transformed(dataset))
+
+
+def _are_ids(dataset: BaseDataset) -> bool:
+    return _are_bare(dataset) and dataset.targets is None
+
+
+class JoinedIds(FastWay):
+    """Reads and tokenises the texts of a batch together, and pads all at once."""
+
+    name = "tokenised together, and padded at once"
+
+    def _fits(self) -> bool:
+        return _are_ids(self._dataset)
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        dataset, collating = self._dataset, self._slow.collating
+        values = dataset.sample_reader.values(dataset.whole_indices(request).tolist(), dataset.sample_access, error)
+        if all(type(value) is np.ndarray for value in values):
+            assert collating.join is not None
+            batch = collating.join(np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values)))
+            if batch is not None:
+                return MadeBatch(batch, len(request))
+        return self._slow.collated(*dataset.finish_samples(request, values), request)
+
+
+class JoinedLines(FastWay):
+    """Reads lines one behind the other, and maps their bytes to ids at once, where characters are tokens and nothing is held."""
+
+    name = "lines straight from storage, and padded at once"
+
+    def __init__(
+        self,
+        dataset: BaseDataset,
+        slow: SampleBySample,
+        rest: BatchWay,
+        source: LinesSource,
+        tokenizer: CharTokenizer,
+        max_length: int | None,
+    ) -> None:
+        super().__init__(dataset, slow, rest)
+        self._source, self._tokenizer, self._max_length = source, tokenizer, max_length
+
+    def _fits(self) -> bool:
+        return _are_ids(self._dataset)
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        source, collating, start = self._source, self._slow.collating, time.perf_counter()
+        whole = self._dataset.whole_indices(request)
+        try:
+            joined, sizes = source.read_joined(whole)
+            read = time.perf_counter()
+            ids, lengths = self._tokenizer.encode_bytes(joined, sizes, *source.codec, self._max_length)
+        except Exception as caught:
+            return self.fall_back(request, caught)
+        decoded = time.perf_counter()
+        assert collating.join is not None
+        batch = collating.join(ids, lengths)
+        if batch is None:  # the collator must see the samples
+            return self._rest.make(request)
+        counts: Any = self._dataset.sample_reader.counts
+        counts["cache_misses"] += len(whole)
+        counts["read_seconds"] += read - start
+        counts["decode_seconds"] += decoded - read
+        counts["bytes_read"] += len(joined)
+        return MadeBatch(batch, len(request))
+
+
+class BlocksFromStorage(FastWay):
+    """Reads blocks of tokens into their rows of the batch."""
+
+    name = "blocks straight from storage"
+
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BlocksSource) -> None:
+        super().__init__(dataset, slow)
+        self._source, self.writes_in_place = source, True
+
+    def _fits(self) -> bool:
+        return _are_bare(self._dataset)
+
+    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
+        source, reader = self._source, self._dataset.sample_reader
+        start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
+        ids = empty((len(request), source.length), torch.int64)
+        documents = empty((len(request), source.length), torch.int32)
+        try:
+            self._read(indices, ids, documents)
+        except Exception as caught:
+            return self.fall_back(request, caught)
+        reader.count_seconds("read_seconds", start)
+        reader.counts["cache_misses"] += len(request)
+        reader.counts["bytes_read"] += ids.numel() * source.dtype.itemsize
+        return MadeBatch({"input_ids": ids, "document_ids": documents}, len(request))
+
+    def _read(self, indices: Sequence[int], ids: torch.Tensor, documents: torch.Tensor) -> None:
+        self._source.read_into(indices, ids.numpy())
+        self._source.documents_into(indices, documents.numpy())
