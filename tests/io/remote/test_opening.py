@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
-from headrace.errors import RemoteError
+from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.remote import client as module
+from headrace.io.remote import fsspec_calls
 from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import judged
 from tests.io.remote.reading import Range, read
@@ -125,3 +126,14 @@ def test_each_retry_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["INFO", "WARNING", "WARNING"]
     assert "a.bin, bytes 0 to 5: attempt 3 failed (the server says 500)" in told[2][1]
+
+
+def test_file_systems_without_private_names() -> None:
+    """What they are used for has a public way, or is left out and said."""
+
+    class Bare:
+        protocol = "s3"
+
+    with pytest.warns(HeadraceWarning, match="has no _call_s3, which headrace uses"):
+        assert not fsspec_calls._has_s3_calls("bare", hasattr(Bare, "_call_s3"))
+    assert fsspec_calls.path_in("memory://a/b", Bare()) == "/a/b" and fsspec_calls.server_of("s3://bucket/key", Bare()) == {}

@@ -1,4 +1,17 @@
-"""Calls of fsspec file systems: opening, paths, metadata, ranges."""
+"""Calls of fsspec file systems: opening, paths, metadata, ranges; and the private names of theirs that headrace uses.
+
+=============================  ==============================================  ========================================================
+private name                   used for                                        without it
+=============================  ==============================================  ========================================================
+`_call_s3` of s3fs             reading a range of one version (If-Match)       `cat_file`, and a warning: a file that changes while it is
+                                                                               read is not noticed
+`_strip_protocol`              the path that a URL names                       `fsspec.core.strip_protocol`
+`_get_kwargs_from_urls`        comparing the servers of several URLs           they are not compared
+`_session`                     closing connections                             they end with the process
+=============================  ==============================================  ========================================================
+
+Methods of asynchronous file systems that begin with an underscore (`_info`, `_cat_file`) are their documented interface.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +24,12 @@ import zipfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.timeouts import PART, Attempt
+
+TRIED = ("2026.9",)
+"""Versions of fsspec and s3fs that these have been tried with; others are used as long as nothing is missing."""
 
 
 async def coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
@@ -63,7 +79,7 @@ async def info_of(fs: Any, path: str) -> Any:
 async def fetch(fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt) -> bytes:
     """The bytes of a range; of the version with that ETag where the protocol can ask for that."""
     protocols = _protocols(fs)
-    if etag is not None and "s3" in protocols and hasattr(fs, "_call_s3"):
+    if etag is not None and "s3" in protocols and _has_s3_calls(type(fs).__module__, hasattr(fs, "_call_s3")):
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
         answer = await fs._call_s3(
@@ -106,8 +122,29 @@ def path_in(url: str, filesystem: Any) -> str:
     inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
     if chained and inner is not None and not first.partition("://")[2]:
         return path_in(rest, inner)
-    path: str = filesystem._strip_protocol(first if "://" in first or not chained else f"{first}://")
+    import fsspec.core
+
+    path: str = getattr(filesystem, "_strip_protocol", fsspec.core.strip_protocol)(
+        first if "://" in first or not chained else f"{first}://"
+    )
     return path
+
+
+def server_of(url: str, filesystem: Any) -> dict[str, Any]:
+    """What a URL says of its server, beside the path; nothing, where its file system can't tell."""
+    options = getattr(filesystem, "_get_kwargs_from_urls", None)
+    found: dict[str, Any] = {} if options is None or "://" not in url else options(url)
+    return found
+
+
+@functools.cache
+def _has_s3_calls(module: str, has_calls: bool) -> bool:
+    if not has_calls:
+        warn(
+            f"{module} has no _call_s3, which headrace uses (tried with s3fs {', '.join(TRIED)}): a file that changes while "
+            "it is read is not noticed"
+        )
+    return has_calls
 
 
 def without_secrets(error: Exception) -> Exception:

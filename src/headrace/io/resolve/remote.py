@@ -10,7 +10,7 @@ from typing import Any
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError, RemoteError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import named_part, redact
-from headrace.io.remote.fsspec_calls import path_in
+from headrace.io.remote.fsspec_calls import path_in, server_of
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden
 from headrace.io.resolve.file_set import Found, Kind, Server, in_order
 from headrace.io.resolve.local import before_magic
@@ -36,7 +36,7 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
     places = set()
     for url in urls:
         first, _, rest = url.partition("::")
-        server = filesystem._get_kwargs_from_urls(first) if "://" in first else {}
+        server = server_of(first, filesystem)
         places.add((first.partition("://")[0], repr(sorted(server.items())), rest))
     if len(places) > 1:
         shown = ", ".join(map(redact, urls[:3]))
