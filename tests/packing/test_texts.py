@@ -291,7 +291,7 @@ def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
 
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within empty documents, and documents larger than a piece."""
-    from headrace.storage.tokens.source import packed as packed_tokens
+    from headrace.storage.tokens import packed as packed_tokens
 
     monkeypatch.setattr(packed_tokens, "_PIECE", 40)
     lengths = [0, 0, 30, 0, *[0] * 12, 5, 5, 5, 100, 0, 1]
