@@ -210,18 +210,25 @@ def outcome(tree: Path, mistake: Mistake, temporary: Path) -> str:
     planted = plant(tree, mistake)
     if planted is None:
         return f"GONE: not once in the source: {mistake.old.strip()!r}"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=0", "--durations-min=99"]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
-            [*command, f"--basetemp={temporary}", *files], cwd=tree, env=environment, capture_output=True, text=True, timeout=900
-        )
+        done = _run(tree, temporary, files)
     finally:
         planted[0].write_text(planted[1])
     said = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
-    if done.returncode == 1:
-        return f"found by {said.split(' - ')[0].partition(' ')[2]}"
-    return "not found" if done.returncode == 0 else f"BROKEN: pytest says {done.returncode}: {said or done.stdout[-300:]}"
+    test = said.split(" - ")[0].partition(" ")[2]
+    if done.returncode == 0:
+        return "not found"
+    if done.returncode != 1:
+        return f"BROKEN: pytest says {done.returncode}: {said or done.stdout[-300:]}"
+    return f"BROKEN: without it {test} fails too" if _run(tree, temporary, [test]).returncode else f"found by {test}"
+
+
+def _run(tree: Path, temporary: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=0", "--durations-min=99"]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*command, f"--basetemp={temporary}", *tests], cwd=tree, env=environment, capture_output=True, text=True, timeout=900
+    )
 
 
 def main() -> int:
