@@ -354,9 +354,10 @@ def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
 
 def test_what_can_not_be_opened(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), {}))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataNotFoundError, match=r"no file under .* ends in any of .h5"):
-        HDF5Dataset(tmp_path)
-    with pytest.raises(DataNotFoundError, match="nothing fits"):
+        HDF5Dataset(tmp_path / "empty")
+    with pytest.raises(DataNotFoundError, match="nothing matches"):
         HDF5Dataset(str(tmp_path / "*.hdf"))
     with pytest.raises(DataNotFoundError, match="data_path is empty"):
         HDF5Dataset([])
