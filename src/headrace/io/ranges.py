@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from headrace.dtypes import IntArray
 
 GAP, MOST = 64 << 10, 4 << 20
 """Remote ranges with so few bytes between them are fetched as one; requests that are longer are split."""

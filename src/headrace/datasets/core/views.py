@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from headrace.dtypes import IntArray
 
 
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
