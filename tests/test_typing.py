@@ -154,7 +154,8 @@ def test_create_dataloader_lists_all_options_and_defaults() -> None:
 
 def test_common_options_are_those_of_base_dataset() -> None:
     hints, parameters = get_type_hints(BaseDataset.__init__), inspect.signature(BaseDataset.__init__).parameters
-    shared = {name: hints[name] for name in parameters if name not in ("self", "source", "sample_format", "targets", "transform", "loading_mode")}
+    own = ("self", "source", "sample_format", "targets", "transform", "loading_mode")
+    shared = {name: hints[name] for name in parameters if name not in own}
     assert get_type_hints(CommonOptions) == shared
 
 
