@@ -356,6 +356,7 @@ class TestForeignContract(DatasetContract):
 # --- a path -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 class TestPath:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("options", [{}, {"image_size": (20, 30)}, {"image_size": 16, "hold": "encoded", "normalize": False}])
@@ -443,6 +444,7 @@ class TestPath:
 # --- a dataset of headrace's ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 class TestOfHeadraces:
     @pytest.mark.parametrize("mode", MODES)
     def test_samples_are_its_own(self, make: Any, mode: str) -> None:

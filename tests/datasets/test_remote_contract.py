@@ -19,6 +19,7 @@ from tests.datasets.shards.test_streaming import IN_MODE
 ROWS = np.random.default_rng(0).integers(0, 99, (60, 40), np.int32)
 
 
+@pytest.mark.slow
 class TestImages(RemoteDatasetContract):
     names = tuple(f"{number}.jpg" for number in range(12))
     has_index = asks_when_opened = is_versioned = False
@@ -56,6 +57,7 @@ class TestTextFiles(RemoteDatasetContract):
         return TextDataset(paths, unit="file", **options)
 
 
+@pytest.mark.slow
 class TestLines(TestTextFiles):
     has_index = asks_when_opened = is_versioned = True
 
@@ -79,6 +81,7 @@ class TestRecords(TestLines):
         return TextDataset(paths, unit="record", **{"progress": False, **options})
 
 
+@pytest.mark.slow
 class TestTokens(RemoteDatasetContract):
     names = ("tokens.h5",)
 
@@ -111,6 +114,7 @@ class TestHDF5(RemoteDatasetContract):
         return HDF5Dataset(paths, ["direct", "library"], target_name="targets", **options)
 
 
+@pytest.mark.slow
 class TestZarrShards(RemoteDatasetContract):
     names = ("a.zarr",)
     data = tuple(f"a.zarr/c/{number}/0" for number in range(4))
@@ -141,6 +145,7 @@ class TestZarrZip(TestZarrShards):
             zarr.create_array(store, data=ROWS, chunks=(4, 40))
 
 
+@pytest.mark.slow
 class TestTarShards(RemoteDatasetContract):
     names = ("0.tar", "1.tar", "2.tar")
 
