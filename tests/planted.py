@@ -133,8 +133,8 @@ MISTAKES = [
     Mistake(
         "datasets",
         "negative indices of a view are other samples",
-        "chosen = chosen % max(1, len(self))\n",
-        "chosen = abs(chosen)\n",
+        "return chosen % max(1, length)\n",
+        "return abs(chosen)\n",
         ("test_base.py",),
     ),
     Mistake(
