@@ -104,7 +104,7 @@ HINTS: dict[str, tuple[dict[str, bytes | None], list[str], str]] = {
     "flat": ({"x.png": None}, ["--targets", "x"], "targets: the CSV file x does not exist"),
     "warning": ({"x.png": None}, [], "or pass --targets FILE.csv (--targets none to say that this is meant)"),
     "encoding": ({"x.txt": b"caf\xe9"}, [], "pass --encoding; "),
-    "fields": ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; mend or remove it, or pass --skip-bad"),
+    "fields": ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; fix or remove it, or pass --skip-bad"),
     "columns": (
         {"x.jsonl": b'{"text": "a", "y": [1, 2]}\n'},
         ["--target-field", "y"],
