@@ -85,7 +85,7 @@ def check_integer(name: str, value: object, least: int | None = None, *, optiona
         return None
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     number = operator.index(value) if is_integer else None  # type: ignore[arg-type]
-    if number is None or (least is not None and not least <= number < 2**62):
+    if number is None or (least is not None and not least <= number < 2**63):
         at_least = "" if least is None else f" of at least {least}"
         raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {described(value)}")
     return number

@@ -233,10 +233,10 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, fa
     server.set(faults={"wrong": 1})
     with pytest.raises(SampleError, match=rf"{store}\.h5, data, row 3 .*: wrong checksum"):
         far[3]
-    assert far._counts["refetched"] == 1
+    assert far.sample_reader.counts["refetched"] == 1
     server.set(faults={"wrong": 1}, most=2)  # as often as it is read before it is fetched past everything that is kept
     same(far[3], near[3])
-    assert far._counts["refetched"] == 2
+    assert far.sample_reader.counts["refetched"] == 2
     near.close()
 
 
@@ -254,7 +254,7 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     far._source._opened.close()
     for count in (1, 1, 1):  # once fetched again, and no more
         same([far[number] for number in range(len(near))], [near[number] for number in range(len(near))])
-        assert far._counts["refetched"] == count
+        assert far.sample_reader.counts["refetched"] == count
     near.close()
 
 

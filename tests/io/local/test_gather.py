@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from headrace import SampleError, TextCollator, TextDataset
+from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.ways import choose_way
 from headrace.io.local import gather
+from headrace.io.local.files import LocalFiles
 from headrace.io.local.gather import Gatherer
 from headrace.order import BatchRequest
 
@@ -118,17 +121,12 @@ def test_lines_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with TextDataset(tmp_path, unit="line", max_length=None) as dataset:
         chosen = [len(lines) - 1]
         chosen += np.random.default_rng(1).permutation(len(lines))[:63].tolist()
-        collate, source = TextCollator(), dataset._source
-        assert source._gathered(*_reach(source, chosen)) is not None
-        filled: Any = dataset.fill_joined(BatchRequest(chosen), collate.join)
+        collate = TextCollator()
+        way = choose_way(dataset, Collating(collate))
+        filled: Any = way.make(BatchRequest(chosen)).batch
         plain = collate(dataset.__getitems__(chosen))
-        assert all(np.array_equal(filled.inputs[name], plain[name]) for name in plain)
-        monkeypatch.setattr("headrace.io.version.Stamp.check", lambda *_: None)
+        assert all(np.array_equal(filled[name], plain[name]) for name in plain)
+        monkeypatch.setattr(LocalFiles, "_check", lambda *_: None)
         os.truncate(tmp_path / "a.txt", 1 << 20)
-        with pytest.raises(SampleError, match="is shorter than it was"):
-            dataset.fill_joined(BatchRequest([*chosen, len(lines) - 1]), collate.join)
-
-
-def _reach(source: Any, chosen: list[int]) -> Any:
-    _, starts, ends = source._places(chosen)
-    return starts, ends - starts
+        with pytest.raises(SampleError, match="the file is cut short"):
+            way.make(BatchRequest([*chosen, len(lines) - 1]))

@@ -525,7 +525,7 @@ def test_wrong_bytes_on_the_way_are_fetched_again(server: RangeServer, far: Any,
             break
         else:
             raise AssertionError("always wrong")
-    assert server.counts()["faults"]["wrong"] > 0 and dataset._counts["refetched"] > 0
+    assert server.counts()["faults"]["wrong"] > 0 and dataset.sample_reader.counts["refetched"] > 0
 
 
 def test_labels_of_an_image(tmp_path: Path) -> None:
