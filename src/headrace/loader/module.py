@@ -174,7 +174,7 @@ def _is_huggingface(dataset: Any) -> bool:
 
 def _as_tensors(dataset: Any) -> Any:
     """A HuggingFace dataset gives lists of Python numbers until it is told a format."""
-    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.sample_format["type"] is None:
+    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.format["type"] is None:
         return dataset.with_format("torch")
     return dataset
 
