@@ -28,7 +28,7 @@ from common import Contestant, Ratio, Section, add_options, forget, prepared, ru
 from torch.utils.data import DataLoader, Dataset
 
 import headrace
-from headrace.io import hints
+from headrace.io.local import hints
 
 BATCH, SIDE = 64, 96
 Runs = Iterator[Callable[[], int]]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
+from headrace.datasets.core import loading
 from headrace.datasets.core.budgeting import BlockMemory, BudgetLeft
 from headrace.datasets.core.checks import as_targets, check_common, check_source
 from headrace.datasets.core.construction import (
@@ -30,7 +31,6 @@ from headrace.datasets.core.construction import (
 )
 from headrace.datasets.core.finishing import Finisher, is_random_in, is_transformed, public_attributes
 from headrace.datasets.core.format import FormatOf, SampleFormat, chained
-from headrace.datasets.core.loading import make_mode, stream_requests
 from headrace.datasets.core.reader import Access, OnError, SampleReader, nothing_readable
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices
@@ -322,7 +322,7 @@ class BaseDataset(Dataset[Any]):
             for index in range(len(self)):
                 yield from self._readable(self._as_request([index]), around is None)
             return
-        for request in stream_requests(self, around):
+        for request in loading.stream_requests(self, around):
             yield from self._readable(request, around is None)
 
     def _readable(self, request: BatchRequest, is_plain: bool) -> list[Any]:
@@ -564,10 +564,10 @@ class BaseDataset(Dataset[Any]):
     def mode(self) -> Mode:
         """The loading mode at work; made at first use where it stayed behind in a pickle."""
         if self._mode is None:
-            self._mode = make_mode(self)
+            self._mode = self.make_mode()
         return self._mode
 
-    # -- inside
+    make_mode = loading.make_mode  # a class may make a mode of its own
 
     def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         """The format of a view with that transform, and what is left for the view to call."""
