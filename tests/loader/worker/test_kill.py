@@ -146,7 +146,7 @@ def test_kills_at_any_moment_leave_nothing(photos: Path, tmp_path: Path, mode: s
 @pytest.mark.timeout(600)
 def test_some_rounds_of_kills_and_stops() -> None:
     """Many of them: see kill_rounds.py."""
-    command = [sys.executable, str(JOB.parent / "kill_rounds.py"), "--rounds", "10", "--seed", "3", "--load", "2", "--json"]
+    command = [sys.executable, str(JOB.parents[1] / "kill_rounds.py"), "--rounds", "10", "--seed", "3", "--load", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 10
