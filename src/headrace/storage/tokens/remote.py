@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.ranges import ByteRanges, coalesce
+from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.links import check_way
@@ -73,4 +73,4 @@ class FarTokens(TokensFile, RangedTokens):
         return found
 
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        return coalesce(self._ranges(begins, ends), 0).ranges
+        return self._ranges(begins, ends)

@@ -66,7 +66,7 @@ class RangedTokens(ABC):
 
     @abstractmethod
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        """Where these lie in the file; those that follow one another as one range."""
+        """Where these lie in the file; they may overlap, and `Files.prefetch` counts each."""
 
 
 AnyTokens = Tokens | RangedTokens
