@@ -173,8 +173,10 @@ class Prefetcher:
 def _joined(piece: ByteRanges) -> tuple[ByteRanges, list[int]]:
     """What is fetched of a piece, and the bytes that will be read of each: where ranges overlap each is read by itself, and counts; the
     same range is read once."""
-    columns = np.unique(np.stack([piece.file, piece.start, piece.stop], axis=1), axis=0)
-    piece = ByteRanges(piece.paths, *columns.T)
+    piece = piece.take(np.lexsort((piece.stop, piece.start, piece.file)))
+    is_new = np.ones(piece.size, bool)
+    is_new[1:] = (np.diff(piece.file) != 0) | (np.diff(piece.start) != 0) | (np.diff(piece.stop) != 0)
+    piece = piece.take(is_new)
     requests = coalesce(piece, GAP)
     nbytes = np.add.reduceat(piece.nbytes[requests.order], requests.edges[:-1]) if requests.ranges.size else np.empty(0, np.int64)
     wholes = piece.take(piece.is_whole)

@@ -61,16 +61,13 @@ class FarTokens(TokensFile, RangedTokens):
     def short(self) -> list[npt.NDArray[Any]]:
         return [self._edges.array]
 
-    def _ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
         first, size = self._begin, self.dtype.itemsize
         return ByteRanges.in_file(self.path, first + begins * size, first + ends * size)
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         found = [np.empty(count, self.dtype) for count in (ends - begins).tolist()]
         there = np.flatnonzero(ends > begins)
-        for number, data in zip(there.tolist(), self.far.read(self._ranges(begins[there], ends[there])), strict=True):
+        for number, data in zip(there.tolist(), self.far.read(self.byte_ranges(begins[there], ends[there])), strict=True):
             found[number][:] = np.frombuffer(data or b"", self.dtype)  # a copy: what was fetched with it need not be held
         return found
-
-    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        return self._ranges(begins, ends)
