@@ -23,7 +23,7 @@ REMEDY = "Accelerate: prepare model and optimizer alone, and let create_dataload
 
 
 def check_shared_once(own: object, world_size: int) -> None:
-    """Call it in a method of what is gone through, or in a function that has it as `dataset`, before its first index.
+    """Call it in a method of what is gone through, or below one, before its first index.
 
     Args:
         own: that object: a sampler, a batch sampler or an iterable dataset.
@@ -34,7 +34,10 @@ def check_shared_once(own: object, world_size: int) -> None:
     """
     if world_size < 2:
         return
-    for asker in askers(own, sys._getframe(1)):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is not own:
+        frame = frame.f_back
+    for asker in askers(own, frame):
         ranks = _ranks_of(asker)
         if ranks > 1:
             raise ConfigError(
@@ -53,7 +56,7 @@ def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("headrace."):
-            if not any(frame.f_locals.get(name) is own for name in ("self", "dataset")):
+            if frame.f_locals.get("self") is not own:
                 return
         elif _may_be_asker(frame, module):
             asker = frame.f_locals.get("self")
