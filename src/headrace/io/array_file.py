@@ -28,7 +28,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import AccessError
+from headrace.errors import AccessError, HeadraceError, warn
 from headrace.io.atomic import is_ours, make_folder, user_id, written_to
 from headrace.io.paths import redact
 from headrace.memory.anonymous import up
@@ -46,6 +46,29 @@ Arrays = list[npt.NDArray[Any]]
 
 class UntrustedError(Exception):
     """Why an array file is not used."""
+
+
+class Unkept:
+    """A context in which an array file is made: if the system or the file's own check is in the way, it warns, and what follows the
+    context does without the file. Headrace's errors, which are of what the arrays are made of, pass.
+
+    Args:
+        folder: of the file.
+        what, instead: of the warning: "the table of lines is", and what is done without the file.
+    """
+
+    def __init__(self, folder: str, what: str, instead: str) -> None:
+        self._folder, self._what, self._instead = folder, what, instead
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, HeadraceError) or not isinstance(error, OSError | UntrustedError):
+            return False
+        cause = getattr(error, "strerror", None) or error
+        warn(f"cache_dir={self._folder!r}: {self._what} not kept ({cause}), so {self._instead}")
+        return True
 
 
 class Contents(NamedTuple):

@@ -17,8 +17,8 @@ from headrace.datasets.core.reader import Access, SampleReader, raise_if_of_the_
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
-from headrace.errors import HeadraceError, SampleError, warn
-from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
+from headrace.errors import SampleError, warn
+from headrace.io.array_file import ArrayFile, MappedArrays, Unkept
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import one_builder
 from headrace.io.version import Stamp
@@ -131,21 +131,17 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Mapp
         about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
         folder = folder_of(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)
-        try:
-            with one_builder(file.path, _PATIENCE_S):  # other processes wait, and find it then
-                if (kept := file.found()) is not None:
-                    return kept
-                made = found()
+        unkept = Unkept(str(folder), "lengths and targets of records are", "they are found anew at every start")
+        with one_builder(file.path, _PATIENCE_S):
+            if (kept := file.found()) is not None:  # another process has made it meanwhile
+                return kept
+            made = found()
+            with unkept:
                 with file.writing("<i8") as writer:
                     writer.write(made.long)
                     writer.short(made.short)
                 return file.open()
-        except HeadraceError:
-            raise  # of a record: they are errors of the system too
-        except (OSError, UntrustedError) as error:
-            cause = getattr(error, "strerror", None) or error
-            warn(f"cache_dir={str(folder)!r}: lengths and targets of records are not kept ({cause}), so they are found anew at every start")
-        return made
+            return made
 
 
 def targets_in(columns: MappedArrays | HeldArrays, field: str) -> RecordTargets:

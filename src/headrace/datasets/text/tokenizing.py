@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.display import progress_bar
-from headrace.errors import BudgetError, HeadraceError, SampleError, warn
-from headrace.io.array_file import ArrayFile, UntrustedError
+from headrace.errors import BudgetError, SampleError
+from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.single_flight import one_builder
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
@@ -99,17 +99,10 @@ class Tokenising:
         kept = ArrayFile(str(folder), "tokens", self._about)
         if (found := kept.found()) is not None:
             return found
-        try:
-            with one_builder(kept.path, _PATIENCE_S):  # other processes wait, and find them then
-                if (found := kept.found()) is not None:
-                    return found
-                return self._written(kept)
-        except HeadraceError:
-            raise  # of a document: they are errors of the system too
-        except (OSError, UntrustedError) as error:
-            warn(
-                f"cache_dir={str(folder)!r}: tokens are not kept ({getattr(error, 'strerror', None) or error}), so they are held in memory"
-            )
+        with Unkept(str(folder), "tokens are", "they are held in memory"), one_builder(kept.path, _PATIENCE_S):
+            if (found := kept.found()) is not None:  # another process has made them meanwhile
+                return found
+            return self._written(kept)
         return self._held(budget)
 
     def _written(self, kept: ArrayFile) -> Tokens:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import HeadraceError, warn
-from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, UntrustedError
+from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, Unkept
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact, without_query
 from headrace.io.ranges import ByteRanges, coalesce
@@ -178,19 +177,14 @@ class LinesSource(Source):
             return make()
 
     def _written(self, cached: ArrayFile, progress: bool | None) -> MappedArrays | HeldArrays:
-        try:
+        with Unkept(self._folder, "the table of lines is", "it is held in memory, and made at every start"):
             with cached.writing("u1") as writer:
                 scan, encoder = self._scan(progress), PlacesEncoder()
                 for piece in encoder.encoded(scan):
                     writer.write(piece)
                 writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
             return cached.open()
-        except HeadraceError:
-            raise  # of a text: they are errors of the system too
-        except (OSError, UntrustedError) as error:
-            said = getattr(error, "strerror", None) or error
-            warn(f"cache_dir={self._folder!r}: the table of lines is not kept ({said}), so it is held in memory, and made at every start")
-            return self._held(progress)
+        return self._held(progress)
 
     def _held(self, progress: bool | None) -> HeldArrays:
         scan, encoder = self._scan(progress), PlacesEncoder()
