@@ -1,4 +1,4 @@
-"""What is a sample?"""
+"""Datasets: the samples of a storage, decoded, with their targets and transforms."""
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset

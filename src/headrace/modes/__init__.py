@@ -1,6 +1,6 @@
-"""When do a sample's bytes move?
+"""The loading modes: when a sample's bytes move.
 
-One short file for each answer, one protocol (`modes.mode.Mode`) for all.
+One short file for each mode, one protocol (`modes.mode.Mode`) for all.
 """
 
 from __future__ import annotations

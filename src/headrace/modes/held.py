@@ -1,4 +1,4 @@
-"""What do the modes that hold samples have in common? A store, its part of the budget, and what is done while memory is short."""
+"""The base of modes that cache samples in memory: a store, its part of the budget, and shrinking while memory is short."""
 
 from __future__ import annotations
 

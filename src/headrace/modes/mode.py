@@ -1,4 +1,4 @@
-"""What do all loading modes have in common?"""
+"""The protocol of loading modes."""
 
 from __future__ import annotations
 

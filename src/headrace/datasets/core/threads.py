@@ -1,6 +1,6 @@
-"""How many samples does a worker decode at once?
+"""The number of decoding threads of a worker: as many as its share of the cores.
 
-As many as its share of the cores has room for. Decoders let go of the interpreter's lock, so threads of one worker get as far as so
+Decoders let go of the interpreter's lock, so threads of one worker get as far as so
 many workers, and share its memory.
 """
 

@@ -1,4 +1,4 @@
-"""Which random crops and flips are built in?
+"""Built-in random crops and flips of images.
 
 They are callables, and work anywhere. At the head of ``ImageDataset(transform=[...])`` they work on the encoded image: what is not
 wanted of it is not resized, and of a large one not even decoded.

@@ -1,4 +1,4 @@
-"""Which target does a file have?"""
+"""Targets of files: from folders, file names, tables and arrays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How do the bytes of an image file become pixels?
+"""Decodes the bytes of an image file to pixels.
 
-One answer for each file, whatever the mode or the process: JPEG through simplejpeg where that gives what Pillow gives, everything
+One way for each file, whatever the mode or the process: JPEG through simplejpeg where that gives what Pillow gives, everything
 else through Pillow; resized by torch's antialiased bilinear interpolation. `sizing.py` does the same faster where the size is known.
 """
 

@@ -1,4 +1,4 @@
-"""How does an encoded image become pixels of a given size, fast?
+"""Decodes an encoded image straight to pixels of a given size.
 
 The plain way is `decode_image`, cropping and `resize_image`. JPEGs in colours take another one to the same pixels: four bytes a pixel
 instead of three, into memory that is used again, resized in place. A JPEG that is at least twice, 4 or 8 times as large as what is

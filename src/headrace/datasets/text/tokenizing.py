@@ -1,6 +1,6 @@
-"""How are all texts tokenised once, for samples that are parts of them?
+"""Tokenises all texts once, for samples that are parts of them.
 
-Into one long array of tokens, kept in `cache_dir` and mapped, where the tokenizer can be known again; else in memory.
+The tokens are one long array: cached in `cache_dir` and mapped, where the tokenizer can be identified; else in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How are many short stretches of a large file read by one call to the system?
+"""Reads many short byte ranges of a large local file by one system call.
 
-The file is mapped, and the system itself copies the stretches out of the mapping, into scratch memory: by `pwritev`, as if they were
+The file is mapped, and the system itself copies the ranges out of the mapping, into scratch memory: by `pwritev`, as if they were
 written to a file. Nothing here touches the mapping, so a file that is cut short under its reader is an error, and no signal that ends the
 process (SIGBUS). Only where the system has anonymous files (Linux).
 """

@@ -1,4 +1,4 @@
-"""Does reading wait for the disk? Then the system is told of all that a batch needs before any of it is read.
+"""Prefetches a batch's byte ranges into the system's cache, while reads wait for the disk.
 
 A disk works on many requests at once, and gets one at a time from who reads one stretch after the other. What is in the system's memory
 already needs no telling, and that takes a third of a microsecond a stretch: so the system is told only while reads have lately been slow.

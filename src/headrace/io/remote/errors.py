@@ -1,4 +1,4 @@
-"""What does the error of a request say: may it pass, how long is the server to be left alone, or what is the user to be told?"""
+"""Classifies errors of requests: whether and when to try again, and what to tell the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are ranges read over HTTP at the cost of little more than the copy?
+"""Reads byte ranges over HTTP, at the cost of little more than the copy.
 
 fsspec's client takes a body apart and joins it again, in one thread: 2 to 3 s of processor time a GB. Here a thread reads a body straight
 into its buffer, by Python's own `http.client`, over connections that are kept. That is for plain ranges alone: whatever else was asked of

@@ -1,7 +1,7 @@
-"""How long may an attempt to fetch something take?
+"""Time limits of attempts to fetch byte ranges.
 
-As long as it is given, and longer while bytes come: of a slow line many pieces have a share each, and what has come of them is not to be
-thrown away. Whoever gives less than `SLOWEST` all the time is given up.
+An attempt takes as long as it is given, and longer while bytes come: of a slow line many pieces have a share each, and what has come of
+them is not to be thrown away. Whoever gives less than `SLOWEST` all the time is given up.
 """
 
 from __future__ import annotations

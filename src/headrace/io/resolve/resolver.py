@@ -1,4 +1,4 @@
-"""Resolves what a user passes as `data_path` to files: the one answer to "which files does this path mean?".
+"""Resolves what a user passes as `data_path` to files.
 
 | expression | means |
 |---|---|

@@ -1,6 +1,6 @@
-"""How do the stored bytes of a chunk become the bytes of its array?
+"""Decodes the stored bytes of a chunk to the bytes of its array.
 
-By the codecs that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is told how many bytes must come of it, and
+The codecs are those that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is told how many bytes must come of it, and
 makes room for no more, whatever the data claim; anything else than exactly so many is an error.
 """
 

@@ -1,4 +1,4 @@
-"""Which part of a volume is sample i?
+"""The corners of patches: which part of a volume is sample i.
 
 Patches of one shape stand on a grid of corners, `stride` apart; or on one grid in each of some boxes. Index and corner follow from one
 another by arithmetic: there is no list of patches.

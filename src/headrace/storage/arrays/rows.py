@@ -1,4 +1,4 @@
-"""What do the rows of arrays have in common, whatever file they lie in?"""
+"""The base of sources whose records are rows of arrays, whatever file they lie in."""
 
 from __future__ import annotations
 

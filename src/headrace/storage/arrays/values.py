@@ -1,4 +1,4 @@
-"""What is a record of an array in plain terms?"""
+"""Converts records of arrays to plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are patches of a volume read, and of the labels that belong to it?"""
+"""Reads patches of a volume, and of the labels that belong to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is an HDF5 file opened, and what is in it?"""
+"""Opens HDF5 files, and lists what they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the index of an HDF5 file that is far away, and how is it made for a whole file?"""
+"""The index of a remote HDF5 file, and how it is made for a whole file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are rows read that are no plain numbers: strings, arrays of any length, and compounds with such?"""
+"""Reads rows that are no plain numbers: strings, arrays of any length, and compounds with such."""
 
 from __future__ import annotations
 

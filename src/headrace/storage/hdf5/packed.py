@@ -1,4 +1,4 @@
-"""What does a file that `headrace.pack` wrote say about itself?"""
+"""The attributes of files that `headrace.pack` wrote."""
 
 from __future__ import annotations
 

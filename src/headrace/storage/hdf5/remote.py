@@ -1,4 +1,4 @@
-"""How does h5py read a file that is far away, and what of it is kept so that the next start asks for nothing?
+"""Gives h5py a remote file to read, and caches what opening it reads, so that the next start asks for nothing.
 
 NOTE [ h5py far away ]
 

@@ -1,4 +1,4 @@
-"""How is a sample read that is a row of an HDF5 file?
+"""Reads samples that are rows of HDF5 files.
 
 Rows of one dataset or of several, and the flat bytes with offsets that `headrace.pack` writes.
 """

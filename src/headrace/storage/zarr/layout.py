@@ -1,4 +1,4 @@
-"""What do the metadata of a Zarr array say, where they say nothing but what is known here?
+"""The layout of a Zarr array, from metadata that hold nothing but what is known here.
 
 The layouts are those of the Zarr specifications, versions 2 and 3, and of its sharding codec (ZEP 2). Every key and the type of every
 value is looked at: what is unusual in the slightest is left to zarr-python, which knows more, or refuses it.

@@ -1,7 +1,7 @@
-"""How does zarr-python read a store that is far away?
+"""Lets zarr-python read a remote store.
 
-Through `FarZarr`, so that its bytes come by the same requests, with the same retries, as all others. Imported where it is needed, since
-zarr-python takes its time.
+It reads through `FarZarr`, so that its bytes come by the same requests, with the same retries, as all others. Imported where it is
+needed, since zarr-python takes its time.
 """
 
 from __future__ import annotations

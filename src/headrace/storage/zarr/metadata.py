@@ -1,6 +1,6 @@
-"""What is in a Zarr store: which arrays and groups, and what do their metadata say?
+"""The arrays and groups of a Zarr store, and their metadata.
 
-The metadata are read here, without zarr-python: only what isn't understood is left to that.
+They are read here, without zarr-python: only what isn't understood is left to that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which arrays of a Zarr store are an image of OME-NGFF, and where in space do its voxels lie?
+"""Images of OME-NGFF in a Zarr store: their arrays, and where in space their voxels lie.
 
 Versions 0.4 and 0.5 (https://ngff.openmicroscopy.org): a group whose attributes list "multiscales": the axes, and the same image at
 several voxel sizes. A voxel's index is that of its centre: the centre of voxel i lies at ``scale * i + translation``, where both are

@@ -1,4 +1,4 @@
-"""How is a sample read that is a row of a Zarr array?"""
+"""Reads samples that are rows of Zarr arrays."""
 
 from __future__ import annotations
 

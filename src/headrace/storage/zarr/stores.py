@@ -1,4 +1,4 @@
-"""Where are the files of a Zarr store: in a folder, in a zip file, or below a URL?"""
+"""The files of a Zarr store: in a folder, in a zip file, or below a URL."""
 
 from __future__ import annotations
 

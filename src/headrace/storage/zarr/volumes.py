@@ -1,4 +1,4 @@
-"""Which arrays of a Zarr store are a volume and its labels, and how do they lie to one another?"""
+"""Finds the arrays of a Zarr store that are a volume and its labels, and aligns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a zip file behind a URL do its members lie, known by its directory alone?
+"""Locates the members of a remote zip file by its directory alone.
 
 The directory says where a member's head begins, and not how long that head is. Where the members follow one another without gaps, as
 nearly always, the next one's beginning tells; of others the heads are read.
