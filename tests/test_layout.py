@@ -90,7 +90,7 @@ INSIDE: dict[str, list[str]] = {
         *("keys", "layout", "zips", "local", "stores", "library", "metadata", "ome", "shards", "chunks", "strings", "rows", "volumes"),
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
-    "storage/tar": ["index", "build", "source"],
+    "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "remote"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }

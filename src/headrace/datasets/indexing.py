@@ -18,7 +18,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.index import INDEX as HDF5
-from headrace.storage.tar.build import INDEX as TAR
+from headrace.storage.tar.index import INDEX as TAR
 from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed
 from headrace.storage.text.records import FORMATS

@@ -29,8 +29,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Source
-from headrace.storage.tar.build import tar_indices
-from headrace.storage.tar.index import TarIndex, compressed
+from headrace.storage.tar.index import TarIndex, compressed, tar_indices
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
