@@ -94,7 +94,7 @@ class PadCollator:
             if self._is_padded(values, path, met):
                 return self._padded(values, path, met)
             if isinstance(values[0], Mapping):
-                return _beside(stack_inside(values, path, special), path)
+                return _beside(stack_inside(values, path, special, _ONE_SHAPE), path)
             return USUAL
 
         try:

@@ -23,7 +23,7 @@ Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]
 """A batch: a tensor, or tensors and lists in the structure of the samples."""
 
 Special = Callable[[list[Any], FieldPath], Any]
-"""Makes the batch of the values at a place, or says `USUAL`."""
+"""Makes the batch of the values at a path, or returns `USUAL`."""
 USUAL: Any = object()
 
 
@@ -53,40 +53,34 @@ _ONE_SHAPE = (
 
 
 def stack_tree(samples: list[Any], special: Special | None = None, remedy: str = _ONE_SHAPE, path: FieldPath = ()) -> Any:
-    """Stacks samples as `stack_collate` does, but `special` is asked first at each place, from the samples inwards.
+    """Stacks samples as `stack_collate` does, but `special` is asked first at each path, from the samples inwards.
 
     Args:
         samples: at least one.
-        special: makes the batch of the values at some places.
+        special: makes the batch of the values at some paths.
         remedy: what an error proposes where shapes differ.
-        place: where in its sample each of `samples` lies, if it is a part of one.
+        path: where in its sample each of `samples` lies, if it is a part of one.
 
     Raises:
         ConfigError: there is no sample, or what `stack_collate` raises.
     """
     if not samples:
         raise ConfigError("a batch needs a sample at least, and got none: look at the batch_sampler")
-    try:
-        return _stack(samples, path, special)
-    except _ShapesDiffer as error:
-        raise CollateError(*error.args, remedy) from None
+    return _stack(samples, path, special, remedy)
 
 
-def _stack(values: list[Any], path: FieldPath, special: Special | None) -> Any:
-    if special is not None:
-        made = special(values, path)
-        if made is not USUAL:
-            return made
-    return stack_inside(values, path, special)
+def _stack(values: list[Any], path: FieldPath, special: Special | None, remedy: str) -> Any:
+    made = USUAL if special is None else special(values, path)
+    return stack_inside(values, path, special, remedy) if made is USUAL else made
 
 
-def stack_inside(values: list[Any], path: FieldPath, special: Special | None) -> Any:
-    """The batch of the values at a place, where `special` is asked for what lies in them only."""
+def stack_inside(values: list[Any], path: FieldPath, special: Special | None, remedy: str) -> Any:
+    """The batch of the values at a path, where `special` is asked only for what lies inside of them."""
     first = values[0]
     if isinstance(first, torch.Tensor):
-        return _stack_tensors(values, path)
+        return _stack_tensors(values, path, remedy)
     if is_numeric(first):
-        return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], path)
+        return _stack_tensors([from_array(v) if is_numeric(v) else v for v in values], path, remedy)
     if isinstance(first, (bool, int, float)) and all(isinstance(v, (bool, int, float)) for v in values):
         return _stack_numbers(values, path)
     if isinstance(first, Mapping):
@@ -96,18 +90,18 @@ def stack_inside(values: list[Any], path: FieldPath, special: Special | None) ->
                 is_ = f"has the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"is {shape_of(value)}"
                 parts = number, f" {is_}, ", 0, f" has the keys {sorted(map(str, keys))}. Give all the same keys, {_OR}"
                 raise CollateError(*_cannot(path), *parts)
-        fields = {key: _stack([v[key] for v in values], (*path, Step(f"[{key!r}]", (str(key),))), special) for key in keys}
+        fields = {key: _stack([v[key] for v in values], (*path, Step(f"[{key!r}]", (str(key),))), special, remedy) for key in keys}
         return fields if type(first) is dict else like_mapping(first, fields)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*_columns(values, path, special))
+        return type(first)(*_columns(values, path, special, remedy))
     if isinstance(first, (tuple, list)):
-        columns = _columns(values, path, special)
+        columns = _columns(values, path, special, remedy)
         try:
             return type(first)(columns)
         except TypeError:  # a tuple of certain things only, such as torch.Size
             return tuple(columns) if isinstance(first, tuple) else columns
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        return _stack_dataclass(values, path, special)
+        return _stack_dataclass(values, path, special, remedy)
     _refuse_unfinished(values, path)
     return values
 
@@ -147,33 +141,34 @@ def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
         raise CollateError(*_cannot(path), *parts) from None
 
 
-def _stack_dataclass(values: list[Any], path: FieldPath, special: Special | None) -> Any:
+def _stack_dataclass(values: list[Any], path: FieldPath, special: Special | None, remedy: str) -> Any:
     first = values[0]
     for number, value in enumerate(values):
         if type(value) is not type(first):
-            raise _unlike(number, value, first, path)
+            raise _unlike(number, value, first, path, remedy)
     batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
     for field in dataclasses.fields(first):
-        column = _stack([getattr(value, field.name) for value in values], (*path, Step(f".{field.name}", (field.name,))), special)
+        inside = (*path, Step(f".{field.name}", (field.name,)))
+        column = _stack([getattr(value, field.name) for value in values], inside, special, remedy)
         object.__setattr__(batch, field.name, column)  # of a frozen one too
     return batch
 
 
-def _columns(values: list[Any], path: FieldPath, special: Special | None) -> list[Any]:
+def _columns(values: list[Any], path: FieldPath, special: Special | None, remedy: str) -> list[Any]:
     width, names = len(values[0]), getattr(values[0], "_fields", None)
     for number, value in enumerate(values):
         if not isinstance(value, (tuple, list)) or len(value) != width:
             is_ = f"has {len(value)}" if isinstance(value, (tuple, list)) else f"is {shape_of(value)}"
-            raise _ShapesDiffer(*_cannot(path), number, f" {is_}, ", 0, f" has {width} fields. ")
+            raise CollateError(*_cannot(path), number, f" {is_}, ", 0, f" has {width} fields. ", remedy)
     steps = [Step(f"[{i}]", (str(i),) if names is None else (str(i), names[i])) for i in range(width)]
-    return [_stack([v[i] for v in values], (*path, step), special) for i, step in enumerate(steps)]
+    return [_stack([v[i] for v in values], (*path, step), special, remedy) for i, step in enumerate(steps)]
 
 
-def _stack_tensors(tensors: list[Any], path: FieldPath) -> torch.Tensor:
+def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
-            raise _unlike(number, tensor, first, path)
+            raise _unlike(number, tensor, first, path, remedy)
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.device.type != "cpu" or first.requires_grad:
         return torch.stack(tensors)
     return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype))
@@ -208,21 +203,17 @@ def shape_of(value: Any) -> str:
 _OR = 'or pass collate_fn="list" or a function of your own'
 
 
-class _ShapesDiffer(CollateError):
-    """Without a remedy, which depends on who stacks."""
-
-
 def _cannot(path: FieldPath) -> tuple[str]:
     return (f"samples of one batch can't be stacked{at_path(path)}: ",)
 
 
-def _unlike(number: int, value: Any, first: Any, path: FieldPath) -> CollateError:
-    """The error of a sample whose value is of another shape, dtype or type than the first sample's."""
+def _unlike(number: int, value: Any, first: Any, path: FieldPath, remedy: str) -> CollateError:
+    """The error of a sample whose value is of another shape (which has that remedy), dtype or type than the first sample's."""
     parts = *_cannot(path), number, f" is {shape_of(value)}, ", 0, f" is {shape_of(first)}. "
     if not (isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor)):
         return CollateError(*parts, f"Give all a value of one type there, {_OR}")
     if value.shape != first.shape:
-        return _ShapesDiffer(*parts)
+        return CollateError(*parts, remedy)
     return CollateError(*parts, one_dtype(value.dtype, first.dtype))
 
 

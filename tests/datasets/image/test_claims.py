@@ -131,7 +131,7 @@ def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_threads_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_taken", claims._Taken())
+    monkeypatch.setattr(claims, "_claimed", claims._Claimed())
     steps: list[str] = []
 
     def second() -> None:
@@ -147,7 +147,7 @@ def test_threads_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join(0.1)
         steps.append("first")
     thread.join(10)
-    assert steps == ["first", "second"] and claims._taken.nbytes == 0
+    assert steps == ["first", "second"] and claims._claimed.nbytes == 0
 
 
 def test_what_images_take() -> None:

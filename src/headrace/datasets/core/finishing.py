@@ -6,42 +6,22 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.reader import SampleReader
-from headrace.errors import SampleError, warn
+from headrace.datasets.core.warnings import naming
+from headrace.errors import FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
-
-
-class Finishable(Protocol):
-    """A dataset, as far as finishing samples needs it. Indices are those of the dataset itself, which may be a view."""
-
-    transform: Callable[[Any], Any] | None
-    target_transform: Callable[[Any], Any] | None
-    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
-    return_index: bool
-    sample_reader: SampleReader
-
-    @property
-    def sample_format(self) -> SampleFormat: ...
-    def split_target(self, index: int, value: Any) -> tuple[Any, Any]: ...
-    def to_input(self, value: Any) -> Any: ...
-    def make_sample(self, value: Any, target: Any) -> Any: ...
-    def source_of(self, index: int) -> str: ...
-    def whole_indices(self, indices: Any) -> npt.NDArray[Any]: ...
-    def seed_index(self, index: int) -> int: ...
-    def seeded_objects(self) -> Iterator[Any]: ...
 
 
 class Finisher:
     """Finishes the samples of a dataset, and seeds the random generators that its transforms draw from.
 
-    It belongs to one dataset or view, and is not pickled: a copy of the dataset holds copies of the generators.
+    It belongs to one dataset or view, which its methods are given and whose indices requests have. It is not pickled: a copy of the
+    dataset holds copies of the generators.
     """
 
     def __init__(self) -> None:
@@ -53,19 +33,16 @@ class Finisher:
     def __reduce__(self) -> tuple[Any, ...]:
         return Finisher, ()
 
-    def finish(
-        self, dataset: Finishable, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]
-    ) -> tuple[list[Any], list[int]]:
+    def finish(self, dataset: Any, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]) -> tuple[list[Any], list[int]]:
         """The samples of a batch without those that are left out, and the index of each.
 
         Args:
-            dataset: that the request's indices are of.
             request: says what belongs to the batch.
             values: for each index the decoded value, or a SampleError. Emptied: decoded and finished samples of a whole batch need not be
                 there at once.
             may_repeat: says whether the same draws may have come before; asked only if a warning is due.
         """
-        is_random, replacement = is_random_in(dataset), dataset.sample_reader.replacement
+        is_random, format_, replacement = is_random_in(dataset), dataset.sample_format, dataset.sample_reader.replacement
         samples: list[Any] = []
         indices: list[int] = []
         with self._restoring(dataset, is_random):
@@ -73,20 +50,19 @@ class Finisher:
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 if not isinstance(value, SampleError):
                     last = request.seed, request.epoch, dataset.seed_index(index), request.draws[number] if request.draws else 0
-                    value = self._finish(dataset, index, value, is_random, *last)
+                    value = self._finish(dataset, format_, index, value, last if is_random else None)
                 values[number] = None
                 made = replacement(index, dataset.source_of(index), value) if isinstance(value, SampleError) else [value]
                 samples += made
                 indices += [index] * len(made)
             if last is not None and is_random and not self._has_warned and may_repeat():
-                self._warn_of_repeats(dataset, *last)
+                self._warn_of_repeats(dataset, last)
         return samples, indices
 
-    def draw(self, dataset: Finishable, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
+    def draw(self, dataset: Any, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
         """What the format draws for each sample, or the SampleError that it met.
 
         Args:
-            dataset: that the request's indices are of.
             request: says what belongs to the batch.
             value: gives the value of a position in the batch, or a SampleError.
         """
@@ -102,16 +78,16 @@ class Finisher:
                     continue
                 seeder(request.seed, request.epoch, dataset.seed_index(index), request.draws[number] if request.draws else 0)
                 try:
-                    with dataset.sample_reader.naming(int(dataset.whole_indices(index)), format_):
+                    with naming(format_.decodes_late, dataset.source_of, index):
                         drawn.append(format_.draw(given))
-                except Exception as error:
-                    if not format_.is_decoding_error(error):
+                except FormatError as error:
+                    if not format_.decodes_late:
                         raise
                     drawn.append(dataset.sample_reader.failed(int(dataset.whole_indices(index)), "can't be decoded", error))
         return drawn
 
     @contextmanager
-    def _restoring(self, dataset: Finishable, is_random: bool) -> Iterator[None]:
+    def _restoring(self, dataset: Any, is_random: bool) -> Iterator[None]:
         """In the training's own process: the random generators go on afterwards as if nothing had been drawn."""
         if not is_random or get_worker_info() is not None:
             yield
@@ -120,49 +96,54 @@ class Finisher:
         with preserved_rng(self.seeder(dataset)):
             yield
 
-    def _finish(self, dataset: Finishable, index: int, value: Any, is_random: bool, seed: int, epoch: int, key: int, k: int) -> Any:
-        """The finished sample; or a SampleError, where it turned out here that it can't be decoded."""
+    def _finish(self, dataset: Any, format_: SampleFormat, index: int, value: Any, key: tuple[int, int, int, int] | None) -> Any:
+        """The finished sample; or a SampleError, where it turned out here that it can't be decoded.
+
+        Args:
+            dataset, format_, index, value: of the sample.
+            key: of its random numbers; None: it has none.
+        """
         try:
             value, target = dataset.split_target(index, value)
-            with dataset.sample_reader.naming(int(dataset.whole_indices(index)), dataset.sample_format):
-                if is_random:
-                    value, target = self._call_seeded(dataset, value, target, seed, epoch, key, k)
-                else:
+            with naming(format_.names_warnings, dataset.source_of, index):
+                if key is None:
                     value = dataset.to_input(value)
+                else:
+                    value, target = self._call_seeded(dataset, value, target, key)
         except Exception as error:
-            if dataset.sample_format.is_decoding_error(error):
+            if format_.decodes_late and isinstance(error, FormatError):
                 return dataset.sample_reader.failed(int(dataset.whole_indices(index)), "can't be decoded", error)
             error.add_note(f"headrace: while transforming sample {index} ({dataset.source_of(index)})")
             raise
         sample = dataset.make_sample(value, target)
         return _with_index(sample, index) if dataset.return_index else sample
 
-    def _call_seeded(self, dataset: Finishable, value: Any, target: Any, seed: int, epoch: int, key: int, k: int) -> tuple[Any, Any]:
+    def _call_seeded(self, dataset: Any, value: Any, target: Any, key: tuple[int, int, int, int]) -> tuple[Any, Any]:
         seeder = self.seeder(dataset)
         untouched = copy.deepcopy((value, target)) if self._is_untried else None
-        seeder(seed, epoch, key, k)
+        seeder(*key)
         made = _call(dataset, dataset.to_input(value), target)
         if untouched is not None:
             self._is_untried = False
             now = SampleSeeder(*dataset.seeded_objects())
             if len(now.generators) != len(seeder.generators):  # some transforms make theirs when they are first called: draw again
                 self._seeder = now
-                now(seed, epoch, key, k)
+                now(*key)
                 made = _call(dataset, dataset.to_input(untouched[0]), untouched[1])
         return made
 
-    def seeder(self, dataset: Finishable) -> SampleSeeder:
+    def seeder(self, dataset: Any) -> SampleSeeder:
         """Seeds whatever the dataset's transforms draw from."""
         transforms = transforms_of(dataset)
         if self._seeder is None or not all(map(operator.is_, self._seeded, transforms)):  # equal ones hold other generators
             self._seeder, self._seeded, self._is_untried = SampleSeeder(*dataset.seeded_objects()), transforms, True
         return self._seeder
 
-    def _warn_of_repeats(self, dataset: Finishable, seed: int, epoch: int, key: int, k: int) -> None:
+    def _warn_of_repeats(self, dataset: Any, key: tuple[int, int, int, int]) -> None:
         """Warns if the transforms of the last sample drew anything: they draw the same in each epoch that nobody names."""
         self._has_warned = True
         after = rng_states()
-        self.seeder(dataset)(seed, epoch, key, k)
+        self.seeder(dataset)(*key)
         if rng_states() != after:
             warn(
                 f"{type(dataset).__name__}: the random transforms draw the same numbers in each epoch, since nobody says which epoch it "
@@ -170,12 +151,12 @@ class Finisher:
             )
 
 
-def transforms_of(dataset: Finishable) -> tuple[Any, Any, Any]:
+def transforms_of(dataset: Any) -> tuple[Any, Any, Any]:
     """The callables that a user gave."""
     return dataset.transforms, dataset.transform, dataset.target_transform
 
 
-def is_transformed(dataset: Finishable) -> bool:
+def is_transformed(dataset: Any) -> bool:
     """True if the user gave a transform."""
     return any(transform is not None for transform in transforms_of(dataset))
 
@@ -186,12 +167,12 @@ def public_attributes(dataset: Any) -> dict[str, Any]:
     return {**{name: value for name, value in own.items() if not name.startswith("_")}, "on_error": dataset.on_error}
 
 
-def is_random_in(dataset: Finishable) -> bool:
+def is_random_in(dataset: Any) -> bool:
     """True if finishing a sample may draw random numbers."""
     return dataset.sample_format.draws or is_transformed(dataset)
 
 
-def _call(dataset: Finishable, value: Any, target: Any) -> tuple[Any, Any]:
+def _call(dataset: Any, value: Any, target: Any) -> tuple[Any, Any]:
     if dataset.transforms is not None:
         value, target = dataset.transforms(value, target)
     if dataset.transform is not None:

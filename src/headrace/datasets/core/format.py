@@ -53,6 +53,8 @@ class SampleFormat:
     """True if an input is its value, bit for bit."""
     names_warnings = False
     """True if the decoder warns of files without naming them, as Pillow does."""
+    decodes_late = False
+    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError there means that the sample can't be decoded."""
 
     # -- from record to value
 
@@ -111,10 +113,6 @@ class SampleFormat:
         """Bytes of one sample that nobody transforms, if they are known and the same for all."""
         return None
 
-    def is_decoding_error(self, error: Exception) -> bool:
-        """True if an error of `draw`, `to_input` or `write_input` means that the sample can't be decoded: of formats that decode there."""
-        return False
-
     def random_steps(self) -> list[Any]:
         """The built-in steps that draw random numbers."""
         return []
@@ -150,6 +148,7 @@ class FormatOf(SampleFormat):
         self.always_pairs: bool = base.always_pairs
         self.draws: bool = base.draws
         self.names_warnings: bool = base.names_warnings
+        self.decodes_late: bool = base.decodes_late
         self.copies: bool = base.copies and not presents
 
     def _of(self, step: str) -> Any:
@@ -194,9 +193,6 @@ class FormatOf(SampleFormat):
 
     def sample_nbytes(self) -> int | None:
         return None if self._overridden else self._base.sample_nbytes()
-
-    def is_decoding_error(self, error: Exception) -> bool:
-        return self._base.is_decoding_error(error)
 
     def random_steps(self) -> list[Any]:
         return self._base.random_steps()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.warnings import NamedWarnings
+from headrace.datasets.core.warnings import naming
 from headrace.errors import AccessError, EmptyBatchError, FileChangedError, FormatError, RemoteError, SampleError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import size_of
@@ -20,7 +19,6 @@ from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
 from headrace.storage.source import Source
 
-_NO_CONTEXT = nullcontext()
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
 
 
@@ -137,15 +135,11 @@ class SampleReader:
     def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
         """The decoded value of a record; or a SampleError."""
         try:
-            with self.naming(index, format_):
+            with naming(format_.names_warnings, self.source.location, index):
                 return format_.decode(record)
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)
-
-    def naming(self, index: int, format_: SampleFormat) -> AbstractContextManager[Any]:
-        """As a context: warnings of the decoder name the sample, if there may be some."""
-        return NamedWarnings(self.source.location, index) if format_.names_warnings else _NO_CONTEXT
 
     def _held(self, index: int, record: Any, access: Access) -> Any:
         return record if access.holds_encoded or isinstance(record, SampleError) else self.decoded(index, record, access.format)

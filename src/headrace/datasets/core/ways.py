@@ -18,7 +18,8 @@ from headrace.datasets.core.batch import BatchWay, MadeBatch
 from headrace.datasets.core.collating import Collating, stacked_targets
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.reader import Access, Fetched, nothing_readable
-from headrace.errors import ConfigError, SampleError
+from headrace.datasets.core.warnings import naming
+from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
 from headrace.memory.rows import ArraySpec
 from headrace.memory.store import MISSING
@@ -235,10 +236,10 @@ class RowByRow(FastWay):
                 f"{self._value.dtype} {list(self._value.shape)}: fix the one or the other"
             )
         try:
-            with dataset.sample_reader.naming(found.number, format_):
+            with naming(format_.decodes_late, dataset.sample_source.location, found.number):
                 format_.write_input(value, drawn, row)
         except Exception as error:
-            if not format_.is_decoding_error(error):
+            if not (format_.decodes_late and isinstance(error, FormatError)):
                 error.add_note(f"headrace: while making sample {index} ({dataset.source_of(index)})")
                 raise
             return dataset.sample_reader.failed(found.number, "can't be decoded", error)

@@ -5,7 +5,6 @@ The figures per pixel are peaks measured with Pillow 13, simplejpeg 1.9 and torc
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Self
@@ -14,6 +13,7 @@ from PIL import Image
 
 from headrace.errors import FormatError
 from headrace.memory.budget import format_size
+from headrace.memory.per_process import renew_after_fork
 
 FREE = 64 << 20
 """Bytes that an image may take without the budget being asked: a photograph of 16 million pixels."""
@@ -25,23 +25,18 @@ Left = Callable[[], int]
 """Bytes that the budget leaves to this process."""
 
 
-class _Taken:
-    """Bytes that this process's threads have claimed by now."""
+class _Claimed:
+    """Bytes that this process's threads have claimed by now. A child begins with none: the parent's threads don't decode there."""
 
     def __init__(self) -> None:
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
         self.changed, self.nbytes = threading.Condition(), 0
 
 
-_taken = _Taken()
-
-
-def _forget() -> None:
-    global _taken
-    _taken = _Taken()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # the parent's threads don't decode in the child
+_claimed = _Claimed()
 
 
 class Claim:
@@ -71,17 +66,17 @@ class Claim:
                 f"leaves {format_size(left)}: make the image smaller, use fewer workers or a smaller batch_size, or raise max_memory_usage"
             )
         self.release()
-        with _taken.changed:
-            _taken.changed.wait_for(lambda: not _taken.nbytes or _taken.nbytes + nbytes <= left)
-            _taken.nbytes += nbytes
+        with _claimed.changed:
+            _claimed.changed.wait_for(lambda: not _claimed.nbytes or _claimed.nbytes + nbytes <= left)
+            _claimed.nbytes += nbytes
             self._nbytes = nbytes
 
     def release(self) -> None:
         """Gives the bytes back."""
         if self._nbytes:
-            with _taken.changed:
-                _taken.nbytes -= self._nbytes
-                _taken.changed.notify_all()
+            with _claimed.changed:
+                _claimed.nbytes -= self._nbytes
+                _claimed.changed.notify_all()
             self._nbytes = 0
 
     def __enter__(self) -> Self:

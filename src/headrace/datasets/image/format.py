@@ -22,7 +22,6 @@ from headrace.datasets.image.pixels import (
     writable,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
-from headrace.errors import FormatError
 from headrace.memory.rows import ArraySpec
 
 DEFAULT_SIZE = (224, 224)
@@ -76,6 +75,7 @@ class ImageFormat(SampleFormat):
         self._crop_size = None if augment is None or augment.crop is None else augment.crop.size
         self.is_encoded: bool = self._crop_size is not None and image_size is None and not is_stored_decoded and hold != "decoded"
         """True if values are encoded images."""
+        self.decodes_late = self.is_encoded
         self.draws = augment is not None
         self.copies = augment is None and self.channels_first and not normalize and not transformed
 
@@ -172,9 +172,6 @@ class ImageFormat(SampleFormat):
     def random_steps(self) -> list[Any]:
         augment = self.augment
         return [] if augment is None or isinstance(augment.crop, Whole) else [augment.crop, augment.flip]
-
-    def is_decoding_error(self, error: Exception) -> bool:
-        return self.is_encoded and isinstance(error, FormatError)
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -30,6 +30,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
 _WHITE_16 = 65535
+_SMALL = 1 << 20  # pixels that take less than FREE, whatever is done with them
 _WIDENED = 1 << 24  # pixels between the two steps of resizing
 _DAMAGES = (  # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a sound file
     "premature end of data segment",
@@ -137,10 +138,11 @@ def _decode_jpeg(data: Any, color: str, claim: Claim, size: tuple[int, int] | No
 
 def claim_jpeg(claim: Claim, data: Any, shape: tuple[int, int], channels: int, factor: int, size: tuple[int, int] | None) -> None:
     """Claims what decoding a JPEG at a fraction of its size takes, and resizing it."""
-    if jpeg_nbytes(shape, channels, factor, size, True, True) > FREE:  # else it is not worth a look
-        with open_image(data) as image:
-            turns, is_progressive = orientation_of(image) in _TURNED, "progressive" in image.info
-        claim.take(*shape, jpeg_nbytes(shape, channels, factor, size, turns, is_progressive))
+    if shape[0] * shape[1] <= _SMALL or jpeg_nbytes(shape, channels, factor, size, True, True) <= FREE:
+        return
+    with open_image(data) as image:
+        turns, is_progressive = orientation_of(image) in _TURNED, "progressive" in image.info
+    claim.take(*shape, jpeg_nbytes(shape, channels, factor, size, turns, is_progressive))
 
 
 def exif_orientation(data: Any) -> Any:
