@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from headrace import ImageDataset, MemoryEfficientDataset, StreamingDataset, TextDataset, open_dataset
+from headrace import ImageDataset, MemoryEfficientDataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
 from headrace.errors import DataNotFoundError, FormatError
 from tests.data.make import make_shards
 from tests.datasets.text.test_text import write
@@ -54,3 +55,19 @@ def test_a_folder_of_another_kind(tmp_path: Path) -> None:
         TextDataset(write(tmp_path / "images", {"a/b.jpg": ""}))
     with pytest.raises(DataNotFoundError, match=r"there is 1 \.jsonl: use TextDataset"):
         ImageDataset(write(tmp_path / "texts", {"a.jsonl": json.dumps({"text": "x"})}))
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    (("train/one.txt", "train/two.txt", ".cache/a.jpg"), TextDataset), (("a/1.txt", "a/2.jpg"), ImageDataset),
+    (("0.tar", "1.tar"), StreamingDataset), (("deep/arrays.zarr/zarr.json",), ZarrDataset), (("a/1.unknown",), ImageDataset),
+])  # fmt: skip
+def test_a_remote_folder_is_opened_by_what_lies_in_it(names: tuple[str, ...], expected: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fsspec.filesystem("memory")
+    server.rm("/opened", recursive=True) if server.exists("/opened") else None
+    for name in names:
+        server.pipe_file(f"/opened/{name}", b"text")
+    opened: list[type] = []
+    for cls in {ImageDataset, TextDataset, StreamingDataset, ZarrDataset}:
+        monkeypatch.setattr(cls, "__init__", lambda self, *args, **options: opened.append(type(self)))
+    open_dataset("memory://opened")
+    assert opened == [expected]

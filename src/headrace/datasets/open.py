@@ -39,8 +39,9 @@ _CLASSES: dict[Kind, type[BaseDataset]] = {
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
-    """The dataset for a path: its format is found by the names of files, of a local file or folder by its content too; of a URL by its
-    ending (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .zarr; .tar; those of texts; else images). Shards are a `StreamingDataset`.
+    """The dataset for a path: its format is found by the names of files (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .zarr; .tar; those of
+    images and texts), of a local file by its content too. Folders are searched, of a URL the first ones in it; what nothing is known of
+    counts as images. Shards are a `StreamingDataset`.
 
     Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores.
 
@@ -73,9 +74,10 @@ def known_keywords() -> frozenset[str]:
 
 
 def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDataset]:
-    kind = kind_of(data_path, tuple(_CLASSES), searches=True)
+    remote = RemoteOptions.taken_from(dict(options))
+    kind = kind_of(data_path, tuple(_CLASSES), remote)
     if kind is HDF5:
-        return _OF_KIND.get(packed_kind(data_path, RemoteOptions.taken_from(dict(options))), HDF5Dataset)
+        return _OF_KIND.get(packed_kind(data_path, remote), HDF5Dataset)
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr and .tar")
     return ImageDataset if kind is None else _CLASSES[kind]  # which says what is there, where nothing is known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,9 @@ from headrace.io.remote.fsspec_calls import path_in, server_of
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden
 from headrace.io.resolve.file_set import Found, Kind, Server, in_order
 from headrace.io.resolve.local import before_magic
+
+_FOLDERS = 32
+"""Folders that are listed to find out what kind of files there is."""
 
 
 def has_magic(url: str) -> bool:
@@ -189,3 +193,19 @@ def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders:
             if slash:
                 folders.add(folder)
             yield name
+
+
+def names_below(url: str, server: Server) -> Iterator[str]:
+    """Names of the files below a remote folder that are not hidden, of its first folders; of Zarr stores their own. Nothing where the URL
+    is no folder, or the server does not list."""
+    with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):
+        waiting = [url] if server.ask("info", url)["type"] == "directory" else []
+        for folder in waiting:  # which grows meanwhile
+            for found in server.ask("ls", folder, detail=True):
+                path = str(found["name"]).rstrip("/")
+                name = path.rpartition("/")[2]
+                is_inside = len(waiting) < _FOLDERS and found["type"] == "directory" and not name.lower().endswith(".zarr")
+                if is_inside and not name.startswith("."):
+                    waiting.append(path)
+                elif not name.startswith("."):
+                    yield name

@@ -22,11 +22,12 @@ from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import cache_folder, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from headrace.io.resolve.contents import are_bookkeeping, names_below, summary_of, tables_among
+from headrace.io.resolve import contents
+from headrace.io.resolve.contents import are_bookkeeping, summary_of, tables_among
 from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
 from headrace.io.resolve.file_set import FileSet, Found, Kind, Server, as_set, merged, url_ends
 from headrace.io.resolve.local import LocalWalk
-from headrace.io.resolve.remote import RemoteWalk, check_one_filesystem
+from headrace.io.resolve.remote import RemoteWalk, check_one_filesystem, has_magic, names_below
 
 
 def resolve(
@@ -93,25 +94,26 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
     return files
 
 
-def kind_of(data_path: DataPath, kinds: Sequence[Kind], *, searches: bool = False) -> Kind | None:
+def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions | None = None) -> Kind | None:
     """The first of some kinds of which there is something: by the names of files, globs and URLs; of local files whose names say nothing by
-    their content; None where nothing is known. Nothing is listed but, if it `searches`, local folders, until something of the first kind is
-    met.
+    their content; None where nothing is known.
 
     Args:
         data_path: see `resolve`.
         kinds: in the order in which they count.
-        searches: look into folders.
+        options: how URLs are read: folders are searched until something of the first kind is met, of a remote one the first in it. None:
+            nothing is listed.
 
     Raises:
         ConfigError, DataNotFoundError: it is no path; it is empty.
+        RemoteError: a server does not answer.
     """
     met, looks_inside = set[str](), True
-    for path, is_whole in _names_in(entries_of(data_path), kinds, searches):
+    for path, is_whole in _names_in(entries_of(data_path), kinds, options):
         kind = _kind_by_name(path, kinds)
         if kind is None and is_whole and looks_inside and not is_url(path):
             kind = _kind_by_content(path, kinds)
-            looks_inside = kind is not None or searches  # of a million files without endings one is opened
+            looks_inside = kind is not None or options is not None  # of a million files without endings one is opened
         if kind is not None:
             met.add(kind.name)
         if kind is kinds[0]:
@@ -119,16 +121,23 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], *, searches: bool = Fals
     return next((kind for kind in kinds if kind.name in met), None)
 
 
-def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], searches: bool) -> Iterator[tuple[str, bool]]:
+def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None) -> Iterator[tuple[str, bool]]:
     """Paths, and names in folders, and whether each is a path."""
     for entry in entries:
         path = os.path.expanduser(os.fsdecode(entry))
-        if is_url(path) or not searches:
+        if options is None or (is_url(path) and (has_magic(path) or _kind_by_name(path, kinds) is not None)):
             yield path, True
+            continue
+        if is_url(path):
+            server = RemoteFiles(path, options)
+            try:
+                yield from ((name, False) for name in names_below(path, server))
+            finally:
+                server.close()
             continue
         for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
             is_folder = os.path.isdir(start) and _kind_by_name(start, kinds) is None and _kind_by_content(start, kinds) is None
-            yield from ((name, False) for name in names_below(start)) if is_folder else [(start, True)]
+            yield from ((name, False) for name in contents.names_below(start)) if is_folder else [(start, True)]
 
 
 def _kind_by_name(path: str, kinds: Sequence[Kind]) -> Kind | None:
