@@ -43,7 +43,7 @@ INSIDE: dict[str, list[str]] = {
         *("epoch", "sampler", "visits"),
     ],
     "memory": [
-        *("limits", "per_process", "budget", "anonymous", "locks", "lru", "tree", "ring", "rows", "entry", "store"),
+        *("limits", "per_process", "budget", "anonymous", "locks", "lru", "tree", "ring", "rows", "store"),
         *("row_store", "whole", "machine"),
     ],
     "monitor": ["stats", "memory"],

@@ -344,6 +344,14 @@ def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
     assert loader._pool.ring is ring and ring.in_use == 0
 
 
+def test_batches_beyond_the_ring_are_copied_and_counted(loader_of: Any) -> None:
+    iterator = iter(loader := loader_of(SquareDataset(), num_workers=0, batch_size=3))
+    loader._pool.ring._most_extra = 1
+    kept = list(iterator)
+    assert loader.get_stats()["ring_copied"] == len(kept) - 3
+    assert [batch[:, 0].tolist() for batch in kept] == list(epoch_of(0, batch_size=3))
+
+
 # -- exceptions
 
 

@@ -31,7 +31,7 @@ def copied(store: SampleStore, indices: list[int], plain: bool = False) -> np.nd
     rows = store.rows(np.array(indices))
     if rows is None:
         return None
-    out = torch.from_numpy(np.empty((len(indices), *rows.shape), rows.dtype))
+    out = torch.from_numpy(np.empty((len(indices), *rows.spec.shape), rows.spec.dtype))
     if plain:
         for number in range(len(rows)):
             out[number] = torch.from_numpy(np.array(rows[number]))
@@ -75,7 +75,7 @@ def test_objects_and_fields_too() -> None:
     assert filled([np.array([None, 1], object)] * 2).rows(np.array([0])) is None
     record = np.zeros((), [("a", "i4"), ("b", "f8")])
     rows = filled([record] * 2).rows(np.array([0]))
-    assert rows is not None and rows.dtype == record.dtype and rows[0] == record
+    assert rows is not None and rows.spec.dtype == record.dtype and rows[0] == record
 
 
 def test_one_that_is_missing_and_none_at_all() -> None:

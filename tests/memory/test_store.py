@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.errors import ConfigError
-from headrace.memory.entry import encode
+from headrace.memory.rows import encode
 from headrace.memory.store import MISSING, POLICIES, SampleStore
 
 pytestmark = pytest.mark.quick_every(3)

@@ -114,34 +114,28 @@ def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> Anonymou
     return memory
 
 
-_PLACES = 512  # integers that share one memory file: a page, which a limit on the size of files leaves
+_INTS = 512  # that share one memory file: a page, which a limit on the size of files leaves
 
 
 class _IntMemory(AnonymousMemory):
     """Memory for many integers, none of which is ever used twice; it ends with the last of them."""
 
     def __init__(self) -> None:
-        super().__init__(8 * _PLACES, "int")
+        super().__init__(8 * _INTS, "int")
         self.numbers = itertools.count()  # `next` is atomic: no lock, which a fork could inherit
 
 
-class _LastInts:
-    """The memory that the next integer of a process goes to. A forked child must not use what its parent uses next."""
-
-    memory: weakref.ref[_IntMemory] | None = None
-
-
-_last_ints = PerProcess(_LastInts)
+# The memory of the next integer, under 0. A forked child must not use what its parent uses next.
+_last = PerProcess(weakref.WeakValueDictionary[int, _IntMemory])
 
 
 def _room_for_int() -> tuple[AnonymousMemory, int]:
-    """Eight bytes of shared memory that are zero and nobody else's. The integers of a process lie in one file, which is made on demand."""
-    last = _last_ints.get()
-    memory = None if last.memory is None else last.memory()
-    number = _PLACES if memory is None else next(memory.numbers)
-    if memory is None or number >= _PLACES:
-        memory = _IntMemory()
-        number, last.memory = next(memory.numbers), weakref.ref(memory)
+    """Eight bytes of shared memory that are zero and nobody else's."""
+    memory = _last.get().get(0)
+    number = _INTS if memory is None else next(memory.numbers)
+    if memory is None or number >= _INTS:
+        memory = _last.get()[0] = _IntMemory()
+        number = next(memory.numbers)
     return memory, 8 * number
 
 

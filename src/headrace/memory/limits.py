@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import psutil
 
@@ -43,26 +44,14 @@ class Limit:
         return max(0, self.total - self.used)
 
 
-@dataclass(frozen=True, slots=True)
-class _Interface:
-    """The names that one version of the memory controller gives to its files."""
-
-    limits: tuple[str, ...]
-    current: str
-    inactive: str  # the row of memory.stat that counts page cache which the kernel reclaims first
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """A place where a cgroup hierarchy can be seen."""
-
+class _Mount(NamedTuple):
     root: str  # the cgroup that stands at `point`; not "/" where a container sees only its own part
     point: Path
 
 
-_INTERFACES = {
-    1: _Interface(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
-    2: _Interface(("memory.max", "memory.high"), "memory.current", "inactive_file"),
+_FILES = {  # version -> limits, usage, and the row of memory.stat that counts page cache which the kernel reclaims first
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 
 
@@ -81,14 +70,11 @@ def memory_limits(
     Returns:
         At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where there is one.
     """
-    notes = [] if notes is None else notes
     return [*common_limits(proc, sys_fs, notes), *process_limits()]
 
 
 def common_limits(
-    proc: str | os.PathLike[str] = "/proc",
-    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
-    notes: list[str] | None = None,
+    proc: str | os.PathLike[str] = "/proc", sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup", notes: list[str] | None = None
 ) -> list[Limit]:
     """List the limits that this process shares with others: `memory_limits` without its own."""
     memory = psutil.virtual_memory()
@@ -121,21 +107,19 @@ def process_limits() -> list[Limit]:
 
 
 def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
-    """List the limits of each memory cgroup from this process up to the root, v1 and v2.
-
-    Args:
-        proc: where procfs is mounted.
-        sys_fs: where cgroups usually are.
-        notes: gets a line for everything that was left out.
-    """
+    """List the limits of each memory cgroup from this process up to the root, v1 and v2; see `memory_limits`."""
     limits = []
     for version, path in _own_cgroups(proc, sys_fs, notes).items():
         mount = _find_mount(version, path, proc, sys_fs)
         if not os.path.isdir(mount.point):
             notes.append(f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be seen")
             continue
-        for cgroup, folder in _levels(version, path, mount, notes):
-            limits += _limits_of(version, f"cgroup v{version} {cgroup}", folder, notes)
+        inside = _inside(path, mount)
+        if inside is None:
+            notes.append(f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at its root are known")
+            inside = PurePosixPath()
+        for level in (inside, *inside.parents):
+            limits += _limits_of(version, f"cgroup v{version} {PurePosixPath(mount.root) / level}", mount.point / level, notes)
     return limits
 
 
@@ -194,21 +178,11 @@ def _inside(path: str, mount: _Mount) -> PurePosixPath | None:
     return inside if ".." not in inside.parts and os.path.isdir(mount.point / inside) else None
 
 
-def _levels(version: int, path: str, mount: _Mount, notes: list[str]) -> Iterator[tuple[str, Path]]:
-    """Yield (cgroup, folder) from `path` up to the root of the mount."""
-    inside = _inside(path, mount)
-    if inside is None:
-        notes.append(f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at its root are known")
-        inside = PurePosixPath()
-    for level in (inside, *inside.parents):
-        yield str(PurePosixPath(mount.root) / level), mount.point / level
-
-
 def _limits_of(version: int, name: str, folder: Path, notes: list[str]) -> list[Limit]:
     """Read the limits of one cgroup."""
-    interface = _INTERFACES[version]
+    files, usage, cache_row = _FILES[version]
     totals = {}
-    for file in interface.limits:
+    for file in files:
         text = _read(folder / file, notes)
         if text is None or text in ("", "max"):
             continue  # a root cgroup of v2, or one without the memory controller, has no such file
@@ -219,14 +193,14 @@ def _limits_of(version: int, name: str, folder: Path, notes: list[str]) -> list[
             totals[file] = total
     if not totals:
         return []
-    current = _number(_read(folder / interface.current, notes) or "")
+    current = _number(_read(folder / usage, notes) or "")
     if current is None:
-        notes.append(f"{name} {' and '.join(totals)} is ignored: {interface.current} says nothing usable")
+        notes.append(f"{name} {' and '.join(totals)} is ignored: {usage} says nothing usable")
         return []
-    row = re.search(rf"^{interface.inactive} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII)
+    row = re.search(rf"^{cache_row} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII)
     if row is None:
         # The limit itself is certain, and so is an upper bound of what is used: leaving it out would risk being killed.
-        notes.append(f"{name}: no {interface.inactive} in memory.stat, so page cache counts as used")
+        notes.append(f"{name}: no {cache_row} in memory.stat, so page cache counts as used")
     inactive = _number(row[1]) or 0 if row else 0
     return [Limit(f"{name} {file}", total, max(0, current - inactive)) for file, total in totals.items()]
 

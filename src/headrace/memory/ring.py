@@ -40,6 +40,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -144,11 +145,6 @@ class Ring:
         """The slot is free (an append to a deque: atomic, no lock)."""
         self._free.append(slot)
 
-    def give_unused(self, slot: int) -> None:
-        """The slot is free; its batch gets memory of its own."""
-        self.copied += 1
-        self.give(slot)
-
     @property
     def is_crowded(self) -> bool:
         """True if the user keeps so many batches that further ones had better lie in memory of their own.
@@ -209,19 +205,13 @@ class Ring:
         given_back.slot = slot
         return lease
 
-    def view(self, slot: int, start: int, stop: int, lease: _Lease | None) -> torch.Tensor:
-        """Bytes of a slot as a uint8 tensor, which keeps `lease` alive, and so do its views."""
-        # An array an area: a tensor straight over the mmap would not keep it from being unmapped.
-        window: _Window = np.ndarray.__new__(_Window, (stop - start,), np.uint8, self.map(slot, stop), start)
-        window.lease = lease
-        return torch.from_numpy(window)
-
     def tensor(self, slot: int, start: int, shape: tuple[int, ...], dtype: torch.dtype, lease: _Lease | None) -> torch.Tensor:
-        """A contiguous tensor over a slot, from an offset on, with one element at least; as `view` otherwise."""
+        """A contiguous tensor over a slot, from an offset on, with one element at least. It keeps `lease` alive, and so do its views."""
         known = _NUMPY.get(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if known is None:
-            return self.view(slot, start, start + nbytes, lease).view(dtype).view(shape)
+            return self.tensor(slot, start, (nbytes,), torch.uint8, lease).view(dtype).view(shape)
+        # An array an area: a tensor straight over the mmap would not keep it from being unmapped.
         window: _Window = np.ndarray.__new__(_Window, shape, known, self.map(slot, start + nbytes), start)
         window.lease = lease
         return torch.from_numpy(window)
@@ -289,7 +279,7 @@ class Arena:
 
     def _room(self, nbytes: int) -> tuple[int, torch.Tensor]:
         offset, self._end = self._end, self._end + up(nbytes)
-        return offset, self.ring.view(self.slot, offset, offset + nbytes, self._lease)
+        return offset, self.ring.tensor(self.slot, offset, (nbytes,), torch.uint8, self._lease)
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Where in the slot some bytes of this process lie; None: elsewhere."""
@@ -402,13 +392,13 @@ class _Unpacker(pickle.Unpickler):
         return tensor
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """A batch in a slot, as it travels to the parent. Unpickling one there gives a `Delivered`."""
 
-    def __init__(self, key: tuple[int, int], slot: int, message: _Message) -> None:
-        self.key: tuple[int, int] = key
-        self.slot: int = slot
-        self.message: _Message = message
+    key: tuple[int, int]
+    slot: int
+    message: _Message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _deliver, (self.key, self.slot, self.message)
@@ -421,14 +411,14 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
     lease = ring.lease(slot)
     if not isinstance(message, bytes):
         offset, nbytes = message
-        message = ring.view(slot, offset, offset + nbytes, None).numpy().tobytes()
+        message = ring.tensor(slot, offset, (nbytes,), torch.uint8, None).numpy().tobytes()
     layout, buffers, rest, report = pickle.loads(message)
     total = sum(area_of[1] for area_of in layout)
     is_crowded = ring.is_crowded
     ring.copied += is_crowded
 
     def area(offset: int, nbytes: int) -> torch.Tensor:
-        raw = ring.view(slot, offset, offset + nbytes, lease)
+        raw = ring.tensor(slot, offset, (nbytes,), torch.uint8, lease)
         return raw.clone() if is_crowded else raw
 
     def tensor(offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
@@ -447,15 +437,13 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
     return Delivered(batch, report, total + sum(size for _, size in buffers))
 
 
+@dataclass(slots=True, eq=False)
 class Delivered:
     """A batch in the parent, and the worker's report on it."""
 
-    __slots__ = ("batch", "nbytes", "report")
-
-    def __init__(self, batch: Any, report: dict[str, Any], nbytes: int = 0) -> None:
-        self.batch: Any = batch
-        self.report: dict[str, Any] = report
-        self.nbytes: int = nbytes
+    batch: Any
+    report: dict[str, Any]
+    nbytes: int = 0
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """The same with a pinned copy of the batch (torch calls this in its pin thread); the slot is free at once."""

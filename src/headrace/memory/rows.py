@@ -1,10 +1,13 @@
-"""Copies many cached samples of one shape by one call.
+"""The format of samples in the log of a sample store, and copies of many of one shape by one call.
 
-From where they lie, with one call for a whole batch: no pickle and no copy of a single sample is made.
+An entry is a header of eight integers (index, bytes of the entry, of the pickle, number of buffers, bytes of each buffer), the pickle,
+and the buffers that it left out (pickle protocol 5), each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.memory.anonymous import up
+
+HEADER = 64
+"""Bytes of an entry's header."""
+BUFFERS = 4
+"""Buffers outside of the pickle that fit into a header."""
+MIXED = -1
+"""In place of a signature: no array, or none that lies in one piece."""
+_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array, which is to be copied without one
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -43,45 +55,87 @@ class Layout(NamedTuple):
         return table
 
 
+def encode(index: int, value: Any) -> tuple[list[int], list[memoryview]]:
+    """Header and pieces of a sample: its pickle, and the buffers outside of it."""
+    buffers: list[memoryview] = []
+    least = 1 if type(value) is np.ndarray else _INLINE
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        """Takes a large buffer out of the pickle (False); leaves the others inside (True)."""
+        raw = buffer.raw()
+        if len(buffers) == BUFFERS or raw.nbytes < least:
+            return True
+        buffers.append(raw)
+        return False
+
+    head = pickle.dumps(value, protocol=5, buffer_callback=take)
+    sizes = [b.nbytes for b in buffers]
+    nbytes = HEADER + up(len(head)) + sum(map(up, sizes))
+    return [index, nbytes, len(head), len(sizes), *sizes, *[0] * (BUFFERS - len(sizes))], [memoryview(head), *buffers]
+
+
+def header_at(log: memoryview, start: int) -> list[int]:
+    """The header of the entry that begins at a byte of the log."""
+    header: list[int] = np.frombuffer(log, np.int64, 8, start).tolist()
+    return header
+
+
+def copies_at(log: memoryview, start: int, header: list[int]) -> list[bytearray]:
+    """Copies of an entry's pieces."""
+    at, copies = start + HEADER, []
+    for nbytes in [header[2], *header[4 : 4 + header[3]]]:
+        copies.append(bytearray(log[at : at + nbytes]))
+        at += up(nbytes)
+    return copies
+
+
+def decode(pieces: list[bytearray]) -> Any:
+    """The sample, over the memory of its pieces."""
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def signature_of(value: Any, header: list[int], pieces: list[memoryview]) -> int:
+    """A positive number that all arrays of one shape and dtype have in common, and no others; MIXED for everything else."""
+    if type(value) is not np.ndarray or not value.flags.c_contiguous or header[3] != 1:
+        return MIXED
+    identity = b"%d %d %s" % (header[1], header[4], pieces[0])
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") >> 1 or 1
+
+
+def layout_of(header: list[int], pieces: list[bytearray]) -> Layout:
+    """What an entry of an array shares with all others of its signature."""
+    array = decode(pieces)
+    return Layout(header[1], HEADER + up(header[2]), array.nbytes, array.shape, array.dtype)
+
+
 class Rows:
-    """Held samples in a store that goes on: read them, and then ask whether they were held all the while.
+    """Cached samples of one shape in a store that goes on: read them, and then ask whether they were cached all the while.
 
     Args:
         log: the memory that the entries lie in.
         layout: of each entry.
         starts: where each sample's entry begins, a multiple of the entry's size.
         are_held: says whether all of them lie there still.
+
+    Attributes:
+        spec: of each sample.
     """
 
     def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
         self._log, self._layout = log, layout
         self.are_held: Callable[[], bool] = are_held
-        self._places = starts // layout.entry
+        self.spec: ArraySpec = ArraySpec(layout.shape, layout.dtype)
+        self._numbers = starts // layout.entry  # of the entries in the log
         self._whole: npt.NDArray[Any] | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of a sample."""
-        return self._layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the samples."""
-        return self._layout.dtype
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Of each sample."""
-        return ArraySpec(self._layout.shape, self._layout.dtype)
-
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._numbers)
 
     def __getitem__(self, number: int) -> npt.NDArray[Any]:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
         if self._whole is None:  # not where all are copied by one call
             self._whole = self._layout.table(self._log)
-        sample: npt.NDArray[Any] = self._whole[self._places[number], ...]
+        sample: npt.NDArray[Any] = self._whole[self._numbers[number], ...]
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
@@ -92,4 +146,4 @@ class Rows:
         whole = torch.frombuffer(self._log, dtype=dtype, count=rows * layout.entry // width)
         table = whole.as_strided((rows, layout.nbytes // width), (layout.entry // width, 1), layout.at // width)
         flat = out.view(len(self), -1)
-        torch.index_select(table, 0, torch.from_numpy(self._places), out=flat if out.dtype == dtype else flat.view(dtype))
+        torch.index_select(table, 0, torch.from_numpy(self._numbers), out=flat if out.dtype == dtype else flat.view(dtype))

@@ -38,10 +38,9 @@ import psutil
 
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
-from headrace.memory.entry import HEADER, MIXED, copies_at, decode, encode, header_at, layout_of, signature_of
 from headrace.memory.locks import ProcessLock
 from headrace.memory.per_process import PerProcess
-from headrace.memory.rows import Layout, Rows
+from headrace.memory.rows import HEADER, MIXED, Layout, Rows, copies_at, decode, encode, header_at, layout_of, signature_of
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """What `get` returns for a sample that is not held (None may be a sample)."""

@@ -195,7 +195,8 @@ def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
     if get_worker_info() is not None:
         return ring.arena(slot)
     if ring.is_crowded:
-        ring.give_unused(slot)
+        ring.copied += 1
+        ring.give(slot)
         return None
     return Arena(ring, slot, leased=True)
 
