@@ -29,8 +29,7 @@ from headrace import (
 from headrace.datasets.core.options import CommonOptions, PathOptions
 from headrace.datasets.options import OpenOptions
 from headrace.io.remote.options import DEADLINE, RETRIES, RemoteKeywords
-from headrace.loader.config import FIELDS
-from headrace.loader.options import LoaderOptions
+from headrace.loader.config import FIELDS, LoaderOptions
 from headrace.modes import ModeName
 
 VALID = """\

@@ -9,7 +9,7 @@ from headrace.datasets.core.budgeting import CHUNK_BYTES
 from headrace.datasets.core.collating import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import BudgetError, warn
-from headrace.loader.config import DataLoaderConfig, Reasons
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.modes import LoadingMode
@@ -113,7 +113,7 @@ class LoaderMemory:
         )
         reasons["prefetch_factor"] = reasons["num_workers"] = f"lowered to fit the memory budget: {sizes}"
         if not fitting[0]:
-            return config.with_(num_workers=0, prefetch_factor=None, persistent_workers=False, multiprocessing_context=None, timeout=0)
+            return config.with_(num_workers=0, **NO_WORKERS)
         return config.with_(num_workers=fitting[0], prefetch_factor=fitting[1])
 
     def reserve_measured(self, config: DataLoaderConfig, batch: int) -> None:

@@ -12,7 +12,7 @@ from headrace.collate import collators, stack_collate
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.threads import SHARE
 from headrace.errors import ConfigError, warn
-from headrace.loader.config import DataLoaderConfig, Reasons, Shuffle
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
 from headrace.loader.data import check_device
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
@@ -41,15 +41,18 @@ def resolve(config: DataLoaderConfig, dataset: Any, world: World) -> tuple[DataL
     if config.num_workers is None:
         block = changes.get("shuffle", config.shuffle) == "block"
         changes["num_workers"], reasons["num_workers"] = _auto_workers(dataset, world, _turns(config, dataset) if block else None)
-    workers: int = changes["num_workers"] if config.num_workers is None else config.num_workers
-    changes.update(_parallel_options(config, workers, reasons))
-    changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
-    if workers:
+    if changes.get("num_workers", config.num_workers):
+        for name, default in {"prefetch_factor": 2, "persistent_workers": True}.items():
+            if getattr(config, name) is None:
+                changes[name], reasons[name] = default, "the default with workers"
         changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(config, dataset)
     else:
-        changes["multiprocessing_context"], reasons["multiprocessing_context"] = None, "no workers"
-        if config.multiprocessing_context is not None:
-            _ignored("multiprocessing_context")
+        for name in NO_WORKERS:
+            if getattr(config, name):
+                warn(f"{name} has no effect with num_workers=0 and is ignored")
+            reasons[name] = "no workers"
+        changes |= NO_WORKERS
+    changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
     return config.with_(**changes), reasons
 
 
@@ -84,25 +87,6 @@ def _turns(config: DataLoaderConfig, dataset: Any) -> int:
     return config.turns or (DEFAULT_TURNS if blocks is None else dataset.lanes(len(blocks))[1])
 
 
-def _parallel_options(config: DataLoaderConfig, workers: int, reasons: Reasons) -> dict[str, Any]:
-    if not workers:
-        for name in ("prefetch_factor", "persistent_workers", "timeout"):
-            if getattr(config, name):
-                _ignored(name)
-            reasons[name] = "no workers"
-        return {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
-    chosen: dict[str, Any] = {}
-    if config.prefetch_factor is None:
-        chosen["prefetch_factor"], reasons["prefetch_factor"] = 2, "the default with workers"
-    if config.persistent_workers is None:
-        chosen["persistent_workers"], reasons["persistent_workers"] = True, "the default with workers"
-    return chosen
-
-
-def _ignored(name: str) -> None:
-    warn(f"{name} has no effect with num_workers=0 and is ignored")
-
-
 def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
     device = None if config.device is None else torch.device(config.device)
     if config.pin_memory is None:
@@ -122,10 +106,7 @@ def start_of(config: DataLoaderConfig, dataset: Any) -> tuple[Any, str]:
 def choose_collate(config: DataLoaderConfig, dataset: Any) -> Callable[[list[Any]], Any] | None:
     """The collate function. Where the dataset yields batches, one that was given gets one batch, as torch's does; else there is none."""
     chosen = config.collate_fn
-    if config.yields_batches:
-        return collators.get(chosen) if isinstance(chosen, str) else chosen
-    if chosen is None:
-        chosen = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
-    if chosen is None:
-        return stack_collate
+    if chosen is None and not config.yields_batches:
+        own = getattr(dataset, "collate", None) if isinstance(dataset, BaseDataset) else None
+        chosen = stack_collate if own is None else own
     return collators.get(chosen) if isinstance(chosen, str) else chosen

@@ -1,4 +1,4 @@
-"""The options of a loader, checked."""
+"""The options of a loader, checked; and the same as keywords, for type checkers and editors."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import torch
 
 from headrace.arguments import check_callable, check_flag, check_integer, check_names, described
 from headrace.datasets.core.checks import HINTS
 from headrace.datasets.open import known_keywords
+from headrace.datasets.options import DataPath, FormatOptions
 from headrace.errors import ConfigError
-from headrace.loader.options import LoaderOptions
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
 Reasons = dict[str, str]
 """Why options have the values that they have."""
+NO_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
+"""Values of the options that mean nothing without workers."""
 
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
 _OLD_WORDS = {  # words of other loaders and older guides -> what to write instead
@@ -45,6 +47,53 @@ _OLD_WORDS = {  # words of other loaders and older guides -> what to write inste
     "train_data": "the first argument of DataModule, train",
     "val_data": "the argument val of DataModule",
 }
+
+
+class Indexable(Protocol):
+    """What has samples by number: a torch dataset, a HuggingFace dataset, a list."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+Data = Indexable | DataPath
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The fields of `DataLoaderConfig` as keywords."""
+
+    batch_size: int | None
+    shuffle: bool | Literal["block"] | None
+    num_workers: int | None
+    pin_memory: bool | None
+    prefetch_factor: int | None
+    persistent_workers: bool | None
+    drop_last: bool
+    pad: bool
+    collate_fn: Callable[[list[Any]], Any] | str | None
+    sampler: Iterable[int] | None
+    batch_sampler: Iterable[list[int]] | None
+    weights: Any
+    replacement: bool
+    balanced: bool
+    bucket_by_length: Any
+    num_samples: int | None
+    seed: int
+    interleave: int | None
+    turns: int | None
+    rank: int | None
+    world_size: int | None
+    device: torch.device | str | int | None
+    max_memory_usage: float | int | str | None
+    multiprocessing_context: Any
+    worker_init_fn: Callable[[int], Any] | None
+    generator: torch.Generator | None
+    timeout: float
+    enable_monitoring: bool
+    log_loading_stats: bool
+
+
+class PathOptions(LoaderOptions, FormatOptions, total=False):
+    """The keywords of a loader over a path: its own and those of `open_dataset`; `pad`, which both have, is the loader's."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +179,28 @@ class DataLoaderConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "interleave": 1, "turns": 1, "rank": 0, "world_size": 1}
-        least |= {"num_samples": 1}
-        for name, at_least in least.items():
-            self._check_int(name, at_least, optional=True)
-        self._check_int("seed", None)
+        positive = ("batch_size", "prefetch_factor", "interleave", "turns", "world_size", "num_samples")
+        for name, least in {**dict.fromkeys(positive, 1), "num_workers": 0, "rank": 0, "seed": None}.items():
+            number = check_integer(name, getattr(self, name), least, optional=name != "seed")
+            object.__setattr__(self, name, number)  # NumPy's as Python's
         for name in _FLAGS:
             check_flag(name, getattr(self, name))
         for name in ("pin_memory", "persistent_workers"):
             check_flag(name, getattr(self, name), optional=True)
         self._check_order()
-        self._check_objects()
+        if not isinstance(self.collate_fn, str):
+            check_callable("collate_fn", self.collate_fn)
+        check_callable("worker_init_fn", self.worker_init_fn)
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(f"device must be one that torch knows, not {self.device!r}: {error}") from None
+        names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
+        if context is not None and (context not in names if isinstance(context, str) else not hasattr(context, "get_start_method")):
+            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise ConfigError(f"timeout must be a number of seconds, 0 or more, not {self.timeout!r}")
         if self.max_memory_usage is not None:
@@ -185,31 +245,8 @@ class DataLoaderConfig:
     @property
     def order_of_its_own(self) -> list[str]:
         """The names of the options given that are an order, in place of `shuffle`."""
-        given = {
-            "sampler": self.sampler is not None,
-            "batch_sampler": self.batch_sampler is not None,
-            "weights": self.weights is not None,
-            "balanced": self.balanced,
-        }
-        return [name for name, is_given in given.items() if is_given]
-
-    def _check_objects(self) -> None:
-        if not isinstance(self.collate_fn, str):
-            check_callable("collate_fn", self.collate_fn)
-        check_callable("worker_init_fn", self.worker_init_fn)
-        if self.generator is not None and not isinstance(self.generator, torch.Generator):
-            raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
-        if self.device is not None:
-            try:
-                torch.device(self.device)
-            except (RuntimeError, TypeError) as error:
-                raise ConfigError(f"device must be one that torch knows, not {self.device!r}: {error}") from None
-        names, context = ("fork", "forkserver", "spawn"), self.multiprocessing_context
-        if context is not None and (context not in names if isinstance(context, str) else not hasattr(context, "get_start_method")):
-            raise ConfigError(f"multiprocessing_context must be one of {', '.join(names)}, or a context, not {context!r}")
-
-    def _check_int(self, name: str, least: int | None, optional: bool = False) -> None:
-        object.__setattr__(self, name, check_integer(name, getattr(self, name), least, optional=optional))  # NumPy's as Python's
+        given = [name for name in ("sampler", "batch_sampler", "weights") if getattr(self, name) is not None]
+        return [*given, "balanced"] if self.balanced else given
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """The same with other values.
@@ -217,7 +254,6 @@ class DataLoaderConfig:
         Raises:
             ConfigError: a name that is no field; the message names the word to use.
         """
-        check_options("DataLoaderConfig", None, changes)
         return dataclasses.replace(self, **changes)
 
     @classmethod

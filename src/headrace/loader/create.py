@@ -8,10 +8,9 @@ from typing import Any, Unpack
 from headrace.datasets import open_dataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.open import known_keywords
-from headrace.loader.config import FIELDS, DataLoaderConfig, check_options
+from headrace.loader.config import FIELDS, Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader, has_sampler
-from headrace.loader.options import Data, PathOptions
 
 
 def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **overrides: Unpack[PathOptions]) -> Loader:

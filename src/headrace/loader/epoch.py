@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any, Protocol
 
@@ -14,26 +15,21 @@ from headrace.loader.plan import IterablePlan
 from headrace.loader.stateful import States
 from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
+from headrace.monitor.stats import LoadingStats
+
+logger: logging.Logger = logging.getLogger("headrace.loader")
 
 
 class Owner(Protocol):
     """The loader of an iterator, which is told what becomes of its batches."""
 
     config: DataLoaderConfig
+    _stats: LoadingStats
 
     def __len__(self) -> int: ...
-
-    def _received(self, delivered: Delivered, states: States, at: Position, wait: float, elapsed: float, transfer: float) -> None:
-        """The user gets a batch, after so many seconds of waiting, since the batch before, and of copying to the device."""
-
-    def _failed(self, delivered: Delivered) -> None:
-        """The user gets an error in place of a batch."""
-
-    def _ended(self, at: Position, seconds: float, wait: float, batches: int, samples: int, transfer: float) -> None:
-        """The epoch has ended."""
-
-    def _broke(self, pool: WorkerPool) -> None:
-        """The pool can't be used any more."""
+    def _received(self, delivered: Delivered, states: States, at: Position) -> None: ...
+    def _ended(self, at: Position) -> None: ...
+    def _broke(self, pool: WorkerPool) -> None: ...
 
 
 class EpochIterator:
@@ -85,12 +81,15 @@ class EpochIterator:
         if self._deliveries is not None:
             self._transfer.prefetch(self._deliveries)
         now = time.perf_counter()
-        self._step = self._step + 1 if self._is_stream else delivered.report["step"] + 1
+        report, stats = delivered.report, self._loader._stats
+        self._step = self._step + 1 if self._is_stream else report["step"] + 1
         self.received += 1
-        self._samples += delivered.report["samples"]
+        self._samples += report["samples"]
         self._wait += now - asked
-        at, transfer = Position(self._epoch, self._step), self._transfer.seconds()
-        self._loader._received(delivered, self._states, at, now - asked, now - self._clock, transfer)
+        self._loader._received(delivered, self._states, Position(self._epoch, self._step))
+        stats.add_report(report["counts"])
+        stats.add_batch(report["samples"], now - asked, now - self._clock)
+        stats.transfer_time += self._transfer.seconds()
         self._clock = now
         return batch
 
@@ -113,7 +112,7 @@ class EpochIterator:
             failure = failure_of(delivered)
             if failure is not None:
                 self._exhausted = 0
-                self._loader._failed(delivered)
+                self._loader._stats.add_report(delivered.report["counts"])
                 try:
                     raise failure
                 finally:
@@ -139,5 +138,11 @@ class EpochIterator:
         if deliveries is not None:
             deliveries.close()
         self._transfer.finish()
-        at, seconds = Position(self._epoch, self._step), self._clock - self._began
-        self._loader._ended(at, seconds, self._wait, self.received, self._samples, self._transfer.seconds())
+        self._loader._stats.transfer_time += self._transfer.seconds()
+        self._loader._ended(Position(self._epoch, self._step))
+        if self._loader.config.log_loading_stats and self.received:
+            samples, seconds = self._samples, max(self._clock - self._began, 1e-9)
+            logger.info(
+                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
+                self._epoch, self.received, samples, seconds, samples / seconds, 100 * self._wait / seconds,
+            )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,16 +15,15 @@ from headrace.datasets.core.ways import choose_way
 from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
-from headrace.loader.config import FIELDS, DataLoaderConfig, Reasons, check_options
+from headrace.loader.config import FIELDS, DataLoaderConfig, Indexable, LoaderOptions, Reasons, check_options
 from headrace.loader.cursor import Cursor, Position
 from headrace.loader.data import check_dataset, inner_datasets, length_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain.options import explain_loader
-from headrace.loader.options import Indexable, LoaderOptions
 from headrace.loader.plan import IterablePlan, OrderPlan, SamplerPlan, make_plan
-from headrace.loader.state import check_data, check_order, check_samples, make_state
+from headrace.loader.state import VERSION, check_data, check_order, check_samples
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch
 from headrace.loader.worker.fetch_stream import FetchIterable
@@ -34,8 +32,6 @@ from headrace.loader.worker.start import check_picklable
 from headrace.memory.ring import Delivered, Ring
 from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
-
-logger: logging.Logger = logging.getLogger("headrace.loader")
 
 
 def has_sampler(config: Any, options: Mapping[str, Any]) -> bool:
@@ -227,35 +223,21 @@ class Loader(DataLoader[Any]):
 
     # -- what an iterator tells
 
-    def _received(self, delivered: Delivered, states: States, at: Position, wait: float, elapsed: float, transfer: float) -> None:
-        """The user gets a batch: what is known of it is counted, and the position moves on."""
+    def _received(self, delivered: Delivered, states: States, at: Position) -> None:
+        """The user gets a batch: the position moves on."""
         self._agreement.look()
         if self._cursor.loaded is None:  # else another state was loaded since
             self._states = states
             self._plan.received(*at)
-        report, stats = delivered.report, self._stats
-        stats.add_report(report["counts"])
-        stats.add_batch(report["samples"], wait, elapsed)
-        stats.transfer_time += transfer
         self._cursor.at, self._last_nbytes = at, delivered.nbytes
         self._memory.reserve_measured(self.config, delivered.nbytes)
         if self.config.enable_monitoring:
-            self._pids.add(report["pid"])
-            stats.look(self._pids - {os.getpid()})
+            self._pids.add(delivered.report["pid"])
+            self._stats.look(self._pids - {os.getpid()})
 
-    def _failed(self, delivered: Delivered) -> None:
-        """The user gets an error in place of a batch."""
-        self._stats.add_report(delivered.report["counts"])
-
-    def _ended(self, at: Position, seconds: float, wait: float, batches: int, samples: int, transfer: float) -> None:
+    def _ended(self, at: Position) -> None:
         """An epoch has ended."""
         self._end = at
-        self._stats.transfer_time += transfer
-        if self.config.log_loading_stats and batches:
-            logger.info(
-                "epoch %d: %d batches, %d samples in %.2f s (%.1f samples/s), %.1f %% of it waiting",
-                at.epoch, batches, samples, seconds, samples / max(seconds, 1e-9), 100 * wait / max(seconds, 1e-9),
-            )  # fmt: skip
 
     def _broke(self, pool: WorkerPool) -> None:
         """A pool can't be used any more: the next iterator gets another one."""
@@ -295,19 +277,21 @@ class Loader(DataLoader[Any]):
         at, plan = self._cursor.position, self._plan
         states = self._states_of_next_epoch() if self._cursor.is_at_next else self._states
         has_ended = self._end == at
-        return make_state(
-            fingerprint=self.fingerprint,
-            length=length_of(self.dataset),
-            parameters=plan.parameters(),
-            epoch=at.epoch,
-            batches=at.batches,
-            samples=plan.samples_before(at.batches),
-            skipped=self._stats.skipped_count,
-            skipped_samples=list(self._stats.skipped),
-            has_ended=has_ended if has_ended or plan.ends_at(at.batches) else None,
-            sampler_state=plan.state_at(*at),
-            dataset=states.as_dict() if states else None,
-        )
+        state = {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "length": length_of(self.dataset),
+            **plan.parameters(),
+            **at._asdict(),
+            "samples": plan.samples_before(at.batches),
+        }
+        if self._stats.skipped_count:
+            state |= {"skipped": self._stats.skipped_count, "skipped_samples": list(self._stats.skipped)}
+        if has_ended or plan.ends_at(at.batches):  # after the last batch, or of an epoch whose length nobody knows before
+            state["ended"] = has_ended
+        if (sampler_state := plan.state_at(*at)) is not None:
+            state["sampler_state"] = sampler_state
+        return {**state, "dataset": states.as_dict()} if states else state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """The next iterator goes on where the state was saved, with any number of workers, in any mode, on any number of ranks that

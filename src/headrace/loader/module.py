@@ -10,11 +10,10 @@ from torch.utils.data import IterableDataset, Subset
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.config import DataLoaderConfig, check_options
+from headrace.loader.config import Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.loader import Loader
-from headrace.loader.options import Data, PathOptions
 from headrace.order import detect_world
 from headrace.order.seeding import random_names
 from headrace.order.splits import split_parts

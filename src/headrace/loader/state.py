@@ -1,4 +1,4 @@
-"""Makes and checks the saved state of a loader.
+"""Checks the saved state of a loader.
 
 The state is the order's parameters and the number of global batches that the user has received: a few integers (law 3).
 """
@@ -36,41 +36,6 @@ _SHUFFLES = (False, True, "block", *_OWN)
 _FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
 _COUNTS = ("batches", "skipped")
 _COMPARED = ("shuffle", "seed", "interleave", "turns", "workers")
-
-
-def make_state(
-    fingerprint: str,
-    length: int | None,
-    parameters: dict[str, Any],
-    epoch: int,
-    batches: int,
-    samples: int | None,
-    skipped: int,
-    skipped_samples: list[dict[str, Any]],
-    has_ended: bool | None = None,
-    sampler_state: Any = None,
-    dataset: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The state as users save it: plain numbers and texts, and what a sampler of the user's calls its state, and a dataset of the user's
-    (see `States`)."""
-    state = {
-        "version": VERSION,
-        "fingerprint": fingerprint,
-        "length": length,
-        **parameters,
-        "epoch": epoch,
-        "batches": batches,
-        "samples": samples,
-    }
-    if skipped:
-        state["skipped"], state["skipped_samples"] = skipped, skipped_samples
-    if has_ended is not None:  # after the last batch, or of an epoch whose number of batches nobody knows before
-        state["ended"] = has_ended
-    if sampler_state is not None:
-        state["sampler_state"] = sampler_state
-    if dataset is not None:
-        state["dataset"] = dataset
-    return state
 
 
 def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -> None:

@@ -19,10 +19,9 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader import DataLoaderConfig, Loader
-from headrace.loader.config import check_options
+from headrace.loader.config import PathOptions, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path
-from headrace.loader.options import PathOptions
 from headrace.memory.limits import usable_cpus
 from headrace.modes import LoadingMode
 from headrace.order import detect_world

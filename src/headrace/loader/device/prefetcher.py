@@ -29,7 +29,8 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -42,48 +43,8 @@ _QUEUED = 2  # batches whose kernels may wait in the device's queue while anothe
 _NAP = 1e-4  # seconds between two looks at an event; other than the driver's own wait it takes no core, and Ctrl-C ends it
 
 
-class Accelerator(Protocol):
-    """What a device with streams has to know; `TorchAccelerator` asks torch, and the tests have one that copies late."""
-
-    device: torch.device
-
-    def copying(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which what this thread asks of the device goes to the copy stream."""
-
-    def current_stream(self) -> Any:
-        """The stream to which the caller's kernels go at this moment, on this device."""
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor of this process can be copied asynchronously."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of this process on the device; asynchronously if it is pinned."""
-
-    def mark(self, stream: Any = None) -> Any:
-        """An event, which comes when a stream has done all that it was asked for; without a stream: the copy stream, with the time."""
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """What a stream is asked for from now on, it does after the event. This process does not wait."""
-
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The memory of a tensor that is dropped is used again only when a stream is through with what it is asked for until then."""
-
-    def has_come(self, event: Any) -> bool:
-        """True if an event has come."""
-
-    def synchronize(self, event: Any) -> None:
-        """Waits for an event."""
-
-    def seconds(self, began: Any, done: Any) -> float:
-        """The device's time between two events of the copy stream that have come."""
-
-
 class TorchAccelerator:
-    """A device of torch's, and its copy stream. Any thread may use it.
-
-    Args:
-        device: with its index.
-    """
+    """A device of torch's (with its index), and its copy stream. Any thread may use it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -91,36 +52,46 @@ class TorchAccelerator:
         self._copy_stream = self._module.Stream(device)
 
     def copying(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which what this thread asks of the device goes to the copy stream."""
         context: contextlib.AbstractContextManager[Any] = self._module.stream(self._copy_stream)
         return context
 
     def current_stream(self) -> Any:
+        """The stream to which the caller's kernels go at this moment, on this device."""
         return self._module.current_stream(self.device)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor of this process can be copied asynchronously."""
         return tensor.is_pinned()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this process on the device; asynchronously if it is pinned."""
         return tensor.to(self.device, non_blocking=tensor.is_pinned())
 
     def mark(self, stream: Any = None) -> Any:
+        """An event, which comes when a stream has done all that it was asked for; without a stream: the copy stream, with the time."""
         event = self._module.Event(enable_timing=stream is None)
         event.record(self._copy_stream if stream is None else stream)
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
+        """What a stream is asked for from now on, it does after the event. This process does not wait."""
         stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """The memory of a tensor that is dropped is used again only when a stream is through with what it is asked for until then."""
         tensor.record_stream(stream)
 
     def has_come(self, event: Any) -> bool:
+        """True if an event has come."""
         return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
+        """Waits for an event."""
         event.synchronize()
 
     def seconds(self, began: Any, done: Any) -> float:
+        """The device's time between two events of the copy stream that have come."""
         return float(began.elapsed_time(done)) / 1000
 
 
@@ -130,11 +101,11 @@ def _accelerator(kind: str, index: int) -> TorchAccelerator:
     return TorchAccelerator(torch.device(kind, index))
 
 
-def _find(device: torch.device) -> Accelerator:
+def _find(device: torch.device) -> TorchAccelerator:
     return _accelerator(device.type, torch.get_device_module(device).current_device() if device.index is None else device.index)
 
 
-def accelerator_of(device: torch.device | str | int) -> Callable[[], Accelerator] | None:
+def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccelerator] | None:
     """What finds the accelerator of a device when it is first needed; None for a device without streams, or one that is not there.
 
     A device without an index is the one that is current then. Nothing is asked of the device before.
@@ -151,24 +122,16 @@ def transfer_to(device: torch.device | str | int | None) -> Transfer:
     return Transfer(device) if find is None else CudaPrefetcher(find)
 
 
+@dataclass(slots=True, eq=False)
 class _Copy:
-    """A batch on its way to the device.
+    """A batch on its way to the device."""
 
-    Attributes:
-        source: held until `done` has come.
-        batch: on the device; None once it is handed over, or where it failed.
-        made: its tensors that the copy stream has made.
-        is_whole: nothing is left to be moved.
-        began, done: events of the copy stream.
-    """
-
-    __slots__ = ("batch", "began", "done", "is_whole", "made", "source")
-
-    def __init__(self, source: Delivered, began: Any) -> None:
-        self.source, self.began, self.done = source, began, began
-        self.batch: Any = None
-        self.made: list[torch.Tensor] = []
-        self.is_whole = True
+    source: Delivered  # held until `done` has come
+    began: Any  # events of the copy stream
+    done: Any
+    batch: Any = None  # on the device; None once it is handed over, or where it failed
+    made: list[torch.Tensor] = field(default_factory=list)  # its tensors that the copy stream has made
+    is_whole: bool = True  # nothing is left to be moved
 
 
 class CudaPrefetcher(Transfer):
@@ -178,7 +141,7 @@ class CudaPrefetcher(Transfer):
         find: gives the accelerator.
     """
 
-    def __init__(self, find: Callable[[], Accelerator]) -> None:
+    def __init__(self, find: Callable[[], TorchAccelerator]) -> None:
         super().__init__()
         self._find = find
         self._early: Delivered | Exception | None = None  # taken before it was asked for
@@ -187,7 +150,7 @@ class CudaPrefetcher(Transfer):
         self._handed: deque[Any] = deque()  # for each batch, an event after the kernels of those before it
 
     @functools.cached_property
-    def _accelerator(self) -> Accelerator:
+    def _accelerator(self) -> TorchAccelerator:
         return self._find()
 
     def await_device(self) -> None:
@@ -242,7 +205,7 @@ class CudaPrefetcher(Transfer):
     def _start(self, delivered: Delivered) -> _Copy:
         """Begins to copy a batch."""
         accelerator = self._accelerator
-        copy = _Copy(delivered, accelerator.mark())
+        copy = _Copy(delivered, began := accelerator.mark(), began)
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             if not _is_copyable(tensor):

@@ -15,7 +15,6 @@ class Deliveries(Protocol):
     """The deliveries of an epoch, in their order."""
 
     def __next__(self) -> Delivered: ...
-
     def is_ready(self) -> bool:
         """True if the next one is here, and pinned, so that `next` does not wait for it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import DataLoaderConfig
@@ -15,24 +15,13 @@ from headrace.order.shares import REMEDY, askers
 _TORCH = "torch.utils.data.dataloader"
 
 
-class Epochs(Protocol):
-    """What has epochs: a loader."""
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch of the next iterator."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names it."""
-
-
 class EpochSampler(OrderSampler):
     """The sampler that a Loader shows; trainers that call its `set_epoch` set the loader's epoch.
 
     The loader itself never goes through it. It yields the indices of the loader's next epoch.
     """
 
-    def __init__(self, loader: Epochs, dataset: Any, **options: Any) -> None:
+    def __init__(self, loader: Any, dataset: Any, **options: Any) -> None:
         self._loader = weakref.ref(loader)
         super().__init__(dataset, **options)
 
@@ -67,14 +56,11 @@ class EpochSampler(OrderSampler):
 
 
 def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) -> None:
-    """Checks that a loader made by a single process is still used by one.
+    """Raises a ConfigError if torch.distributed has been initialised, with several processes, since a single one made the loader.
 
     Args:
         given, config: its options as they were given, and as they were resolved.
         reason: why its world size is what it is.
-
-    Raises:
-        ConfigError: torch.distributed has been initialised since, with several.
     """
     if given.rank is not None or config.world_size != 1:
         return

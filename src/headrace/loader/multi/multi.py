@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.build import resolve
-from headrace.loader.config import DataLoaderConfig, check_options
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
 from headrace.loader.create import open_path
 from headrace.loader.cursor import Cursor
 from headrace.loader.data import check_dataset, is_path, length_of
@@ -36,7 +36,6 @@ from headrace.order.epoch import pass_epoch
 Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
 
 _VERSION = 1
-_OF_WORKERS: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": None, "timeout": 0, "multiprocessing_context": None}
 
 
 class MultiDataLoader:
@@ -124,7 +123,7 @@ class MultiDataLoader:
         for name, value in found.items():
             if name in datasets:
                 own: dict[str, Any] = {"batch_size": self._sizes[name]} if name in self._sizes else {}
-                found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else _OF_WORKERS))
+                found[name] = Loader(value, config, num_workers=workers[name], **own, **({} if workers[name] else NO_WORKERS))
             elif not isinstance(value, Loader):
                 found[name] = ReplayedLoader(value, config.seed)
         return found
