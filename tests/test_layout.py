@@ -81,7 +81,7 @@ INSIDE: dict[str, list[str]] = {
     "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "packed", "text"],
     "datasets/shards": ["members", "shards", "streaming"],
-    "packing": ["part", "plan", "verify", "hdf5", "texts", "run"],
+    "packing": ["part", "plan", "verify", "hdf5", "texts", "values", "run"],
     "profiling": ["room", "tune", "workers"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "resolver"],
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],

@@ -51,8 +51,19 @@ class Plan:
         return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
 
 
+def is_packed_as_stored(dataset: BaseDataset) -> bool:
+    """True if a plan follows from the dataset alone: its samples are image files, or rows of an HDF5 file as they are."""
+    source, format_ = dataset.sample_source, dataset.sample_format
+    if isinstance(dataset, ImageDataset):
+        return isinstance(source, (FilesSource, HDF5Source))
+    if not isinstance(dataset, HDF5Dataset) or not isinstance(source, HDF5Source):
+        return False
+    is_plain = format_.stores_values and not format_.splits_targets
+    return is_plain and (source.rows_like() is not None or (source.info is not None and source.info.store == "encoded"))
+
+
 def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
-    """The plan for a dataset.
+    """The plan for a dataset that `is_packed_as_stored`.
 
     Args:
         dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
@@ -61,47 +72,74 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     Raises:
         ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
     """
-    if store not in (None, *STORES):
-        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
-    source = dataset.sample_source
-    if not isinstance(dataset, (ImageDataset, HDF5Dataset)) or not isinstance(source, (FilesSource, HDF5Source)):
-        raise ConfigError(f"{type(dataset).__name__} can't be packed yet: pack an ImageDataset, a TextDataset, an HDF5Dataset or a path")
-    if isinstance(source, HDF5Source) and (source.holds_objects or not isinstance(source.name, str)):
-        raise ConfigError(f"{source.path}: packing supports only rows of numbers of one dataset, not {source.rows_are}")
+    source: Any = dataset.sample_source
     whole = dataset.whole_indices(np.arange(len(dataset)))
     packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
     encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")
     store = store or ("encoded" if encoded_now else "decoded")
     if store == "encoded" and not encoded_now:
-        raise ConfigError("store='encoded': the samples of this dataset are arrays, not encoded images: pass store='decoded'")
+        raise not_encoded()
     read_sizes = source.sizes()[whole]
-    columns: dict[str, Column] = {}
-    if store == "encoded":
-        sizes, dtype = read_sizes, np.dtype(np.uint8)
-        offsets = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        columns[OFFSETS] = offsets
-        shape: tuple[int, ...] = (int(offsets[-1]),)
-    else:
+    sizes, dtype = read_sizes, np.dtype(np.uint8)
+    shape: tuple[int, ...] = (int(sizes.sum()),)
+    if store == "decoded":
         row, dtype = _row(dataset, source, encoded_now)
         shape = (len(whole), *row)
         sizes = np.full(len(whole), int(np.prod(row, dtype=np.int64)) * dtype.itemsize, np.int64)
-    names = source.files.names if isinstance(source, FilesSource) else source.names
-    if names is not None:
-        columns[NAMES], columns[NAME_OFFSETS] = PackedNames(names[i] for i in whole.tolist()).arrays
-    if dataset.targets is not None:
-        columns[TARGETS] = as_column(dataset.targets)
+    columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), dataset.targets)
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
-    info = PackedInfo(
-        kind="image" if is_image else "array",
-        store=store,
-        count=len(whole),
-        fingerprint=dataset.fingerprint,
-        classes=_classes(dataset, packed),
-        image=_image(dataset, packed, shape) if is_image and store == "decoded" else {},
-        checksums={name: crc_of(column) for name, column in sorted(columns.items())},
-    )
+    image = _image(dataset, packed, shape) if is_image and store == "decoded" else {}
+    info = info_of(dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image=image)
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
+
+
+def check_store(store: str | None) -> None:
+    """Raises a ConfigError for a store that there is not."""
+    if store not in (None, *STORES):
+        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
+
+
+def not_encoded() -> ConfigError:
+    """The error of ``store="encoded"`` for arrays."""
+    return ConfigError("store='encoded': the samples of this dataset are arrays, not encoded images: pass store='decoded'")
+
+
+def columns_of(lengths: npt.NDArray[np.int64] | None, names: PackedNames | None, targets: Any) -> dict[str, Column]:
+    """The datasets beside the samples and their checksums.
+
+    Args:
+        lengths: of samples that lie flat, one behind the other: items of the first axis; None: they are rows.
+        names: of the samples, or None.
+        targets: one a sample, or None.
+
+    Raises:
+        ConfigError: see `as_column`.
+    """
+    columns: dict[str, Column] = {}
+    if lengths is not None:
+        columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if names is not None:
+        columns[NAMES], columns[NAME_OFFSETS] = names.arrays
+    if targets is not None:
+        columns[TARGETS] = as_column(targets)
+    return columns
+
+
+def names_of(dataset: BaseDataset) -> PackedNames | None:
+    """The names of a dataset's samples, where they are files or have been."""
+    source = dataset.sample_source
+    names = source.files.names if isinstance(source, FilesSource) else source.names if isinstance(source, HDF5Source) else None
+    return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
+
+
+def info_of(dataset: BaseDataset, columns: dict[str, Column], kind: str, store: str, **others: Any) -> PackedInfo:
+    """What a file of all samples of a dataset says about itself."""
+    return PackedInfo(kind, store, len(dataset), dataset.fingerprint, checksums=checksums_of(columns), **others)
+
+
+def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
+    """CRCs by name."""
+    return {name: crc_of(column) for name, column in sorted(columns.items())}
 
 
 def _row(dataset: BaseDataset, source: FilesSource | HDF5Source, encoded: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:

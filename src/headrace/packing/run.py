@@ -15,13 +15,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
 
 from headrace.arguments import checks_keywords
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.open import open_dataset
@@ -33,8 +35,9 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Plan, make_plan
+from headrace.packing.plan import Plan, check_store, is_packed_as_stored, make_plan, not_encoded
 from headrace.packing.texts import packed_texts
+from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
 from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
 from headrace.storage.hdf5.packed import TARGETS, crc_of, packed_info
@@ -44,6 +47,7 @@ GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
 GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
 _Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class PackResult:
 
 @checks_keywords
 def pack(
-    dataset: BaseDataset | DataPath,
+    dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
     store: Literal["encoded", "decoded"] | None = None,
@@ -88,8 +92,14 @@ def pack(
     Texts are packed as the tokens of whole documents, whatever `max_length`, `stride` and `packing` say: these are said again when the file
     is opened. Tokens of a tokenizer that can be known again are kept in `cache_dir`, so an interrupted run does not make them twice.
 
+    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens: what `decode` and
+    `split_target` give, not transformed. Of a map-style dataset that is not headrace's they are its samples, where (input, target) tuples
+    have targets; random ones are drawn once. Shapes are equal, but for the length of the first axis; a dict of arrays, each of one
+    shape, becomes a row of named fields. Each sample is decoded twice: the first time for its shape and target.
+
     Args:
-        dataset: an `ImageDataset`, a `TextDataset`, an `HDF5Dataset`, a view of one, or a path as `open_dataset` takes it.
+        dataset: a dataset of headrace's, or one of your own: a `BaseDataset`, any map-style dataset of torch's kind, or a view; or a path
+            as `open_dataset` takes it.
         dst: the file to write; its folder must be there.
         store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
             `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
@@ -114,7 +124,7 @@ def pack(
 
 
 def pack_dataset(
-    dataset: BaseDataset | DataPath,
+    dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
     store: Literal["encoded", "decoded"] | None = None,
@@ -126,18 +136,24 @@ def pack_dataset(
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, not {workers!r}")
     start, part = time.perf_counter(), PartFile(dst, overwrite)
-    opened = None if isinstance(dataset, BaseDataset) else open_source(dataset)
+    opened = dataset if isinstance(dataset, BaseDataset) else _opened(dataset)
     try:
         with part:
-            plan, left_out = _write_readable(part, opened or dataset, store, workers or len(usable_cpus()), progress)  # type: ignore[arg-type]
+            plan, left_out = _write_readable(part, opened, store, workers or len(usable_cpus()), progress)
             _read_back(part, progress)
             part.commit()
     finally:
-        if opened is not None:
+        if opened is not dataset:
             opened.close()
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
+
+
+def _opened(dataset: Any) -> BaseDataset:
+    """A path, or a map-style dataset that is not headrace's, as a dataset of headrace's."""
+    is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(dataset, "__getitem__")
+    return open_source(dataset) if is_path else Finished(dataset, seed=42)
 
 
 def left_out_message(result: PackResult) -> str:
@@ -169,16 +185,59 @@ def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, wor
         plan = texts.plan()
         _write(part, plan, texts.prepare, workers, progress)
         return plan, texts.left_out
+    check_store(store)
+    workers = workers if dataset.sample_source.thread_safe else 0
     while True:
-        plan = make_plan(dataset, store)
+        if is_packed_as_stored(dataset):
+            plan = make_plan(dataset, store)
+        else:
+            dataset, plan, unreadable = _plan_values(dataset, store, workers, progress)
+            left_out += unreadable
         failures = _write(part, plan, functools.partial(_prepare, dataset, plan), workers, progress)
         if not failures:
             return plan, left_out
         left_out += map(str, failures.values())
-        readable = np.setdiff1d(np.arange(len(dataset)), list(failures))
-        if not len(readable):
-            raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
-        dataset = dataset.subset(readable)
+        dataset = _without(dataset, list(failures), left_out)
+
+
+def _plan_values(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[BaseDataset, Plan, list[str]]:
+    """The plan for samples that have to be decoded to know their shapes; the dataset without those that can't be read, and what is wrong
+    with them.
+
+    Raises:
+        ConfigError: samples or targets are no arrays, or not alike; the message names one.
+    """
+    if isinstance(dataset, ImageDataset):
+        raise ConfigError(f"{type(dataset).__name__} can't be packed from these files yet: pack a folder of images, or one packed file")
+    if store == "encoded":
+        raise not_encoded()
+    planner, unreadable = ValuesPlanner(), dict[int, str]()
+    groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
+    results = _in_order(functools.partial(_looks, dataset), groups, workers)
+    with contextlib.closing(results), progress_bar(progress, total=len(dataset), desc="looking at samples", unit="sample") as bar:
+        for group, looks in results:
+            for index, look in zip(group, looks, strict=True):
+                if isinstance(look, SampleError):
+                    unreadable[index] = str(look)
+                else:
+                    planner.add(index, look)
+            bar.update(len(group))
+    left_out = list(unreadable.values())
+    if unreadable:
+        dataset = _without(dataset, list(unreadable), left_out)
+    return dataset, planner.plan(dataset), left_out
+
+
+def _without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:
+    """A view of the samples that can be read.
+
+    Raises:
+        SampleError: there is none.
+    """
+    readable = np.setdiff1d(np.arange(len(dataset)), unreadable)
+    if not len(readable):
+        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
+    return dataset.subset(readable)
 
 
 def _write(
@@ -216,7 +275,10 @@ def _groups(plan: Plan) -> Iterator[range]:
 def _in_order(
     task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int
 ) -> Generator[tuple[range, Sequence[Any]], None, None]:
-    """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead."""
+    """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead; 0: this thread."""
+    if not workers:
+        yield from ((group, task(group)) for group in groups)
+        return
     pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[Sequence[Any]]]]()
     try:
         for group in groups:
@@ -231,16 +293,34 @@ def _in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Array | SampleError, int]]:
-    """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
+def _each(dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]) -> Iterator[tuple[int, T | SampleError]]:
+    """The number in the dataset of each sample of a group, and what is made of it: of its number there, in its source, and its record."""
     whole = dataset.whole_indices(group).tolist()
     records = dataset.sample_reader.records(whole, dataset.sample_source.read)
-    prepared: list[tuple[_Array | SampleError, int]] = []
     for position, index, record in zip(group, whole, records, strict=True):
-        sample = record if isinstance(record, SampleError) else _stored(dataset, plan, index, record)
+        made = record if isinstance(record, SampleError) else make(position, index, record)
+        if isinstance(made, SampleError) and dataset.on_error != "skip":  # a callable makes up a sample: that is no matter for a file
+            raise made
+        yield position, made
+
+
+def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
+    """What a plan needs of each sample of a group."""
+
+    def look(position: int, index: int, record: Any) -> Look | SampleError:
+        value = _value(dataset, position, index, record)
+        if isinstance(value, SampleError):
+            return value
+        return Look.of(f"sample {position}", value[0], value[1] if dataset.sample_format.splits_targets else None)
+
+    return [made for _, made in _each(dataset, group, look)]
+
+
+def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Array | SampleError, int]]:
+    """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
+    prepared: list[tuple[_Array | SampleError, int]] = []
+    for position, sample in _each(dataset, group, functools.partial(_stored, dataset, plan)):
         if isinstance(sample, SampleError):
-            if dataset.on_error != "skip":  # a callable makes up a sample: that is no matter for a file
-                raise sample
             prepared.append((sample, 0))
             continue
         if sample.nbytes != plan.sizes[position] or sample.dtype != plan.dtype:
@@ -252,7 +332,19 @@ def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Arra
     return prepared
 
 
-def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array | SampleError:
+def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tuple[Any, Any] | SampleError:
+    """Input and target of a record by the dataset's own steps, not transformed."""
+    value = dataset.sample_reader.decoded(index, record, dataset.sample_format)
+    if isinstance(value, SampleError):
+        return value
+    try:
+        return dataset.split_target(position, value)
+    except Exception as error:
+        error.add_note(f"headrace: while packing sample {position} ({dataset.source_of(position)})")
+        raise
+
+
+def _stored(dataset: BaseDataset, plan: Plan, position: int, index: int, record: Any) -> _Array | SampleError:
     """A record as the plan stores it."""
     if plan.info.store == "encoded":
         try:
@@ -261,10 +353,11 @@ def _stored(dataset: BaseDataset, plan: Plan, index: int, record: Any) -> _Array
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)
         return np.frombuffer(record, np.uint8)
-    value = dataset.sample_reader.decoded(index, record, dataset.sample_format)
-    if isinstance(value, SampleError):
-        return value
-    return np.ascontiguousarray(dataset.pixels_in(value) if isinstance(dataset, ImageDataset) else value)
+    if isinstance(dataset, ImageDataset):
+        pixels = dataset.sample_reader.decoded(index, record, dataset.sample_format)
+        return pixels if isinstance(pixels, SampleError) else np.ascontiguousarray(dataset.pixels_in(pixels))
+    value = _value(dataset, position, index, record)
+    return value if isinstance(value, SampleError) else np.ascontiguousarray(as_row(f"sample {position}", value[0]))
 
 
 def _read_back(part: PartFile, progress: bool | None) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.packing.plan import Plan, as_column
-from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
-from headrace.storage.text.source import LinesSource
+from headrace.packing.plan import Plan, checksums_of, columns_of, names_of
+from headrace.storage.hdf5.packed import PackedInfo, crc_of
 from headrace.storage.tokens.packed import KIND, STORE, TokensFile
 from headrace.storage.tokens.source import AnyTokens, RangedTokens, TokensSource, parts_of
 from headrace.tokenizer import identity_of
@@ -49,16 +46,10 @@ class PackedTexts:
         """What will be written."""
         edges = self.tokens.short[0]
         lengths = edges[self.chosen + 1] - edges[self.chosen]
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        columns: dict[str, npt.NDArray[Any]] = {OFFSETS: offsets}
-        if self.names is not None:
-            columns[NAMES], columns[NAME_OFFSETS] = self.names.arrays
-        if self.targets is not None:
-            columns[TARGETS] = as_column(self.targets)
+        columns = columns_of(lengths, self.names, self.targets)
         sizes = lengths * self.dtype.itemsize
-        info = replace(self.info, count=len(lengths), checksums={name: crc_of(column) for name, column in sorted(columns.items())})
-        return Plan(info, (int(offsets[-1]),), self.dtype, sizes, sizes, columns)
+        info = replace(self.info, count=len(lengths), checksums=checksums_of(columns))
+        return Plan(info, (int(lengths.sum()),), self.dtype, sizes, sizes, columns)
 
     def prepare(self, group: range) -> list[tuple[npt.NDArray[Any], int]]:
         """The tokens of some documents, and their CRCs."""
@@ -99,7 +90,7 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
     chosen = chosen[is_readable]
-    return PackedTexts(tokens, tokens.long.dtype, chosen, _targets(packed), _names(packed, chosen), info, left_out)
+    return PackedTexts(tokens, tokens.long.dtype, chosen, _targets(packed), names_of(packed), info, left_out)
 
 
 def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> PackedTexts:
@@ -133,10 +124,3 @@ def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: A
 def _targets(documents: TextDataset) -> Any:
     """Of a view: class numbers of folders, or a field of each record."""
     return documents.targets if documents.targets is not None else documents.record_targets()
-
-
-def _names(documents: BaseDataset, chosen: npt.NDArray[np.int64]) -> PackedNames | None:
-    """Of files; lines and records have none but their number."""
-    source = documents.sample_source
-    assert isinstance(source, (FilesSource, LinesSource))
-    return source.files.names.take(chosen) if isinstance(source, FilesSource) else None

@@ -16,7 +16,7 @@ from headrace.io.paths import redact
 from headrace.storage.hdf5.files import reading_hdf5
 from headrace.storage.hdf5.remote import FarHDF5
 
-PACKED_VERSION = 1
+PACKED_VERSION = 2  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a packed file: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
@@ -28,7 +28,8 @@ class PackedInfo:
 
     Attributes:
         kind: "image", "text", or "array" where the samples are arrays of any kind.
-        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample) or "tokens" (flat tokens and offsets).
+        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample), "tokens" (flat tokens and offsets) or "ragged" (flat rows
+            of arrays of any length, and offsets; layout 2).
         count: number of samples.
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
@@ -46,7 +47,12 @@ class PackedInfo:
     image: dict[str, Any] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
-    version: int = PACKED_VERSION
+    version: int = 1
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the samples lie flat, one behind the other, and offsets say where each begins."""
+        return self.store != "decoded"
 
 
 def packed_info(path: str | os.PathLike[Any], far: FarHDF5 | None = None) -> PackedInfo | None:

@@ -172,7 +172,7 @@ class HDF5Source(ArraysSource):
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
-        if packed.store in ("encoded", "tokens"):
+        if packed.is_flat:
             self._offsets = SharedArray(self._column(file, OFFSETS).astype(np.int64, copy=False))
         self._crc = SharedArray(self._column(file, CRC)) if CRC in file else None
         ends: list[tuple[str, npt.NDArray[Any], int]] = []

@@ -1,0 +1,142 @@
+"""Plans the packing of any dataset's samples as arrays: a first pass finds their shapes and targets."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.arguments import described
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.finished import ALONE
+from headrace.errors import ConfigError
+from headrace.packing.plan import Plan, columns_of, info_of, names_of
+
+Array = npt.NDArray[Any]
+
+
+class Look(NamedTuple):
+    """What a plan needs of a sample."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    target: Array | None
+
+    @classmethod
+    def of(cls, what: str, value: Any, target: Any) -> Look:
+        """The look of a sample of input and target (None or `ALONE`: it has none); `what` it is in messages."""
+        row, has_target = as_row(what, value), target is not None and target is not ALONE
+        return cls(row.shape, row.dtype, as_array(f"the target of {what}", target) if has_target else None)
+
+
+class ValuesPlanner:
+    """Collects what a plan needs of all samples: memory is 8 bytes and a target a sample.
+
+    All samples have one dtype and one shape, but for the length of their first axis.
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._targets = _Alike(_SAMPLES), _Alike("targets one dtype and one shape", has_one_shape=True)
+        self._target_bytes = bytearray()
+
+    def add(self, index: int, look: Look) -> None:
+        """Adds the next sample.
+
+        Raises:
+            ConfigError: the sample or its target is of another kind than those before.
+        """
+        self._rows.add(f"sample {index}", look.shape, look.dtype)
+        if look.target is not None:
+            self._targets.add(f"the target of sample {index}", look.target.shape, look.target.dtype)
+            self._target_bytes += look.target.tobytes()
+
+    def plan(self, dataset: BaseDataset) -> Plan:
+        """The plan for a dataset of exactly the samples that were added."""
+        rows, count = self._rows, len(self._targets.lengths)
+        if count not in (0, len(dataset)):
+            raise ConfigError(f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none")
+        targets = np.frombuffer(self._target_bytes, self._targets.dtype).reshape(count, *self._targets.shape) if count else None
+        if not dataset.sample_format.splits_targets:
+            targets = dataset.targets
+        lengths = np.array(rows.lengths, np.int64)
+        is_ragged = len(np.unique(lengths)) > 1
+        columns = columns_of(lengths if is_ragged else None, names_of(dataset), targets)
+        names: Any = getattr(dataset, "classes", None)
+        is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        store = "ragged" if is_ragged else "decoded"
+        info = info_of(dataset, columns, "array", store, classes=list(names) if is_named else None, version=2 if is_ragged else 1)
+        shape = (int(lengths.sum()), *rows.shape[1:]) if is_ragged else (len(lengths), *rows.shape)
+        sizes = lengths * (int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.dtype.itemsize)
+        return Plan(info, shape, rows.dtype, sizes, sizes, columns)
+
+
+_SAMPLES = "samples one dtype and one shape (only the first axis of arrays may differ), or pack a subset() of those that are alike"
+
+
+class _Alike:
+    """The shape and dtype of arrays that are alike: of one dtype and, but for the length of the first axis, one shape.
+
+    Args:
+        remedy: what to give all of them, in words.
+        has_one_shape: True if the first axis must be as long, too.
+    """
+
+    def __init__(self, remedy: str, has_one_shape: bool = False) -> None:
+        self._remedy, self._first_fixed, self._first = remedy, 0 if has_one_shape else 1, ""
+        self.shape: tuple[int, ...] = (0,)
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self.lengths = array("q")  # 1 of a number
+
+    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Adds an array."""
+        if not self._first:
+            self._first, self.shape, self.dtype = what, shape, dtype
+        fixed = self._first_fixed
+        if dtype != self.dtype or len(shape) != len(self.shape) or shape[fixed:] != self.shape[fixed:]:
+            raise ConfigError(
+                f"{what} can't be packed with the others: it is {dtype} of shape {list(shape)}, and {self._first} is {self.dtype} of "
+                f"shape {list(self.shape)}: give all {self._remedy}"
+            )
+        self.lengths.append(shape[0] if shape else 1)
+
+
+def as_row(what: str, value: Any) -> Array:
+    """The array that is stored of a value: itself; of a dict of arrays a compound, whose fields are sorted by name.
+
+    Raises:
+        ConfigError: it is neither an array, a tensor, a number, nor a dict of these.
+    """
+    if not isinstance(value, dict):
+        return as_array(what, value)
+    fields = {str(name): as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
+    row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
+    for name, field in fields.items():
+        row[name] = field
+    return row
+
+
+def as_array(what: str, value: Any) -> Array:
+    """A number, an array or a tensor as an array.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    made: Any = None
+    if isinstance(value, torch.Tensor):
+        try:
+            made = value.numpy(force=True)
+        except (TypeError, RuntimeError) as error:  # a dtype that NumPy doesn't have, or no strided tensor
+            raise ConfigError(f"{what} can't be packed: {error}: convert it in decode, or in __getitem__") from error
+    elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
+        made = np.asarray(value)
+    if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
+        what_it_is = described(value) if made is None else f"an array of {made.dtype}"
+        raise ConfigError(
+            f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, and (input, target) "
+            "tuples: convert it in decode, or in __getitem__"
+        )
+    result: Array = made
+    return result
