@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,14 @@ class Contestant:
             timed.
         arguments: what `runs` is called with.
         packages: distributions, one of which must be installed.
+        checkout: of headrace, whose package and scripts are used; None: this one.
     """
 
     name: str
     runs: Callable[..., _Runs]
     arguments: tuple[Any, ...] = ()
     packages: tuple[str, ...] = ()
+    checkout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class _Runner:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(contestant, theirs, folder), name=contestant.name)
-        self.process.start()
+        with code_of(contestant.checkout):
+            self.process.start()
         theirs.close()
         self.figures, self._known, self._rest = Figures(), set[psutil.Process](), 0.0
         self._answer()
@@ -226,6 +229,21 @@ def _serve(contestant: Contestant, connection: Connection, folder: str) -> None:
     except BaseException as error:
         traceback.print_exc()
         connection.send(("error", " ".join(f"{type(error).__name__}: {error}".split())[:300]))
+
+
+@contextlib.contextmanager
+def code_of(checkout: str | None) -> Iterator[None]:
+    """Inside, a spawned process imports headrace and the scripts of this folder from another checkout; None: from this one."""
+    main = sys.modules["__main__"]
+    path, file = list(sys.path), str(main.__file__)
+    if checkout is not None:
+        scripts = Path(checkout).resolve() / "benchmarks"
+        sys.path[:] = [str(scripts), str(scripts.parent / "src"), *(entry for entry in path if Path(entry) != Path(__file__).parent)]
+        main.__file__ = str(scripts / Path(file).name)
+    try:
+        yield
+    finally:
+        sys.path[:], main.__file__ = path, file
 
 
 def race(contestants: Sequence[Contestant], rounds: int) -> dict[str, Figures]:
@@ -344,12 +362,15 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: str) -> None:
     """Those of every script; `rounds` says what a round is."""
     parser.add_argument("--rounds", type=int, default=5, help=rounds)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names have one of these in them")
+    parser.add_argument("--against", metavar="CHECKOUT", help="another checkout of headrace, whose contestants run beside these")
     parser.add_argument("--json", action="store_true")
 
 
 def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: str) -> None:
     """Runs the sections one after the other, and prints them as text or as JSON."""
     results = []
+    if given.against:
+        sections = [_against(section, given.against) for section in sections]
     everybody = [contestant for section in sections for contestant in section.contestants]
     for section in sections:
         chosen = [c for c in section.contestants if not given.only or any(part.lower() in c.name.lower() for part in given.only)]
@@ -372,6 +393,28 @@ def run_sections(sections: Sequence[Section], given: argparse.Namespace, task: s
         else:
             print(f"{row['label']:<{width}} {row['ratio']:>6.2f}x   {row['min']:.2f} to {row['max']:.2f}   to {row['denominator']}")
     print(f"\n{task}\n" + ", ".join(f"{k} {v}" for k, v in where.items()))
+
+
+def is_ours(name: str) -> bool:
+    """True if a contestant runs headrace."""
+    return "headrace" in name and "(" not in name
+
+
+def twin_of(name: str, checkout: str) -> str:
+    """What a contestant is called that runs the code of another checkout."""
+    return f"{name} ({checkout})"
+
+
+def _against(section: Section, checkout: str) -> Section:
+    """The section with each contestant of headrace twice, and the ratio of both."""
+    contestants, ratios = [], list(section.ratios)
+    for contestant in section.contestants:
+        contestants.append(contestant)
+        if is_ours(contestant.name):
+            twin = twin_of(contestant.name, checkout)
+            contestants.append(replace(contestant, name=twin, checkout=checkout))
+            ratios.append(Ratio(f"{section.title}: {contestant.name} / {checkout}", contestant.name, (twin,)))
+    return replace(section, contestants=contestants, ratios=ratios)
 
 
 def _as_json(section: Section, figures: Mapping[str, Figures], ratios: list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,14 +25,14 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import order_peers as peers
 import psutil
-from common import LIMIT, add_common_options, machine, say, version_of
+from common import LIMIT, add_common_options, code_of, is_ours, machine, say, twin_of, version_of
 from order_peers import BATCH, BLOCK, Indices
 
 from headrace.memory.budget import format_size, parse_size
@@ -58,11 +58,13 @@ class Peer:
         name: what the table says.
         indices: how it gives indices.
         packages: distributions, one of which must be installed.
+        checkout: of headrace, whose package and scripts are used; None: this one.
     """
 
     name: str
     indices: type[Indices]
     packages: tuple[str, ...] = ()
+    checkout: str | None = None
 
 
 OURS, OUR_RANK, ORDER = "headrace OrderSampler", "headrace OrderSampler, rank 0 of 8", "headrace EpochOrder"
@@ -224,7 +226,8 @@ def ask(peer: Peer, n: int, given: argparse.Namespace, checks: bool = False) -> 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(peer.indices, n, checks, given.memory, given.clock, theirs), name=peer.name)
-    process.start()
+    with code_of(peer.checkout):
+        process.start()
     theirs.close()
     row: Row = {}
     end = time.monotonic() + max(LIMIT, given.seconds)
@@ -254,6 +257,11 @@ def run(given: argparse.Namespace) -> tuple[list[str], dict[int, dict[str, list[
     """What the checks say, and for each N and peer a row a round."""
     notes, found = [], {n: {} for n in given.sizes}
     chosen = [peer for peer in PEERS if not given.only or any(part.lower() in peer.name.lower() for part in given.only)]
+    if given.against:
+        twins = {
+            peer: replace(peer, name=twin_of(peer.name, given.against), checkout=given.against) for peer in chosen if is_ours(peer.name)
+        }
+        chosen = [one for peer in chosen for one in (peer, twins.get(peer)) if one is not None]
     for peer in list(chosen):
         if peer.packages and version_of(peer.packages) is None:
             notes.append(f"{peer.name}: not installed")
@@ -295,10 +303,11 @@ def median(rows: Sequence[Row], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def ratios(found: Mapping[str, list[Row]], memory: int) -> list[Row]:
+def ratios(found: Mapping[str, list[Row]], memory: int, against: str | None) -> list[Row]:
     """How many times as much the other takes: medians of the ratios of the single rounds."""
     lines = []
-    for key, name, ours in RATIOS:
+    twins = [(key, twin_of(name, against), name) for name in found for key in MEANINGS if against and is_ours(name)]
+    for key, name, ours in [*RATIOS, *twins]:
         pairs = [(a[key], b[key]) for a, b in zip(found.get(name, []), found.get(ours, []), strict=False) if key in a and key in b]
         label = f"{MEANINGS[key]}: {name} / {ours}"
         values = [a / b for a, b in pairs if b]
@@ -321,7 +330,7 @@ def seconds(value: float | None) -> str:
 
 def show(n: int, found: Mapping[str, list[Row]], given: argparse.Namespace) -> None:
     print(f"\nN = {n:,}")
-    lines = ratios(found, given.memory)
+    lines = ratios(found, given.memory, given.against)
     wide = max((len(line["label"]) for line in lines), default=0)
     for line in lines:
         if "at_least" in line:
@@ -356,7 +365,7 @@ def main() -> None:
     notes, found = run(given)
     where = machine(peer.packages for peer in PEERS if peer.packages)
     if given.json:
-        sections = {n: {"ratios": ratios(rows, given.memory), "peers": rows} for n, rows in found.items()}
+        sections = {n: {"ratios": ratios(rows, given.memory, given.against), "peers": rows} for n, rows in found.items()}
         json.dump({"arguments": vars(given), "machine": where, "notes": notes, "sizes": sections}, sys.stdout, indent=1)
         print()
         return
