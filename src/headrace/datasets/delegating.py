@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.finishing import public_attributes
-from headrace.datasets.core.format import SampleFormat, chained
+from headrace.datasets.core.format import SampleFormat, chained, wrapped_format
 from headrace.storage.source import Source
 
 
@@ -23,7 +23,7 @@ class DelegatingDataset(BaseDataset):
 
     def __init__(self, inner: BaseDataset, source: Source, adds_transforms: bool = False, **options: Any) -> None:
         self._inner, self._adds_transforms = inner, adds_transforms
-        super().__init__(source, sample_format=inner.wrapped_format(), targets=inner.targets, **options)
+        super().__init__(source, sample_format=wrapped_format(inner), targets=inner.targets, **options)
         self.fork_safe: bool = inner.fork_safe
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
         for name in ("classes", "class_to_idx"):

@@ -157,10 +157,10 @@ class LoaderMemory:
         lanes = _Lanes(order, processes, config.world_size or 1)
         for dataset in self._datasets:
             self._reserve_fetched(dataset, processes, lanes)
-            block = dataset.block_nbytes
+            block = dataset.sample_source.block_nbytes
             if not block:
                 continue
-            dataset.hold_chunks(0)
+            dataset.block_memory.hold_chunks(0)
             if dataset.loading_mode is LoadingMode.EAGER:
                 continue
             wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES)
@@ -180,13 +180,13 @@ class LoaderMemory:
                     f"{format_size(left)} a process are left of the budget: use fewer workers, write smaller chunks, or raise "
                     f"max_memory_usage.\n{self.budget.explain()}"
                 )
-            dataset.hold_chunks(min(wanted, left if lanes.is_block else left // 2), processes)
+            dataset.block_memory.hold_chunks(min(wanted, left if lanes.is_block else left // 2), processes)
 
     def _reserve_fetched(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> None:
         """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch fetches its own ranges: more requests,
         and the same samples."""
-        dataset.hold_prefetched(0)
-        wanted = dataset.remote_nbytes(lanes.blocks) if lanes.is_block else 0
+        dataset.block_memory.prefetch(0)
+        wanted = dataset.block_memory.remote_nbytes(lanes.blocks) if lanes.is_block else 0
         left = self.budget.available // processes
         if wanted > left:
             warn(
@@ -195,7 +195,7 @@ class LoaderMemory:
                 f"in many more requests. Use a smaller {lanes.smaller}, fewer workers, or raise max_memory_usage"
             )
             wanted = 0
-        dataset.hold_prefetched(wanted, processes)
+        dataset.block_memory.prefetch(wanted, processes)
 
 
 class _Lanes:

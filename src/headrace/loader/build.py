@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.threads import SHARE
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
@@ -68,8 +69,15 @@ def _auto_shuffle(config: DataLoaderConfig, dataset: Any, foreign_stream: bool) 
     return True, "the default of map-style datasets"
 
 
+def _is_in_memory(dataset: Any) -> bool:
+    """True if nothing is left to be done with the samples that costs more than a copy."""
+    if isinstance(dataset, BaseDataset):
+        return dataset.loading_mode is LoadingMode.EAGER and not (dataset.holds_encoded or is_random_in(dataset))
+    return isinstance(dataset, TensorDataset)
+
+
 def _auto_workers(dataset: Any, world: World, turns: int | None) -> tuple[int, str]:
-    if isinstance(dataset, TensorDataset) or (isinstance(dataset, BaseDataset) and dataset.has_inputs_in_memory):
+    if _is_in_memory(dataset):
         return 0, "the dataset is in memory already"
     cores, ranks = len(usable_cpus()), world.local_world_size
     number = min(8, max(1, int(SHARE * cores / ranks)))

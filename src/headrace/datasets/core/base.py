@@ -1,11 +1,8 @@
-"""Datasets over a source, in one of four loading modes.
-
-`BaseDataset` takes a batch's indices all the way to finished samples: what the mode holds, what the source must read, decode, admit,
-transform. What a sample is, a `SampleFormat` says; a format of one's own is a `Source` and a `decode`.
-"""
+"""Datasets over a source, in one of four loading modes; what a sample is, a `SampleFormat` says."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import operator
 import os
@@ -17,12 +14,13 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
 from headrace.datasets.core import loading
-from headrace.datasets.core.budgeting import BlockMemory, BudgetLeft
+from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
 from headrace.datasets.core.construction import (
     become_iterable,
     describe_call,
     describe_held,
+    explained,
     prepare_class,
     reduced,
     restore,
@@ -31,17 +29,16 @@ from headrace.datasets.core.construction import (
 )
 from headrace.datasets.core.finishing import Finisher, is_random_in, is_transformed, public_attributes
 from headrace.datasets.core.format import FormatOf, SampleFormat, chained
-from headrace.datasets.core.reader import Access, OnError, SampleReader, nothing_readable
+from headrace.datasets.core.reader import Access, OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices
-from headrace.display import Lines
-from headrace.errors import ConfigError, EmptyBatchError, SampleError
+from headrace.errors import ConfigError, EmptyBatchError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.rows import ArraySpec
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.mode import Coming, Mode
-from headrace.order import EpochOrder, RankBatches, World, detect_world
+from headrace.order import EpochOrder, RankBatches, World
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
 from headrace.order.request import BatchRequest, current_request
@@ -96,6 +93,10 @@ class BaseDataset(Dataset[Any]):
     return_index: bool
     sample_reader: SampleReader
     """Reads and decodes its samples."""
+    left_of_budget: DatasetBudget
+    """Called, it gives the bytes that the budget leaves to this process."""
+    block_memory: BlockMemory
+    """What is reserved for decoded chunks and prefetched blocks."""
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
     data_path: Any = None
@@ -129,22 +130,15 @@ class BaseDataset(Dataset[Any]):
         progress: bool | None = None,
     ) -> None:
         check_source(source)
-        check_common(
-            {
-                "transform": transform, "target_transform": target_transform, "transforms": transforms, "loading_mode": loading_mode,
-                "cache_size": cache_size, "max_memory_usage": max_memory_usage, "cache_policy": cache_policy, "hold": hold,
-                "shared": shared, "on_error": on_error, "seed": seed,
-            }
-        )  # fmt: skip
+        check_common(locals())
         self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
         self.targets = as_targets(targets, len(source))
         self._source = source
         self._format = sample_format or SampleFormat()
-        self._cache_size, self._max_memory_usage, self._cache_policy = cache_size, max_memory_usage, cache_policy
-        self._hold, self._progress = hold, progress
-        self._shared, self._cache_dir = shared, cache_dir
+        self._cache_size, self._cache_policy, self._hold = cache_size, cache_policy, hold
+        self._shared, self._cache_dir, self._progress = shared, cache_dir, progress
         self._chosen: npt.NDArray[np.int64] | None = None  # of a view: the indices of the whole dataset
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
@@ -153,17 +147,17 @@ class BaseDataset(Dataset[Any]):
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
-        self._budget_left = BudgetLeft(max_memory_usage)
-        self._blocks = BlockMemory(source, self.loading_mode is LoadingMode.STREAMING)
+        self.left_of_budget = DatasetBudget(max_memory_usage)
+        self.block_memory = BlockMemory(source, self.loading_mode is LoadingMode.STREAMING, self.left_of_budget)
         threads = WorkerThreads()
         source.use_threads(threads.map)
         self.sample_reader = SampleReader(source, on_error, threads)
         self.sample_finisher = Finisher()
 
-    # -- the steps from a record to a sample, which a subclass may override
+    # -- the steps from a record to a sample, which a subclass may override; defaults: as the format does them
 
     def decode(self, record: Any) -> Any:
-        """The value of a record: deterministic, of its final size. Modes hold it. Default: as the format does it."""
+        """The value of a record: deterministic, of its final size. Modes cache it."""
         return self._format.decode(record)
 
     def value_spec(self) -> ArraySpec | tuple[tuple[int, ...], np.dtype[Any]] | None:
@@ -171,12 +165,8 @@ class BaseDataset(Dataset[Any]):
         return self._format.value_spec()
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
-        """Input value and target of a decoded value. Default: the value, and a copy of its entry in `targets`.
-
-        Args:
-            index: of the sample, in this dataset or view.
-            value: its decoded value.
-        """
+        """Input value and target of the decoded value of a sample of this dataset or view. Default: the value, and a copy of its entry in
+        `targets`."""
         return self._format.split_target(value, index, self)
 
     def to_input(self, value: Any) -> Any:
@@ -226,11 +216,6 @@ class BaseDataset(Dataset[Any]):
         """What a sample is, with the steps that the class overrides."""
         return FormatOf(self, self._format, self._overridden) if self._overridden else self._format
 
-    def wrapped_format(self) -> SampleFormat:
-        """The same, for a dataset whose samples have the numbers that they have here."""
-        is_as_given = not self._overridden and self._chosen is None
-        return self._format if is_as_given else FormatOf(self, self._format, self._overridden, self._chosen)
-
     @property
     def on_error(self) -> OnError:
         """What becomes of a sample that can't be read."""
@@ -273,19 +258,12 @@ class BaseDataset(Dataset[Any]):
             IndexError: one is outside of the dataset; negative ones count from its end.
             SampleError: one can't be read; or, where such are skipped, none can.
         """
-        is_plain = not isinstance(indices, BatchRequest) and current_request() is None
-        if not isinstance(indices, BatchRequest):
-            length = len(self)
-            indices = [index + length if -length <= index < 0 else index for index in indices]
-        samples, _ = self.make_samples(self._as_request(indices), is_plain)
-        return samples
-
-    def _as_request(self, indices: Sequence[int]) -> BatchRequest:
-        """Indices with seed and epoch: of the batch that this process works on, if it is one of a dataset around this one."""
         if isinstance(indices, BatchRequest):
-            return indices
-        around = current_request()
-        return BatchRequest(indices, self.seed, self.epoch) if around is None else BatchRequest(indices, around.seed, around.epoch)
+            return self.make_samples(indices)[0]
+        length, around = len(self), current_request()  # of a dataset around this one
+        indices = [index + length if -length <= index < 0 else index for index in indices]
+        seed, epoch = (self.seed, self.epoch) if around is None else (around.seed, around.epoch)
+        return self.make_samples(BatchRequest(indices, seed, epoch), is_plain=around is None)[0]
 
     def make_samples(self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None) -> tuple[list[Any], list[int]]:
         """The samples of a batch, and the index of each; where such are skipped, without those that can't be read.
@@ -296,40 +274,28 @@ class BaseDataset(Dataset[Any]):
             error: why the batch could not be made in another way before.
 
         Raises:
-            SampleError: one can't be read; or, where such are skipped, none can.
+            SampleError: see `__getitems__`.
         """
         values = self.sample_reader.values(self.whole_indices(request).tolist(), self.sample_access, error)
-        return self.finish_samples(request, values, is_plain)
-
-    def finish_samples(self, request: BatchRequest, values: list[Any], is_plain: bool = False) -> tuple[list[Any], list[int]]:
-        """The samples of decoded values, as `make_samples` gives them."""
-        failure = next((value for value in values if isinstance(value, SampleError)), None)
         if is_plain and is_random_in(self):
             self._served.value += len(request)
+        return self.sample_finisher.finish(self, request, values, is_plain)
 
-        def may_repeat() -> bool:
-            return is_plain and self._epoch.value < 0 and self._served.value > len(self._source)
-
-        samples, indices = self.sample_finisher.finish(self, request, values, may_repeat)
-        if failure is not None and not samples:
-            raise nothing_readable(failure, len(request))
-        return samples, indices
+    def may_repeat_draws(self) -> bool:
+        """True if nobody has named an epoch, and more samples than it has were asked for under a plain DataLoader."""
+        return self._epoch.value < 0 and self._served.value > len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
-        around = current_request()
         if not isinstance(self, IterableDataset):
             for index in range(len(self)):
-                yield from self._readable(self._as_request([index]), around is None)
+                with contextlib.suppress(EmptyBatchError):
+                    yield from self.__getitems__([index])
             return
-        for request in loading.stream_requests(self, around):
-            yield from self._readable(request, around is None)
-
-    def _readable(self, request: BatchRequest, is_plain: bool) -> list[Any]:
-        try:
-            return self.make_samples(request, is_plain)[0]
-        except EmptyBatchError:
-            return []
+        is_plain = current_request() is None
+        for request in loading.stream_requests(self):
+            with contextlib.suppress(EmptyBatchError):
+                yield from self.make_samples(request, is_plain)[0]
 
     @property
     def epoch(self) -> int:
@@ -341,10 +307,10 @@ class BaseDataset(Dataset[Any]):
         self._epoch.value = int(epoch)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
-        """A view of some samples, which shares what is held with this dataset.
+        """A view of some samples, by indices or a mask, which shares what is cached with this dataset.
 
         Raises:
-            IndexError: an index outside of the dataset, or that is no integer; a mask that is not as long as the dataset.
+            IndexError: an index outside of the dataset, or that is no integer; a mask of another length.
         """
         chosen = chosen_indices(indices, len(self))
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
@@ -369,7 +335,7 @@ class BaseDataset(Dataset[Any]):
             fraction: of the samples that the first of two views gets (rounded); or the fractions of all views (``[.7, .15, .15]``).
             seed: any integer.
             stratify: a label a sample, or True for `targets`: each view gets its fraction of each label's samples.
-            groups: a group a sample, such as its patient: the samples of a group stay together, and the fractions are approached.
+            groups: a group a sample, such as its patient, whose samples stay together: the fractions are approached.
 
         Raises:
             ConfigError: an argument makes no sense, or a view would have no sample.
@@ -389,7 +355,7 @@ class BaseDataset(Dataset[Any]):
         return [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
 
     def with_transform(self, transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None) -> Self:
-        """A view of all samples that has another transform, and shares what is held with this dataset.
+        """A view of all samples that has another transform, and shares what is cached with this dataset.
 
         Args:
             transform: in place of what was given as `transform` (or, where they are joint, as `transforms`); None or []: none.
@@ -397,10 +363,10 @@ class BaseDataset(Dataset[Any]):
         Raises:
             ConfigError: it is no callable, and no list of callables.
         """
-        view = self.subset(np.arange(len(self)))
+        view, name = self.subset(np.arange(len(self))), "transform" if self.transforms is None else "transforms"
         view._format, rest = self._with_transform(transform)
-        setattr(view, "transform" if self.transforms is None else "transforms", rest)
-        view._arguments = {**self._arguments, "transforms" if self.transforms is not None else "transform": transform}
+        setattr(view, name, rest)
+        view._arguments = {**self._arguments, name: transform}
         return view
 
     def source_of(self, index: int) -> str:
@@ -418,17 +384,8 @@ class BaseDataset(Dataset[Any]):
         return self._fingerprint
 
     def explain(self) -> str:
-        """In words: how samples are read, what is held, and where the budget stands."""
-        held = "records as stored" if self.holds_encoded else "decoded samples"
-        what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
-        lines = [
-            f"{type(self).__name__}: {len(self):,} samples from {type(self._source).__name__}",
-            f"loading_mode {self.loading_mode}: {what.get(str(self.loading_mode), f'{held} are held, shared by all workers')}",
-        ]
-        lines += [f"{name}: {way}" for name, way in self._source.how().items()]
-        if self._mode is not None and self._mode.stats():
-            lines.append("now: " + ", ".join(f"{k} {v:,}" for k, v in self._mode.stats().items()))
-        return Lines("\n".join([*lines, self.budget.explain()]))
+        """In words: how samples are read, what is cached, and where the budget stands."""
+        return explained(self, {} if self._mode is None else self._mode.stats())
 
     def close(self) -> None:
         """Gives back what is held, and closes what is open in this process. The dataset can be used again after it."""
@@ -453,11 +410,7 @@ class BaseDataset(Dataset[Any]):
     @property
     def budget(self) -> MemoryBudget:
         """This process's memory budget under the dataset's `max_memory_usage`."""
-        return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size)
-
-    def left_of_budget(self) -> int:
-        """Bytes that the budget leaves to this process, a worker among others, for what it needs a short time."""
-        return self._budget_left()
+        return self.left_of_budget.budget
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
         """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
@@ -465,7 +418,7 @@ class BaseDataset(Dataset[Any]):
         return sizes if sizes is None or self._chosen is None else blocks_of_view(sizes, self._chosen)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
-        """The (interleave, turns) that suit an order over so many blocks, where nobody gave any: by the layout alone."""
+        """The default (interleave, turns) of an order over so many blocks, by the layout alone."""
         return lanes_for(blocks, self._source.block_nbytes)
 
     def epoch_order(
@@ -487,52 +440,10 @@ class BaseDataset(Dataset[Any]):
             interleave=interleave, turns=turns or DEFAULT_TURNS,
         )  # fmt: skip
 
-    @property
-    def block_nbytes(self) -> int:
-        """Bytes of the decoded chunks of one block; 0 where nothing is decoded as a whole."""
-        return self._source.block_nbytes
-
-    def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may hold `nbytes` of decoded chunks, which are set aside in the budget.
-
-        Raises:
-            BudgetError: they don't fit it.
-        """
-        self._blocks.hold_chunks(nbytes, processes, self.budget)
-
-    @property
-    def has_inputs_in_memory(self) -> bool:
-        """True if all samples are held, and nothing is left to be done with them that costs more than a copy."""
-        return self.loading_mode is LoadingMode.EAGER and not (self.holds_encoded or is_random_in(self))
-
     def expect(self, key: Any, steps: range, batches: RankBatches) -> None:
-        """These batches come next: a streaming dataset begins to read them.
-
-        Args:
-            key: of the epoch: equal while it is the same.
-            steps: of the batches, the next one first.
-            batches: of the epoch.
-        """
-        stretches = batches.order.segments if self._blocks.prefetches_whole else None
+        """A streaming dataset prefetches these batches of an epoch, the next one first; `key` is equal while the epoch is the same."""
+        stretches = batches.order.segments if self.block_memory.prefetches_whole else None
         self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self.whole_indices)
-
-    def hold_prefetched(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may hold `nbytes` of remote blocks while it is in the midst of them; 0: it fetches what each batch
-        takes instead.
-
-        Raises:
-            BudgetError: they don't fit the budget.
-        """
-        self._blocks.prefetch(nbytes, processes, self.budget)
-
-    @property
-    def prefetches_blocks(self) -> bool:
-        """True if its blocks are remote, and there is room for those that a process is in the midst of, so that each is fetched once."""
-        return self._blocks.prefetches_whole and self._blocks.remote_nbytes(1) > 0
-
-    def remote_nbytes(self, count: int) -> int:
-        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole; else 0."""
-        return self._blocks.remote_nbytes(count)
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""
@@ -553,7 +464,7 @@ class BaseDataset(Dataset[Any]):
         return array if self._chosen is None else self._chosen[array]
 
     def seed_index(self, index: int) -> int:
-        """What stands for a sample where random numbers are seeded: its number in the whole dataset."""
+        """The number of a sample in the whole dataset, which seeds its random numbers."""
         return index if self._chosen is None else int(self._chosen[index])
 
     def seeded_objects(self) -> Iterator[Any]:
@@ -582,19 +493,14 @@ class BaseDataset(Dataset[Any]):
 
     def _settle(self) -> None:
         self._is_settled = True
-        self._blocks.settle(self.budget)
+        self.block_memory.settle()
         become_iterable(self)
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made before any worker is forked, so that all share it
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return reduced(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return state_of(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        restore(self, state)
+    __reduce_ex__ = reduced
+    __getstate__ = state_of
+    __setstate__ = restore
 
 
 BaseDataset.__init__ = settling(BaseDataset.__init__)  # type: ignore[method-assign]  # that of subclasses: `prepare_class`

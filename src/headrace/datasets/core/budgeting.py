@@ -1,4 +1,4 @@
-"""What a dataset takes of the memory budget beside samples: blocks that it is in the midst of, and one large image at a time."""
+"""A dataset's memory budget, and what it takes of it beside samples: blocks that are in use, and one large image at a time."""
 
 from __future__ import annotations
 
@@ -14,59 +14,84 @@ from headrace.order import detect_world
 from headrace.storage.source import Source
 
 CHUNK_BYTES = 64 << 20
-"""Decoded chunks that each process holds where the order does not say how many are of use."""
+"""Decoded chunks that each process caches where the order does not say how many are of use."""
+
+
+class DatasetBudget:
+    """The memory budget under a dataset's `max_memory_usage`. Called, it gives the bytes that are left to this process, a worker among
+    others, for what it needs a short time."""
+
+    def __init__(self, max_memory_usage: float | int | str) -> None:
+        self._max_memory_usage = max_memory_usage
+        self._at_spawn: int | None = None  # a spawned worker's ledger knows nothing of its parent's reservations
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """This process's."""
+        return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size)
+
+    def __call__(self) -> int:
+        info, available = get_worker_info(), self._available()
+        return available if info is None else available // info.num_workers
+
+    def _available(self) -> int:
+        return self.budget.available if self._at_spawn is None else self._at_spawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_at_spawn": self._available() if is_spawning() else self._at_spawn}
 
 
 class BlockMemory:
-    """What is set aside in the budget for the blocks of a source. A dataset and its views share it.
+    """What is reserved for the blocks of a source. A dataset and its views share it.
 
     Args:
         source: whose blocks they are.
         streams: True if the dataset's mode is streaming, which prefetches.
+        budget: in which it is reserved.
     """
 
-    def __init__(self, source: Source, streams: bool) -> None:
-        self._source, self._streams = source, streams
+    def __init__(self, source: Source, streams: bool, budget: DatasetBudget) -> None:
+        self._source, self._streams, self._budget = source, streams, budget
         self._chunks: Reservation | None = None
         self._prefetched: Reservation | None = None
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
 
-    def settle(self, budget: MemoryBudget) -> None:
-        """Sets room aside for whoever reads without a Loader, which knows its order.
+    def settle(self) -> None:
+        """Reserves memory for whoever reads without a Loader, which knows its order.
 
         Raises:
             BudgetError: not even one chunk fits the budget.
         """
-        block = self._source.block_nbytes
+        block, budget = self._source.block_nbytes, self._budget.budget
         if block > budget.limit:
             raise BudgetError(
                 f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is decoded, and the memory budget is "
                 f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise max_memory_usage"
             )
         if block:
-            self.hold_chunks(min(max(CHUNK_BYTES, block), budget.available // 8), 1, budget)
+            self.hold_chunks(min(max(CHUNK_BYTES, block), budget.available // 8))
         two = self.remote_nbytes(2)
         if two:
-            self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8), 1, budget)
+            self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
-    def hold_chunks(self, nbytes: int, processes: int, budget: MemoryBudget) -> None:
-        """Each of so many processes may hold `nbytes` of decoded chunks.
+    def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
+        """Each of so many processes may cache `nbytes` of decoded chunks.
 
         Raises:
             BudgetError: they don't fit.
         """
-        self._chunks = _reserved(self._chunks, nbytes * processes, budget, "decoded chunks")
+        self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
 
-    def prefetch(self, nbytes: int, processes: int, budget: MemoryBudget) -> None:
-        """Each of so many processes may hold `nbytes` of remote blocks that it is in the midst of; 0: it fetches what each batch takes.
+    def prefetch(self, nbytes: int, processes: int = 1) -> None:
+        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes.
 
         Raises:
             BudgetError: they don't fit.
         """
         self.prefetches_whole = nbytes > 0
-        self._prefetched = _reserved(self._prefetched, nbytes * processes, budget, "blocks fetched ahead")
+        self._prefetched = self._reserve(self._prefetched, nbytes * processes, "blocks fetched ahead")
         if self._source.far is not None:
             self._source.far.hold_prefetched(nbytes)
 
@@ -75,39 +100,13 @@ class BlockMemory:
         sizes = self._source.blocks() if self._streams and self._source.far is not None else None
         if sizes is None or not len(sizes):
             return 0
-        largest = np.sort(sizes)[-count:]
-        return int(-(-self._source.stored_nbytes // len(self._source))) * int(largest.sum())
+        return int(-(-self._source.stored_nbytes // len(self._source))) * int(np.sort(sizes)[-count:].sum())
+
+    def _reserve(self, reservation: Reservation | None, nbytes: int, what: str) -> Reservation | None:
+        if reservation is None:
+            return self._budget.budget.reserve(nbytes, what) if nbytes else None
+        reservation.resize(nbytes)
+        return reservation
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_chunks": None, "_prefetched": None}  # of the process that made them
-
-
-def _reserved(reservation: Reservation | None, nbytes: int, budget: MemoryBudget, what: str) -> Reservation | None:
-    if reservation is None:
-        return budget.reserve(nbytes, what) if nbytes else None
-    reservation.resize(nbytes)
-    return reservation
-
-
-class BudgetLeft:
-    """Says what the budget leaves to this process, a worker among others.
-
-    Args:
-        max_memory_usage: of the dataset.
-    """
-
-    def __init__(self, max_memory_usage: float | int | str) -> None:
-        self._max_memory_usage = max_memory_usage
-        self._at_spawn: int | None = None  # a spawned worker's ledger knows nothing of its parent's reservations
-
-    def __call__(self) -> int:
-        info = get_worker_info()
-        return self._available() if info is None else self._available() // info.num_workers
-
-    def _available(self) -> int:
-        if self._at_spawn is not None:
-            return self._at_spawn
-        return MemoryBudget(self._max_memory_usage, local_world_size=detect_world().local_world_size).available
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_at_spawn": self._available() if is_spawning() else self._at_spawn}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 
 from headrace.datasets.core.checks import explain_call
 from headrace.datasets.core.options import COMMON, REMOTE
+from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.paths import is_url, redact
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, is_spawning
@@ -86,15 +87,14 @@ def streaming_class(cls: type) -> type:
     return made
 
 
-def reduced(dataset: Any) -> tuple[Any, ...]:
+def reduced(dataset: Any, protocol: Any) -> tuple[Any, ...]:
     """For `pickle`: a dataset travels to a worker with its store, anywhere else without what is held, and always as its plain class."""
     return blank, (getattr(type(dataset), "_plain_class", type(dataset)),), dataset.__getstate__()
 
 
 def state_of(dataset: Any) -> dict[str, Any]:
     """What travels of a dataset."""
-    state = {**dataset.__dict__, "_chunk_bytes": None, "_ahead_bytes": None}
-    state.pop("_travelling", None)
+    state = {name: value for name, value in dataset.__dict__.items() if name != "_travelling"}
     if is_spawning():
         state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
         for name in ("targets", "_chosen"):
@@ -141,6 +141,20 @@ def describe_call(name: str, arguments: dict[str, Any]) -> str:
         _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value) for argument, value in arguments.items()
     ]
     return f"{name}({', '.join(shown)})"
+
+
+def explained(dataset: Any, stats: Mapping[str, int]) -> Lines:
+    """How a dataset's samples are read, what is cached, and where its budget stands."""
+    cached = "records as stored" if dataset.holds_encoded else "decoded samples"
+    what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
+    lines = [
+        f"{type(dataset).__name__}: {len(dataset):,} samples from {type(dataset.sample_source).__name__}",
+        f"loading_mode {dataset.loading_mode}: {what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
+        *(f"{name}: {way}" for name, way in dataset.sample_source.how().items()),
+    ]
+    if stats:
+        lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))
+    return Lines("\n".join([*lines, dataset.budget.explain()]))
 
 
 def describe_argument(name: str, value: Any) -> str:

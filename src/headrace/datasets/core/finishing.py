@@ -11,10 +11,13 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
 from headrace.errors import FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
+
+_WITHOUT_GENERATORS = ("sample_reader", "sample_finisher", "left_of_budget", "block_memory")
 
 
 class Finisher:
@@ -33,15 +36,19 @@ class Finisher:
     def __reduce__(self) -> tuple[Any, ...]:
         return Finisher, ()
 
-    def finish(self, dataset: Any, request: BatchRequest, values: list[Any], may_repeat: Callable[[], bool]) -> tuple[list[Any], list[int]]:
+    def finish(self, dataset: Any, request: BatchRequest, values: list[Any], is_plain: bool = False) -> tuple[list[Any], list[int]]:
         """The samples of a batch without those that are left out, and the index of each.
 
         Args:
             request: says what belongs to the batch.
             values: for each index the decoded value, or a SampleError. Emptied: decoded and finished samples of a whole batch need not be
                 there at once.
-            may_repeat: says whether the same draws may have come before; asked only if a warning is due.
+            is_plain: True under a plain DataLoader, which names no epoch.
+
+        Raises:
+            SampleError: none of the samples can be read.
         """
+        failure = next((value for value in values if isinstance(value, SampleError)), None)
         is_random, format_, replacement = is_random_in(dataset), dataset.sample_format, dataset.sample_reader.replacement
         samples: list[Any] = []
         indices: list[int] = []
@@ -55,8 +62,10 @@ class Finisher:
                 made = replacement(index, dataset.source_of(index), value) if isinstance(value, SampleError) else [value]
                 samples += made
                 indices += [index] * len(made)
-            if last is not None and is_random and not self._has_warned and may_repeat():
+            if last is not None and is_random and is_plain and not self._has_warned and dataset.may_repeat_draws():
                 self._warn_of_repeats(dataset, last)
+        if failure is not None and not samples:
+            raise nothing_readable(failure, len(request))
         return samples, indices
 
     def draw(self, dataset: Any, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
@@ -163,8 +172,8 @@ def is_transformed(dataset: Any) -> bool:
 
 def public_attributes(dataset: Any) -> dict[str, Any]:
     """The attributes of a dataset that may hold random generators which transforms draw from."""
-    own = {name: value for name, value in vars(dataset).items() if name not in ("sample_reader", "sample_finisher")}
-    return {**{name: value for name, value in own.items() if not name.startswith("_")}, "on_error": dataset.on_error}
+    own = {name: value for name, value in vars(dataset).items() if not (name.startswith("_") or name in _WITHOUT_GENERATORS)}
+    return {**own, "on_error": dataset.on_error}
 
 
 def is_random_in(dataset: Any) -> bool:

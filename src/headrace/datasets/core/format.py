@@ -199,10 +199,17 @@ class FormatOf(SampleFormat):
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)
-        return view.wrapped_format(), view.transform if self._dataset.transforms is None else view.transforms
+        return wrapped_format(view), view.transform if self._dataset.transforms is None else view.transforms
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return None if self._overridden else self._base.own_way(dataset, collating)
+
+
+def wrapped_format(dataset: Any) -> SampleFormat:
+    """The format of a dataset or view, for a dataset around it that numbers its samples as it does."""
+    is_as_given = not dataset._overridden and dataset._chosen is None
+    format_: SampleFormat = dataset._format
+    return format_ if is_as_given else FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
 
 
 def plain_target(target: Any) -> Any:

@@ -18,7 +18,7 @@ from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Mode
 from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import RankBatches, detect_world
-from headrace.order.request import BatchRequest
+from headrace.order.request import BatchRequest, current_request
 from headrace.order.shares import check_shared_once
 
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
@@ -63,13 +63,9 @@ def _place_of(dataset: Any) -> Place | None:
     return Place(cache_folder(dataset._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
 
 
-def stream_requests(dataset: Any, around: BatchRequest | None) -> Iterator[BatchRequest]:
-    """The batches of this rank and worker in an epoch of a streaming dataset, each announced to its mode.
-
-    Args:
-        dataset: in mode "streaming".
-        around: the batch of a dataset around this one: it names seed and epoch.
-    """
+def stream_requests(dataset: Any) -> Iterator[BatchRequest]:
+    """The batches of this rank and worker in an epoch of a streaming dataset, each prefetched by its mode."""
+    around = current_request()  # of a dataset around this one
     world, info = dataset._world or detect_world(), get_worker_info()
     check_shared_once(dataset, world.world_size)
     worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)

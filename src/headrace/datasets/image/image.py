@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.budgeting import BudgetLeft
+from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
@@ -112,7 +112,7 @@ class ImageDataset(BaseDataset):
         sample_format = ImageFormat(
             color=color, image_size=self.image_size, is_size_given=image_size is not _UNSET, exact=decode == "exact", normalize=normalize,
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
-            hold=common.get("hold"), left=BudgetLeft(common.get("max_memory_usage", 0.8)),
+            hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
         super().__init__(source, sample_format=sample_format, targets=found, transform=transform, loading_mode=loading_mode, **common)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.budgeting import BudgetLeft
+from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
@@ -66,7 +66,7 @@ def open_shards(
     reading: dict[str, Any] = {name: of_loading[name] for name in _OF_READING if name in of_loading}
     if kind == "tar":
         source: Any = TarSource(files, cache_dir=reading.get("cache_dir"), progress=reading.get("progress"), reach=reach)
-        left = BudgetLeft(reading.get("max_memory_usage", 0.8))
+        left = DatasetBudget(reading.get("max_memory_usage", 0.8))
         return kind, BaseDataset(source, sample_format=TarFormat(decode, left), **of_loading)
     if kind in ("jsonl", "txt"):
         source = _lines(files, kind, reading, reach)

@@ -88,7 +88,7 @@ class StreamingDataset(DelegatingDataset):
         reach, common = split_options(options)
         self.kind, inner = open_shards(urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach)
         if inner.sample_source.block_nbytes:
-            inner.hold_chunks(0)  # this dataset sets room aside for them
+            inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
         self._decode = decode
         rest: dict[str, Any] = {name: value for name, value in common.items() if name not in transforms}
         given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself

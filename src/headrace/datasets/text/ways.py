@@ -74,7 +74,7 @@ class JoinedIds(FastWay):
             batch = collating.join(np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values)))
             if batch is not None:
                 return MadeBatch(batch, len(request))
-        return self._slow.collated(*dataset.finish_samples(request, values), request)
+        return self._slow.collated(*dataset.sample_finisher.finish(dataset, request, values), request)
 
 
 class JoinedLines(FastWay):

@@ -40,11 +40,11 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
     if not isinstance(plan, OrderPlan) or not plan.batches.steps:
         return
     if not isinstance(dataset, BaseDataset):
-        if any(inner.block_nbytes for inner in inner_datasets(dataset)):
+        if any(inner.sample_source.block_nbytes for inner in inner_datasets(dataset)):
             yield f"blocks: those of the dataset inside can't be seen through {type(dataset).__name__}, and are decoded for each batch"
             yield "  views that headrace makes (dataset.subset, dataset.split) know their blocks"
         return
-    nbytes = dataset.block_nbytes
+    nbytes = dataset.sample_source.block_nbytes
     if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned(plan)):
         return
     try:
@@ -53,7 +53,7 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
         return
     if sizes is None or not len(sizes):
         return
-    is_fetched = not nbytes and dataset.prefetches_blocks and is_laned(plan)
+    is_fetched = not nbytes and dataset.block_memory.prefetches_whole and dataset.block_memory.remote_nbytes(1) > 0 and is_laned(plan)
     how = f", of {format_size(nbytes)} each when they are decoded" if nbytes else ", each fetched as a whole" if is_fetched else ""
     yield f"blocks: {len(sizes):,} of the storage{how}"
     if not nbytes and not is_fetched:
