@@ -39,7 +39,7 @@ INSIDE: dict[str, list[str]] = {
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
     "io/cache": ["disk_cache", "blocks", "whole_files"],
     "order": [
-        *("permutation", "base", "seeding", "shares", "world", "request", "balanced", "bucketed", "weighted", "lanes", "ranks", "splits"),
+        *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
     ],
     "memory": [

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.order import BalancedOrder, BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder, WeightedOrder
-from headrace.order.bucketed import POOL, padding_fraction
+from headrace.order.drawn import POOL, _log, padding_fraction
 from headrace.order.epoch import pass_epoch
-from headrace.order.weighted import _log
 
 pytestmark = pytest.mark.quick_every(2)
 

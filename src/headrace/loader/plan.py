@@ -33,7 +33,7 @@ from headrace.order import (
     ResizedOrder,
     WeightedOrder,
 )
-from headrace.order.bucketed import padding_fraction
+from headrace.order.drawn import padding_fraction
 from headrace.order.seeding import OF_SAMPLER, Draws, SampleSeeder
 
 _LOOKED_AT = 1_000  # batches of an epoch, to say how much of them is padding

@@ -1,17 +1,15 @@
 """The order of an epoch's samples, as a pure function of integers.
 
-The order of an epoch is a pure function of integers; ranks and workers take their shares of it by arithmetic.
+Ranks and workers take their shares of it by arithmetic.
 """
 
-from headrace.order.balanced import BalancedOrder
 from headrace.order.base import Order
-from headrace.order.bucketed import BucketedOrder
+from headrace.order.drawn import BalancedOrder, BucketedOrder, WeightedOrder
 from headrace.order.epoch import EpochOrder, ResizedOrder
 from headrace.order.ranks import RankBatches
 from headrace.order.request import BatchRequest
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
-from headrace.order.weighted import WeightedOrder
 from headrace.order.world import World, detect_world
 
 __all__ = [

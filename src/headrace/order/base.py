@@ -1,8 +1,4 @@
-"""The interface of an epoch's order: indices by position.
-
-Which sample stands at a position, from a few arguments alone: so a run can stop and go on anywhere, and workers and ranks need not
-talk to agree.
-"""
+"""The interface of an epoch's order: indices by position, from a few arguments alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The order of an epoch: sequential, a full permutation, or a block shuffle.
 
-`EpochOrder` computes the index at any position from a few integers: no list of indices is ever written down, a run can stop and go on
-anywhere, and workers and ranks agree without communication. `ResizedOrder` cuts it short, or repeats it.
+`EpochOrder` computes the index at any position from a few integers. `ResizedOrder` cuts it short, or repeats it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class EpochOrder(Order):
     Args:
         n: number of samples.
         shuffle: False: 0, 1, 2, ...; True: a permutation of all samples; "block": blocks are permuted and interleaved,
-            and samples are permuted inside their block, or the part of it that comes by itself, so that a block is read once (see
-            `order.lanes`).
+            and samples are permuted inside their block, or the part of it that comes by itself (see `order.lanes`).
         seed: any integer.
         epoch: any integer. Seed and epoch are hashed together: no epoch of one seed repeats an epoch of another.
         blocks: integer array [blocks] of the sizes of consecutive runs of samples that are stored together; their sum
@@ -45,8 +43,7 @@ class EpochOrder(Order):
         global_batch: samples in a batch over all ranks. Only "block" depends on it.
         interleave: for "block", how many places of the sequence of blocks a global batch draws from; None:
             `DEFAULT_INTERLEAVE`.
-        turns: for "block", after how many global batches the same places come again. Best a multiple of the number of
-            workers.
+        turns: for "block", after how many global batches the same places come again; best a multiple of the number of workers.
 
     Raises:
         ConfigError: an argument that makes no sense, or block sizes that don't sum up to `n`.

@@ -19,10 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 
-ROUNDS = 6
-ROUNDS_SMALL = 8  # few bits mix slowly: with 6 rounds the orders of a small range are visibly not equally likely
-SMALL = 64
-KEY_COUNT = max(ROUNDS, ROUNDS_SMALL)
+KEY_COUNT = 8
+_ROUNDS = 6  # of ranges of at least _SMALL; smaller ones take KEY_COUNT: few bits mix slowly, and orders would not be equally likely
+_SMALL = 64
 
 _BLOCK = 32_768  # positions at a time: the temporaries of a round stay in the cache, and numpy's overhead stays small
 _KEYS_PER_DIGEST = 16
@@ -75,17 +74,16 @@ def permute(positions: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
     Raises:
         ConfigError: a position outside [0, n), positions that are no integers, or too few keys.
     """
-    flat, shape = _check_positions(positions)
-    _check_keys(keys)
-    if flat.size and (flat.min() < 0 or flat.max() >= n):
-        raise ConfigError(f"positions must be in [0, {n}), got {flat.min()} to {flat.max()}")
-    out = np.empty(flat.size, np.int64)
+    array = _checked(positions, keys)
+    if array.size and (array.min() < 0 or array.max() >= n):
+        raise ConfigError(f"positions must be in [0, {n}), got {array.min()} to {array.max()}")
+    flat, out = array.ravel(), np.empty(array.size, np.int64)
     size, bits = np.asarray(n, np.uint64), np.asarray(_width(n), np.uint64)
-    rounds = keys[: _rounds(n)].astype(np.uint32)
+    rounds = keys[: KEY_COUNT if n < _SMALL else _ROUNDS].astype(np.uint32)
     for start in range(0, flat.size, _BLOCK):
         part = slice(start, start + _BLOCK)
         out[part] = _walk(flat[part].astype(np.uint64), size, bits, rounds)
-    return out.reshape(shape)
+    return out.reshape(array.shape)
 
 
 def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint64]) -> IntArray:
@@ -104,14 +102,12 @@ def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint
     Raises:
         ConfigError: a position outside its range, shapes that don't fit, or too few keys.
     """
-    flat, shape = _check_positions(positions)
-    limits, limits_shape = _check_positions(sizes)
-    _check_keys(keys)
-    if len(shape) != 1 or limits_shape != shape or keys.shape[1:] != shape:
-        raise ConfigError(f"positions, sizes and key columns must be as many, got shapes {shape}, {limits_shape} and {keys.shape}")
-    if flat.size and ((flat < 0) | (flat >= limits)).any():
-        wrong = int(np.flatnonzero((flat < 0) | (flat >= limits))[0])
-        raise ConfigError(f"position {flat[wrong]} at element {wrong} is outside [0, {limits[wrong]})")
+    flat, limits = _checked(positions, keys), _checked(sizes, keys)
+    if flat.ndim != 1 or limits.shape != flat.shape or keys.shape[1:] != flat.shape:
+        raise ConfigError(f"positions, sizes and key columns must be as many, got shapes {flat.shape}, {limits.shape} and {keys.shape}")
+    wrong = np.flatnonzero((flat < 0) | (flat >= limits))
+    if wrong.size:
+        raise ConfigError(f"position {flat[wrong[0]]} at element {wrong[0]} is outside [0, {limits[wrong[0]]})")
     out = np.empty(flat.size, np.int64)
     for start in range(0, flat.size, _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -138,10 +134,6 @@ def mix(values: NDArray[np.uint32], keys: NDArray[np.uint32] | np.uint32) -> NDA
     return h
 
 
-def _rounds(n: int) -> int:
-    return ROUNDS_SMALL if n < SMALL else ROUNDS
-
-
 def _width(n: int) -> int:
     """Bits of the network's domain; at least two, since either half needs one.
 
@@ -160,8 +152,8 @@ def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: 
     columns = keys[:KEY_COUNT].astype(np.uint32)
     bits = _WIDTHS[np.searchsorted(_POWERS_OF_TWO, sizes - np.uint64(1), side="right")]
     out = np.empty(values.size, np.int64)
-    small = sizes < SMALL
-    for rounds, group in ((ROUNDS_SMALL, np.flatnonzero(small)), (ROUNDS, np.flatnonzero(~small))):
+    small = sizes < _SMALL
+    for rounds, group in ((KEY_COUNT, np.flatnonzero(small)), (_ROUNDS, np.flatnonzero(~small))):
         if group.size:
             out[group] = _walk(values[group], sizes[group], bits[group], columns[:rounds, group])
     return out
@@ -213,16 +205,13 @@ def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray
     return (left.astype(np.uint64) << right_bits) | right
 
 
-def _check_positions(positions: ArrayLike) -> tuple[NDArray[np.integer], tuple[int, ...]]:
-    """Gives integers as a flat array, and the shape they came in."""
+def _checked(positions: ArrayLike, keys: NDArray[np.uint64]) -> NDArray[np.integer]:
+    """Positions or sizes as an array of integers, if there are keys enough."""
     array = np.asarray(positions)
-    if array.size == 0:
-        return np.empty(0, np.int64), array.shape
+    if not array.size:
+        array = array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(f"positions and sizes must be integers, got an array of {array.dtype}")
-    return array.ravel(), array.shape
-
-
-def _check_keys(keys: NDArray[np.uint64]) -> None:
     if len(keys) < KEY_COUNT:
         raise ConfigError(f"a permutation needs {KEY_COUNT} keys, got {len(keys)}")
+    return array

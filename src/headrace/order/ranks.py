@@ -132,11 +132,7 @@ class RankBatches:
         return self.order[self._positions(self._check_step(step), step + 1)]
 
     def some(self, steps: Sequence[int]) -> list[IntArray]:
-        """Gives this rank's indices of several global batches, at hardly more cost than those of one.
-
-        Raises:
-            IndexError: there is no such step.
-        """
+        """Gives this rank's indices of several global batches, as `batch` does, at hardly more cost than those of one."""
         parts = [self._positions(self._check_step(step), step + 1) for step in steps]
         if not parts:
             return []
@@ -154,11 +150,7 @@ class RankBatches:
         return (indices for indices, _ in self.with_positions(step))
 
     def with_positions(self, step: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Iterates like `iter_from`, over pairs of the indices and their positions in the order.
-
-        Raises:
-            IndexError: there is no such step.
-        """
+        """Iterates like `iter_from`, over pairs of the indices and their positions in the order."""
         return self._iterate(step if step == self.steps else self._check_step(step))
 
     def __iter__(self) -> Iterator[IntArray]:

@@ -46,15 +46,10 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
     Args:
         dataset: the dataset, of which only the length is used, or the length itself.
         batch_size: samples a batch and rank, as given to the DataLoader; it sets the global batch and cuts nothing.
-        shuffle: False, True or "block", see `EpochOrder`.
-        seed: any integer.
-        rank: number of this rank; None: see `detect_world`.
-        world_size: number of ranks; None: see `detect_world`.
+        shuffle, seed, blocks, interleave, turns: see `EpochOrder`.
+        rank, world_size: number of this rank, and of ranks; None: see `detect_world`.
         drop_last: drop the incomplete global batch (torch's sampler drops only what does not divide by the world size).
         pad: see `RankBatches`.
-        blocks: see `EpochOrder`.
-        interleave: see `EpochOrder`.
-        turns: see `EpochOrder`.
         order: an order of another kind, such as a `WeightedOrder`, made for the global batch; `shuffle`, `seed`, `blocks`, `interleave`
             and `turns` don't count then.
 

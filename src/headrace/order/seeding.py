@@ -1,7 +1,6 @@
 """Seeds the random generators that a sample's transform draws from.
 
-Those that follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever it did before: the
-random generators that transforms draw from are seeded before each sample.
+The seeds follow from (seed, epoch, index, k), whichever process transforms the sample, and whatever it did before.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -38,14 +37,7 @@ _OPAQUE = (
     *(np.ndarray, np.generic, torch.Tensor),
 )
 _RANDOM = (
-    "AugMix",
-    "AutoAugment",
-    "ColorJitter",
-    "CutMix",
-    "ElasticTransform",
-    "GaussianNoise",
-    "MixUp",
-    "ScaleJitter",
+    *("AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianNoise", "MixUp", "ScaleJitter"),
     "TrivialAugmentWide",
 )
 """torchvision's random transforms, and albumentations' that share their names, which don't begin with "Random"."""
@@ -80,24 +72,25 @@ class SampleSeeder:
     """Seeds the random generators that the transforms of a sample may draw from.
 
     These are the global ones of `random`, `numpy.random` and torch (CPU), and those that the holders hold: each
-    `numpy.random.Generator`, `numpy.random.RandomState`, `random.Random` and `torch.Generator` in their attributes, in
-    items of lists, tuples and dicts, in arguments of `functools.partial`, in objects of bound methods and in closures,
-    and so on inside of what is found there. Not looked into: sets and `__slots__`, which have no order or no common
-    form; arrays and tensors; what comes after the first 1,000 items of a container, or after 100,000 objects in all.
+    `numpy.random.Generator`, `numpy.random.RandomState`, `random.Random` and `torch.Generator` in their attributes, in items of lists,
+    tuples and dicts, in arguments of `functools.partial`, in objects of bound methods and in closures, and so on inside of these. Not
+    looked into: sets and `__slots__`, which have no order or no common form; arrays and tensors; what comes after the first 1,000 items
+    of a container, or after 100,000 objects in all.
 
-    The k-th generator that is found, holder by holder, gets the k-th stream: pass what holds the transforms before
-    anything that may differ between processes. Not thread-safe, as the global generators are not. Pickled along with
-    its holders, it goes on seeding what they hold.
+    The k-th generator, holder by holder, gets the k-th stream: pass what holds the transforms before anything that may differ between
+    processes. Not thread-safe, as the global generators are not. Pickled along with its holders, it goes on seeding what they hold.
 
     Args:
         *holders: datasets, transforms, or other objects.
 
     Attributes:
-        held: the generators found, in the order of their streams.
+        generators: those of the holders, in the order of their streams.
     """
 
     def __init__(self, *holders: object) -> None:
-        self.generators: list[Generator] = _find_generators(holders)
+        is_system = random.SystemRandom  # has no state to set
+        reached = _reachable(holders)
+        self.generators: list[Generator] = [one for one in reached if isinstance(one, Generator) and not isinstance(one, is_system)]
 
     def __call__(self, seed: int, epoch: int, index: int, k: int = 0) -> None:
         """Seeds everything for one sample; the arguments are those of `sample_seeds`."""
@@ -111,10 +104,7 @@ class SampleSeeder:
 
 @contextmanager
 def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
-    """Puts the global generators, and those that a seeder has found, back to where they were at the beginning.
-
-    So a batch that is made in the main process leaves no trace in the random numbers of the training loop.
-    """
+    """Puts the global generators, and those that a seeder has found, back at the end to where they were at the beginning."""
     put_back = snapshot_rng(seeder)
     try:
         yield
@@ -133,45 +123,55 @@ def warn_off_main_thread() -> None:
 
 def rng_states(seeder: SampleSeeder | None = None) -> bytes:
     """The states of the global generators, and of those that a seeder has found, as bytes: equal where nothing was drawn between."""
-    states: list[object] = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()]
-    for generator in seeder.generators if seeder is not None else ():
-        if isinstance(generator, np.random.Generator):
-            states.append(generator.bit_generator.state)
-        elif isinstance(generator, np.random.RandomState):
-            states.append(generator.get_state(legacy=False))
-        elif isinstance(generator, torch.Generator):
-            states.append(generator.get_state().numpy())
-        else:
-            states.append(generator.getstate())
-    return pickle.dumps(states)
+    return pickle.dumps([state.numpy() if isinstance(state, torch.Tensor) else state for state in _states(_found_by(seeder))])
 
 
 def snapshot_rng(seeder: SampleSeeder | None = None) -> Callable[[], None]:
     """Gives a function that puts the global generators, and those that a seeder has found, back to where they are now."""
-    restore: list[Callable[[], object]] = [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state(legacy=False)),
-        partial(torch.set_rng_state, torch.get_rng_state()),
-        *(_restorer(generator) for generator in (seeder.generators if seeder is not None else ())),
-    ]
+    generators = _found_by(seeder)
+    states = _states(generators)
 
     def put_back() -> None:
-        for restore_one in restore:
-            restore_one()
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        for generator, state in zip(generators, states[3:], strict=True):
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            elif isinstance(generator, random.Random):
+                generator.setstate(state)
+            else:
+                generator.set_state(state)
 
     return put_back
+
+
+def _found_by(seeder: SampleSeeder | None) -> tuple[Generator, ...]:
+    return () if seeder is None else tuple(seeder.generators)
+
+
+def _states(generators: Iterable[Generator]) -> list[Any]:
+    """The states of the global generators, and of these."""
+    states = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
+    for generator in generators:
+        if isinstance(generator, np.random.Generator):
+            states.append(generator.bit_generator.state)
+        elif isinstance(generator, np.random.RandomState):
+            states.append(generator.get_state(legacy=False))
+        else:
+            states.append(generator.get_state() if isinstance(generator, torch.Generator) else generator.getstate())
+    return states
 
 
 class Draws:
     """Random numbers of its own for work that is done in pieces.
 
     Inside ``with draws():`` the global generators, and those that the holder holds, stand where the piece before has left them, and
-    before the first one where (seed, epoch, place) puts them. So the work draws the same whatever comes between its pieces, and
-    leaves no trace outside.
+    before the first one where (seed, epoch, key, k) puts them. So the work draws the same whatever comes between its pieces.
 
     Args:
         seeder: knows the holder's generators.
-        seed, epoch, place, k: what the numbers follow from; `place` stands for the index of a sample, and is negative.
+        seed, epoch, key, k: what the numbers follow from; `key` stands for the index of a sample, and is negative.
     """
 
     def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, key: int, k: int = 0) -> None:
@@ -222,12 +222,6 @@ def random_names(*holders: object) -> list[str]:
     return list(names)
 
 
-def _find_generators(holders: Iterable[object]) -> list[Generator]:
-    """Finds the generators that can be reached from the holders, nearest first, holder by holder."""
-    is_system = random.SystemRandom  # has no state to set
-    return [item for item in _reachable(holders) if isinstance(item, Generator) and not isinstance(item, is_system)]
-
-
 def _reachable(holders: Iterable[object]) -> Iterator[object]:
     """Yields what can be reached from the holders, nearest first, holder by holder; nothing inside of generators."""
     seen: dict[int, object] = {}  # holds the objects too: the id of a temporary one would come again
@@ -275,14 +269,3 @@ def _reseed(generator: Generator, seeds: tuple[int, int, int]) -> None:
         generator.manual_seed(seeds[2])
     else:
         generator.seed(seeds[0])
-
-
-def _restorer(generator: Generator) -> Callable[[], object]:
-    """Gives a function that puts a generator back to its present state."""
-    if isinstance(generator, np.random.Generator):
-        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.set_state, generator.get_state(legacy=False))
-    if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
-    return partial(generator.setstate, generator.getstate())

@@ -20,16 +20,19 @@ from headrace.order.ranks import RankBatches
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """How an epoch goes through the blocks, over all ranks and their workers."""
+    """How an epoch goes through the blocks, over all ranks and their workers.
+
+    Attributes:
+        blocks: blocks that samples are taken from.
+        segments: stretches that these lie in: more than blocks, where the end of a lane cuts some, whose parts come at different times.
+        readings: pairs of a segment and a process that has samples of it: how often blocks are read and decoded.
+        repeated: readings beside these, for padding: the epoch's first samples once more at its end.
+    """
 
     blocks: int
-    """Blocks that samples are taken from."""
     segments: int
-    """Stretches that these lie in: more than blocks, where the end of a lane cuts some, whose parts come at different times."""
     readings: int
-    """Pairs of a segment and a process that has samples of it: how often blocks are read and decoded."""
     repeated: int = 0
-    """Readings beside these, for padding: the epoch's first samples once more at its end."""
 
     @property
     def cut(self) -> int:
@@ -96,7 +99,7 @@ class _Epoch:
         share = self._lanes.share[lane % self._lanes.interleave]
         readings = int(self._processes_of(starts - self._lanes.first[lane], ends - self._lanes.first[lane], share).sum())
         new = [(lane, slot) for lane, slot, process in self._tail().tolist() if not self._is_counted(lane, slot, process)]
-        further = {entry for entry in new if not self._is_begun(*entry)}  # segments that only the last steps take from
+        further = {entry for entry in new if np.greater_equal(*self._counted_part(*entry))}  # segments that only the last steps take from
         known = slot[np.diff(slot, prepend=-1) > 0]
         blocks = len(known) + len(np.setdiff1d([slot for _, slot in further], known))
         return Visits(blocks, len(lane) + len(further), readings + len(new), self._repeated())
@@ -148,10 +151,6 @@ class _Epoch:
         """Start and end, within the lane, of what whole steps take from a block there."""
         first = int(self._lanes.first[lane])
         return max(0, int(self._edges[slot]) - first), min(int(self._counted[lane]), int(self._edges[slot + 1]) - first)
-
-    def _is_begun(self, lane: int, slot: int) -> bool:
-        start, end = self._counted_part(lane, slot)
-        return start < end
 
     def _is_counted(self, lane: int, slot: int, process: int) -> bool:
         """True if a process of the last steps had samples of the same segment before them."""

@@ -9,38 +9,39 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of a process among those that train together."""
+    """The place of a process among those that train together.
+
+    Attributes:
+        rank: number of this process, in [0, world_size).
+        world_size: number of processes.
+        local_rank: number of this process among those of its machine; 0 where no launcher says.
+        local_world_size: number of processes on this machine, which share its memory and cores; 1 where no launcher says.
+        source: where rank and world size come from, in words.
+    """
 
     rank: int
-    """Number of this process, in [0, world_size)."""
     world_size: int
-    """Number of processes."""
     local_rank: int
-    """Number of this process among those of its machine; 0 where no launcher says."""
     local_world_size: int
-    """Number of processes on this machine, which share its memory and cores; 1 where no launcher says."""
     source: str
-    """Where rank and world size come from, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
-    """The variables that a launcher sets."""
+class _Launcher(NamedTuple):
+    """The variables that a launcher sets; of `local_size` the first that is set counts."""
 
     name: str
     rank: str
     size: str
     local_rank: str
     local_size: tuple[str, ...]
-    """The first that is set counts."""
 
 
 _MPI, _STEP = "OMPI_COMM_WORLD", ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
@@ -56,10 +57,9 @@ _LAUNCHERS = (
 def detect_world(rank: int | None = None, world_size: int | None = None) -> World:
     """Finds out the rank and the world size of this process.
 
-    Arguments count most, then an initialised torch.distributed, then the environment of torchrun, OpenMPI, MPICH or
-    Intel MPI, and SLURM (inside a job step only: a batch script that runs without srun is one process, though
-    SLURM_NTASKS may say 8). Without any of them the world is this process alone. The local rank and size, which say how
-    many processes share the machine, are the launcher's in every case.
+    Arguments count most, then an initialised torch.distributed, then the environment of torchrun, OpenMPI, MPICH or Intel MPI, and SLURM
+    (inside a job step only: a batch script that runs without srun is one process). Else the world is this process alone. The local rank
+    and size are the launcher's in every case.
 
     Args:
         rank: number of this process, or None to find out.
@@ -72,14 +72,14 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
         ConfigError: one of rank and world size without the other, a rank outside [0, world_size), or a variable of the
             environment that is no number.
     """
-    launcher = _find_launcher(os.environ)
-    local_rank, local_size = _read_local(launcher, os.environ)
+    launcher = _find_launcher()
+    local_rank, local_size = _read_local(launcher)
     if rank is not None or world_size is not None:
         pair, source = _pair("rank", rank, "world_size", world_size), "arguments"
     elif (group := _process_group()) is not None:
         pair, source = group, "torch.distributed"
     elif launcher is not None:
-        numbers = (_read_number(os.environ, launcher.rank), _read_number(os.environ, launcher.size))
+        numbers = (_read_number(launcher.rank), _read_number(launcher.size))
         pair = _pair(launcher.rank, numbers[0], launcher.size, numbers[1])
         source = f"environment of {launcher.name} ({launcher.rank}, {launcher.size})"
     else:
@@ -87,26 +87,26 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
     return World(*pair, local_rank, local_size, source)
 
 
-def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:
+def _find_launcher() -> _Launcher | None:
     for launcher in _LAUNCHERS:
-        present = launcher.rank in environ, launcher.size in environ
+        present = launcher.rank in os.environ, launcher.size in os.environ
         # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
         if all(present) or (any(present) and launcher is not _SLURM):
             return launcher
     return None
 
 
-def _read_local(launcher: _Launcher | None, environ: Mapping[str, str]) -> tuple[int, int]:
+def _read_local(launcher: _Launcher | None) -> tuple[int, int]:
     if launcher is None:
         return 0, 1
-    rank = _read_number(environ, launcher.local_rank) or 0
-    size = next((_read_number(environ, name, repeated=True) for name in launcher.local_size if name in environ), None)
+    rank = _read_number(launcher.local_rank) or 0
+    size = next((_read_number(name, repeated=True) for name in launcher.local_size if name in os.environ), None)
     return rank, max(size or 1, rank + 1)  # SLURM's first number may be that of a machine with fewer tasks
 
 
-def _read_number(environ: Mapping[str, str], name: str, *, repeated: bool = False) -> int | None:
+def _read_number(name: str, *, repeated: bool = False) -> int | None:
     """Reads a variable as a number; `repeated` allows SLURM's lists too, as in "2(x3),1": the first counts."""
-    value = environ.get(name)
+    value = os.environ.get(name)
     if value is None:
         return None
     match = re.fullmatch(r"\s*(\d+)(\(x\d+\))?(,.*)?" if repeated else r"\s*(\d+)\s*", value)
@@ -117,13 +117,9 @@ def _read_number(environ: Mapping[str, str], name: str, *, repeated: bool = Fals
 
 def _process_group() -> tuple[int, int] | None:
     """Asks torch.distributed, but does not import it: nobody can have initialised what nobody has imported."""
-    if "torch.distributed" not in sys.modules:
-        return None
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return dist.get_rank(), dist.get_world_size()
+    dist = sys.modules.get("torch.distributed")
+    is_initialised = dist is not None and dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if dist is not None and is_initialised else None
 
 
 def _pair(rank_name: str, rank: int | None, size_name: str, size: int | None) -> tuple[int, int]:
