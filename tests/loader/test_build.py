@@ -12,8 +12,6 @@ from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDa
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, HeadraceWarning, ImageDataset, Loader, create_dataloader
 from headrace.loader import build, data
-from headrace.loader.budget import batches_nbytes
-from headrace.memory.budget import MemoryBudget
 from headrace.order import World
 from tests.testing.test_contract import SquareDataset
 
@@ -150,9 +148,9 @@ def test_pinned_memory_with_cuda(monkeypatch: pytest.MonkeyPatch, device: str | 
 @pytest.mark.parametrize(("workers", "prefetch", "slots"), [(0, 1, 2), (2, 3, 8)])
 def test_pinned_batches_count_twice(workers: int, prefetch: int, slots: int) -> None:
     """Each slot's batch lies in a pinned buffer too, and torch rounds those up to a power of two."""
-    budget = MemoryBudget("1GB")
+    memory = create_dataloader(SquareDataset(max_memory_usage="1GB"), num_workers=0)._memory
     for batch, pinned in [(0, 0), (1, 1), (1 << 20, 1 << 20), ((1 << 20) + 1, 1 << 21), (38_500_000, 1 << 26)]:
-        plain, twice = (batches_nbytes(batch, workers, prefetch, budget, 0, pins) for pins in (False, True))
+        plain, twice = (memory._needed(DataLoaderConfig(pin_memory=pins), batch, workers, prefetch) for pins in (False, True))
         assert twice - plain == slots * pinned
 
 

@@ -18,34 +18,8 @@ _WORKING = 16 << 20  # bytes that a process which loads takes beside its batch
 _WHAT = "batches on their way"
 
 
-def batches_nbytes(batch: int, workers: int, prefetch: int, budget: MemoryBudget, beside: int, pins: bool = False) -> int:
-    """Bytes of all batches on their way, and of what they are made of.
-
-    The ring has a slot for each batch that is handed out, and two that the user holds, or that are copied to a device. Pinned batches
-    have as many buffers once more: torch keeps those that it has made, and rounds each up to a power of two. Beside it, each process
-    that loads holds samples, and what decoders and allocators take: 16 MiB, or 5 % of a small budget (docs/memory.md).
-
-    Args:
-        batch: bytes of a batch.
-        workers, prefetch: how many batches are on their way.
-        budget: that they are to fit.
-        beside: bytes of each process beside the slots.
-        pins: True if batches are copied to pinned memory.
-    """
-    slots = workers * prefetch + 2 if workers else 2
-    pinned = 1 << (batch - 1).bit_length() if pins and batch else 0
-    return (batch + pinned) * slots + max(1, workers) * (min(_WORKING, budget.limit // 20) + beside)
-
-
 class LoaderMemory:
-    """What one loader takes of its memory budget.
-
-    Args:
-        dataset: the user's.
-        usage: the loader's `max_memory_usage`; None: the dataset's.
-        collating: the collate function.
-        local_world_size: ranks of this machine.
-    """
+    """What one loader takes of its memory budget; `usage` is its `max_memory_usage`, None for the dataset's."""
 
     def __init__(self, dataset: Any, usage: Any, collating: Collating, local_world_size: int) -> None:
         self._dataset, self._usage, self._ranks = dataset, usage, local_world_size
@@ -67,15 +41,23 @@ class LoaderMemory:
         return None if self._reserved is None else self._reserved.nbytes
 
     def _needed(self, config: DataLoaderConfig, batch: int, workers: int, prefetch: int) -> int:
-        """`batches_nbytes`, where each process holds beside its slot the samples before they are stacked and some of what they were
-        decoded from, by measurement a batch and a half; half a batch where they are written straight into it; and what it prefetches."""
-        prefetched = sum(d.mode.window for d in self._datasets if d.loading_mode is LoadingMode.STREAMING)
-        beside = (batch // 2 if self._is_straight else batch * 3 // 2) + prefetched
-        return batches_nbytes(batch, workers, prefetch, self.budget, beside, bool(config.pin_memory))
+        """Bytes of all batches on their way, each of so many bytes, and of what they are made of.
 
-    def _shrink_caches(self, needed: int) -> None:
-        """Has caches shrink where less of the budget is left than needed."""
-        for dataset in self._datasets:
+        The ring has a slot for each batch that is handed out, and two that the user holds, or that are copied to a device. Pinned batches
+        have as many buffers once more: torch keeps those that it has made, and rounds each up to a power of two. Each process that loads
+        has beside its slot what decoders and allocators take (16 MiB, or 5 % of a small budget: docs/memory.md), the samples before they
+        are stacked and some of what they were decoded from (by measurement a batch and a half; half a batch where they are written
+        straight into it), and what it prefetches.
+        """
+        slots = workers * prefetch + 2 if workers else 2
+        pinned = 1 << (batch - 1).bit_length() if config.pin_memory and batch else 0
+        prefetched = sum(d.mode.window for d in self._datasets if d.loading_mode is LoadingMode.STREAMING)
+        beside = min(_WORKING, self.budget.limit // 20) + (batch // 2 if self._is_straight else batch * 3 // 2) + prefetched
+        return (batch + pinned) * slots + max(1, workers) * beside
+
+    def _shrink_caches(self, needed: int, datasets: list[BaseDataset] | None = None) -> None:
+        """Has the caches of datasets (None: all) shrink where less of the budget is left than needed."""
+        for dataset in self._datasets if datasets is None else datasets:
             short = needed - self.budget.available
             if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
                 dataset.mode.give_way(short)
@@ -164,9 +146,7 @@ class LoaderMemory:
             if dataset.loading_mode is LoadingMode.EAGER:
                 continue
             wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES)
-            short = wanted * processes - self.budget.available
-            if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
-                dataset.mode.give_way(short)
+            self._shrink_caches(wanted * processes, [dataset])
             left = self.budget.available // processes
             if lanes.is_block and wanted > left:
                 raise BudgetError(
@@ -199,19 +179,13 @@ class LoaderMemory:
 
 
 class _Lanes:
-    """The lanes of a block shuffle that one process has open.
-
-    Attributes:
-        open: the blocks of these lanes.
-        blocks: the same with those that a batch may end and begin.
-        smaller: options that make them fewer.
-    """
+    """The lanes of a block shuffle that one process has open."""
 
     def __init__(self, order: dict[str, Any], processes: int, world: int) -> None:
         interleave, turns = order.get("interleave") or 1, order.get("turns") or 1
         drawn = interleave // world if interleave % world == 0 else interleave
         own = turns // processes if turns % processes == 0 else turns
         self.is_block: bool = order.get("shuffle") == "block"
-        self.open: int = drawn * own
-        self.blocks: int = drawn * (own + 1)
-        self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"
+        self.open: int = drawn * own  # blocks of these lanes
+        self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin
+        self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"  # options that make them fewer

@@ -22,6 +22,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, StateError
 from headrace.loader.config import DataLoaderConfig, Shuffle
 from headrace.loader.data import length_of
+from headrace.loader.stateful import is_stateful
 from headrace.order import (
     BalancedOrder,
     BatchRequest,
@@ -90,64 +91,58 @@ class Plan(ABC):
 
 
 class OrderPlan(Plan):
-    """headrace's own order (laws 2 to 4)."""
+    """headrace's own order (laws 2 to 4).
+
+    Attributes:
+        batches: those of the epoch that was asked for last.
+    """
 
     def __init__(self, batches: RankBatches) -> None:
-        self._batches = batches
+        self.batches: RankBatches = batches
         self.seed: int = batches.order.seed
         self.padding: int = batches.padding
         self._stats: dict[str, float] | None = None
         self._padded: npt.NDArray[np.int64] = np.zeros(2, np.int64)  # elements of the batches so far, and those that are no padding
 
-    @property
-    def order(self) -> Order:
-        """The order of some epoch."""
-        return self._batches.order
-
-    @property
-    def batches(self) -> RankBatches:
-        """Those of the epoch that was asked for last."""
-        return self._batches
-
     def steps(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def batches_of(self, epoch: int) -> RankBatches:
         """Those of an epoch."""
-        if self._batches.order.epoch != epoch:
-            self._batches = self._batches.with_epoch(epoch)
-        return self._batches
+        if self.batches.order.epoch != epoch:
+            self.batches = self.batches.with_epoch(epoch)
+        return self.batches
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        repeats = self.order.repeats
+        repeats = self.batches.order.repeats
         for step, (indices, positions) in enumerate(self.batches_of(epoch).with_positions(min(start, self.steps())), start):
             yield BatchRequest(indices.tolist(), self.seed, epoch, step, draws=positions.tolist() if repeats else None)
 
     def note(self, batch: Any) -> None:
-        mask = batch.get("attention_mask") if isinstance(self.order, BucketedOrder) and isinstance(batch, Mapping) else None
+        mask = batch.get("attention_mask") if isinstance(self.batches.order, BucketedOrder) and isinstance(batch, Mapping) else None
         if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
             self._padded += mask.numel(), int(mask.count_nonzero())
 
     def stats(self) -> dict[str, float]:
-        order, batches = self.order, self._batches
+        order, batches = self.batches.order, self.batches
         if not isinstance(order, BucketedOrder):
             return {}
         if self._stats is None:
             whole = range(0, min(len(order) // order.global_batch, _LOOKED_AT) * order.global_batch, order.global_batch)
             mine = np.arange(batches.rank, order.global_batch, batches.world_size)
             positions = (np.array(whole, np.int64)[:, np.newaxis] + mine).reshape(-1)
-            found = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
-            self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, found), strict=True))
+            lengths = [order.lengths[indices].reshape(-1, len(mine)) for indices in (order[positions], order.shuffled(positions))]
+            self._stats = dict(zip(("padding_fraction", "padding_fraction_unbucketed"), map(padding_fraction, lengths), strict=True))
         every, real = self._padded.tolist()
         return {**self._stats, "padding_fraction": 1 - real / every} if every else self._stats
 
     def samples_before(self, step: int) -> int:
-        return self._batches.samples_before(step)
+        return self.batches.samples_before(step)
 
     def parameters(self) -> dict[str, Any]:
-        said: dict[str, Any] = self._batches.order.parameters()
-        said.pop("n")  # the state has the dataset's length
-        return said
+        parameters: dict[str, Any] = self.batches.order.parameters()
+        parameters.pop("n")  # the state has the dataset's length
+        return parameters
 
 
 class SamplerPlan(Plan):
@@ -177,8 +172,7 @@ class SamplerPlan(Plan):
     def steps(self) -> int | None:
         if self._batch_sampler is not None:
             return length_of(self._batch_sampler)
-        n = length_of(self._sampler)
-        return None if n is None else n // self._size if self._drop_last else -(-n // self._size)
+        return _steps(length_of(self._sampler), self._size, self._drop_last)
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
@@ -215,10 +209,8 @@ class SamplerPlan(Plan):
                 yield BatchRequest(indices, self.seed, epoch, step, draws=range(first, position))
 
     def _tells_state(self, part: Any) -> bool:
-        if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
-            return False
         # ours counts whole batches of its own: between two of them only a replay is exact
-        return not (isinstance(part, OrderSampler) and self._size % part.batches.batch_size)
+        return is_stateful(part) and not (isinstance(part, OrderSampler) and self._size % part.batches.batch_size)
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
@@ -250,6 +242,10 @@ class SamplerPlan(Plan):
         self._states = {} if state is None else {(epoch, position): copy.deepcopy(state)}
 
 
+def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
+    return None if samples is None else samples // batch_size if drop_last else -(-samples // batch_size)
+
+
 def _index(given: Any) -> Any:
     """An index of any integer type as an int; anything else (a key, a tuple) as it is: the dataset may know what it means."""
     try:
@@ -272,9 +268,7 @@ class IterablePlan(Plan):
         self._runs = itertools.count()
 
     def steps(self) -> int | None:
-        if self._length is None:
-            return None
-        return self._length // self._size if self._drop_last else -(-self._length // self._size)
+        return _steps(self._length, self._size, self._drop_last)
 
     def ends_at(self, position: int) -> bool:
         return False
@@ -288,12 +282,7 @@ class IterablePlan(Plan):
 
 
 def make_plan(config: DataLoaderConfig, dataset: Any, adopted: dict[str, Any]) -> Plan:
-    """The plan of a loader.
-
-    Args:
-        config: resolved.
-        dataset: the user's.
-        adopted: parameters of the order, of a loaded state, that replace those of the config.
+    """The plan of a loader with a resolved config; parameters of the order that are `adopted` of a loaded state replace those of it.
 
     Raises:
         ConfigError: a dataset without a length, or weights or targets that don't fit it.
@@ -332,7 +321,9 @@ def _make_order(config: DataLoaderConfig, dataset: Any, seed: int, global_batch:
 
 
 def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
-    lengths = dataset.lengths() if given is True and isinstance(dataset, BaseDataset) else None if given is True else given
+    lengths = given
+    if given is True:
+        lengths = dataset.lengths() if isinstance(dataset, BaseDataset) else None
     if lengths is None:
         raise ConfigError(
             f"bucket_by_length=True: {type(dataset).__name__} does not know how long its samples are: pass one integer a sample"
@@ -344,16 +335,12 @@ def _lengths_of(given: Any, dataset: Any, n: int) -> Any:
 
 def classes_of(dataset: Any, n: int) -> Any:
     """The class of each sample: the dataset's `targets`, as headrace's and torchvision's have them, through torch's `Subset` and
-    `ConcatDataset` too.
-
-    Raises:
-        ConfigError: it has none, or not one for each sample.
-    """
-    found = _targets_of(dataset)
-    if found is None or len(found) != n:
-        had = "has no targets" if found is None else f"has {len(found):,} targets for {n:,} samples"
+    `ConcatDataset` too."""
+    targets = _targets_of(dataset)
+    if targets is None or len(targets) != n:
+        had = "has no targets" if targets is None else f"has {len(targets):,} targets for {n:,} samples"
         raise ConfigError(f"balanced=True: {type(dataset).__name__} {had}: give it `targets`, one class a sample, or pass weights=")
-    return np.asarray(found)
+    return np.asarray(targets)
 
 
 def _targets_of(dataset: Any) -> Any:

@@ -31,18 +31,14 @@ _LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
 
 def is_stateful(part: Any) -> bool:
     """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:
     """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where neither has one.
 
-    An error is not raised: who never asks the loader for its state has nothing to do with it.
-
-    Args:
-        dataset: the user's.
-        iterator: of an iterable one.
-        at_end: the iterator is through: its own state is of no use any more.
+    An error is not raised: who never asks the loader for its state has nothing to do with it. At the end of an iterator its own state is of
+    no use any more.
     """
     try:
         parts: dict[str, Any] = {}
@@ -63,12 +59,7 @@ def give_back(given: bytes, dataset: Any) -> None:
 
 
 def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
-    """A new iterator, where it stood when its state was saved; of the next epoch, if that was at its end.
-
-    Args:
-        dataset: the user's, an iterable one.
-        parts: as `asked` pickled them; empty: nothing was saved.
-    """
+    """A new iterator, where it stood when `asked` pickled these parts of its state; of the next epoch, if that was at its end."""
     # One that is its own iterator may keep its state when its iterator is made, until the next one is, or begin anew there.
     is_own = "dataset" not in parts and "iterator" in parts and ("at_end" in parts or is_stateful(dataset))
     if is_own:

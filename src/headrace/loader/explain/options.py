@@ -67,14 +67,10 @@ def explain_loader(
     """Everything that is to be said of a loader.
 
     Args:
-        config: with all auto values decided.
-        given: as the user gave it.
+        config, given: with all auto values decided, and as the user gave it.
         reasons: why values are what they are, where more is known than that they were given.
-        plan: makes the batches.
-        dataset: the user's.
-        collate: the collate function that was chosen.
-        budget: that batches are fitted to.
-        reserved: bytes of it set aside for them; None: not known yet.
+        plan, dataset, collate, budget: the loader's.
+        reserved: bytes of the budget set aside for batches; None: not known yet.
         way: how batches are made; None: a foreign dataset makes samples, which are collated.
     """
     lines = [
@@ -92,14 +88,7 @@ def explain_loader(
 
 
 def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, known_values: dict[str, Any]) -> str:
-    """One line for each option: its value, and why it is what it is.
-
-    Args:
-        config: with all auto values decided.
-        given: as the user gave it.
-        reasons: by option.
-        found: values that are known better than by `config`.
-    """
+    """One line for each option: its value, and why it is what it is; some values are known better than by `config`."""
     defaults = {field.name: field.default for field in dataclasses.fields(DataLoaderConfig)}
     values = {name: known_values.get(name, getattr(config, name)) for name in defaults}
     names = [name for name in _ALWAYS if name not in _OF_LANES or values[name] is not None]

@@ -79,7 +79,7 @@ class Fetch(Dataset[Any]):
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
         with working_on(request):
-            made, error = _attempt(lambda: self._tried(request, report, arena))
+            made, error = _attempt(lambda: self._made_in(arena, request, report))
         try:
             if error is None:
                 _, error = _attempt(lambda: self._report_state(report))
@@ -88,17 +88,16 @@ class Fetch(Dataset[Any]):
                 for name, value in dataset.take_report().items():
                     counts[name] = counts[name] + value if name in counts else value
             report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
-            if error is None and get_worker_info() is not None:
-                assert arena is not None and made is not None
-                packed, error = _attempt(lambda: _packed(arena, made.batch, report))
-                if error is None:
-                    delivery: Delivery = packed
-                    return delivery
-            return _failed(arena, error, report) if error is not None else _delivered(arena, made.batch, report)
+            if error is None and get_worker_info() is None:
+                return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
+            delivery: Delivery
+            if error is None:
+                delivery, error = _attempt(lambda: _packed(arena, made.batch, report))
+            return delivery if error is None else _failed(arena, error, report)
         finally:
             del error  # see `_attempt`
 
-    def _tried(self, request: BatchRequest, report: dict[str, Any], arena: Arena | None) -> MadeBatch:
+    def _made_in(self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         """The batch; an index that the dataset does not have is an error that says where it came from."""
         try:
             with arena or contextlib.nullcontext():
@@ -120,17 +119,24 @@ class Fetch(Dataset[Any]):
     def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self.init_error is not None:
             raise self.init_error
-        if request.given is not None:
-            give_back(request.given, self.dataset)
+        self._begin(request)
         if request.is_idle:
             report["idle"] = True
             return MadeBatch(None, 0)
+        return self._make(request, report)
+
+    def _begin(self, request: BatchRequest) -> None:
+        if request.given is not None:
+            give_back(request.given, self.dataset)
+
+    def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self.way is None:
             with outside_slot():
                 samples = self._foreign(request)
             return self._collated(samples, request, list(request))
-        if self._plan is not None:
-            self._expect(self._plan, request)
+        if (plan := self._plan) is not None:
+            steps = range(request.step, plan.steps(), self._stride)
+            self.dataset.expect(request.epoch, steps, plan.batches_of(request.epoch))
         return self.way.make(request)
 
     def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:
@@ -138,10 +144,6 @@ class Fetch(Dataset[Any]):
         count = len(samples) if isinstance(samples, list) else len(request)
         known = indices if indices is not None and len(indices) == count else None
         return MadeBatch(self._collating(samples, request, functools.partial(named, self.dataset, known)), count)
-
-    def _expect(self, plan: OrderPlan, request: BatchRequest) -> None:
-        steps = range(request.step, plan.steps(), self._stride)
-        self.dataset.expect(request.epoch, steps, plan.batches_of(request.epoch))
 
     def _foreign(self, request: BatchRequest) -> Any:
         if self._seeder is None:
@@ -201,14 +203,10 @@ def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
     return Arena(ring, slot, leased=True)
 
 
-def _packed(arena: Arena, batch: Any, report: dict[str, Any]) -> Delivery:
+def _packed(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery:
+    assert arena is not None
     with arena:
-        delivery: Delivery = arena.pack(batch, report)
-        return delivery
-
-
-def _delivered(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivered:
-    return Delivered(batch, report, 0) if arena is None else Delivered(arena.lightened(batch), report, arena.nbytes)
+        return arena.pack(batch, report)
 
 
 def _failed(arena: Arena | None, error: BaseException, report: dict[str, Any]) -> Delivery | Delivered:
@@ -297,15 +295,11 @@ ForkingPickler.register(torch.Generator, _reduce_generator)
 
 
 class WorkerInit:
-    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`.
-
-    Attributes:
-        flags: of the workers that are started next.
-    """
+    """What a worker does first: see to it that it ends with its parent, say that its loop begins, and call the user's `worker_init_fn`."""
 
     def __init__(self, function: Callable[[int], Any] | None) -> None:
         self.function = function
-        self.flags: Flags | None = None
+        self.flags: Flags | None = None  # of the workers that are started next
         self._collects = True
 
     @contextlib.contextmanager

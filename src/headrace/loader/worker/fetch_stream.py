@@ -28,15 +28,8 @@ class FetchIterable(Fetch):
         self._given: dict[str, Any] | None = None  # this epoch is through; what belongs to the next one's iterator
         self._may_be_at_end = False
 
-    def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        if self.init_error is not None:
-            raise self.init_error
-        if self._draws is None or self._run != request[0]:
-            self._begin(request)
+    def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         assert self._draws is not None
-        if request.is_idle:
-            report["idle"] = True
-            return MadeBatch(None, 0)
         with outside_slot(), self._draws() if not self._is_stateful else self._drawing_of(request):
             items = self._next_items()
             if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
@@ -61,6 +54,8 @@ class FetchIterable(Fetch):
 
     def _begin(self, request: BatchRequest) -> None:
         """A new iterator, or one that goes on where the request says. Where that fails, there is none: nothing begins anew instead."""
+        if self._draws is not None and self._run == request[0]:
+            return
         self._run, self._items, self._seeder = request[0], iter(()), SampleSeeder(self.dataset)
         self._draws = Draws(self._seeder, request.seed, request.epoch, OF_STREAM, worker_number())
         parts = pickle.loads(request.given) if request.given is not None else self._given or {}

@@ -37,14 +37,12 @@ class _Dispatch:
     def __init__(self, plan: Plan, ring: Ring) -> None:
         self.plan, self._ring = plan, ring
         self.handed_out = 0
-        self.begin(0, 0)
 
-    def begin(self, epoch: int, step: int, states: States | None = None) -> None:
+    def begin(self, epoch: int, step: int, states: States) -> None:
         self._epoch, self._step, self._states, self.handed_out = epoch, step, states, 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        requests = self.plan.requests(self._epoch, self._step)
-        for request in requests if self._states is None else self._states.onto(requests):
+        for request in self._states.onto(self.plan.requests(self._epoch, self._step)):
             request.slot = self._ring.take()
             self.handed_out += not request.is_idle
             yield request
@@ -54,13 +52,7 @@ class _Dispatch:
 
 
 class WorkerPool:
-    """Workers, their ring, and the torch DataLoader that drives them.
-
-    Args:
-        fetch: makes batches of requests.
-        plan: makes the requests.
-        config: resolved.
-    """
+    """Workers, their ring, and the torch DataLoader that drives them."""
 
     def __init__(self, fetch: Fetch, plan: Plan, config: DataLoaderConfig) -> None:
         workers = config.num_workers or 0
@@ -106,7 +98,7 @@ class WorkerPool:
         """From now on an iterator takes this pool's batches."""
         self._user = weakref.ref(iterator)
 
-    def start(self, epoch: int, step: int, states: States | None = None) -> Deliveries:
+    def start(self, epoch: int, step: int, states: States) -> Deliveries:
         """The deliveries of an epoch from a step on, of a dataset in these states. What a lasting pool had still on its way is dropped."""
         self.dispatch.begin(epoch, step, states)
         if self._loader is None:
@@ -162,15 +154,7 @@ def is_of_workers(error: RuntimeError) -> bool:
 
 
 def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step: int, timeout: float) -> WorkerError:
-    """What to raise where torch says that a worker is gone, or that none answered in time.
-
-    Args:
-        error: torch's.
-        deliveries: what was iterated over.
-        epoch, start: where that iterator began.
-        step: the batch that was waited for.
-        timeout: seconds.
-    """
+    """What to raise where torch says that a worker is gone, or that none answered in time; the iterator began at `start`."""
     text = str(error)
     if _LATE in text:
         return WorkerError(
@@ -186,9 +170,8 @@ def death_of(error: RuntimeError, deliveries: Any, epoch: int, start: int, step:
 
 def _remedy(deliveries: Any) -> str:
     """What to do about dead workers: by how the first of them has ended."""
-    dead = next(((worker, _exit_code(worker)) for worker in deliveries.workers if _has_ended(worker)), (None, None))
-    worker, code = dead
-    start = getattr(worker, "_start_method", None)
+    worker = next(filter(_has_ended, deliveries.workers), None)
+    code, start = None if worker is None else _exit_code(worker), getattr(worker, "_start_method", None)
     if code is not None and code > 0 and start in ("spawn", "forkserver"):
         return (
             f"Its own error stands above this one. Workers started by {start} import the program again: begin it with "
