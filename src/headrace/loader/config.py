@@ -275,14 +275,8 @@ FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 
 
 def check_options(door: str, config: object, options: Iterable[str], also: Collection[str] = ()) -> None:
-    """Raises a ConfigError for what is no config, and for the first option that is no field of `DataLoaderConfig`.
-
-    Args:
-        door: what the user called.
-        config: the argument of that name, or None.
-        options: the names of the keywords.
-        also: names that are known besides: those of datasets, where a path was given.
-    """
+    """Raises a ConfigError for what is no config, and for the first option that is no field of `DataLoaderConfig`; `also` are names
+    that are known besides: those of datasets, where a path was given. `door` is what the user called."""
     if config is not None and not isinstance(config, DataLoaderConfig):
         is_size = isinstance(config, int) and not isinstance(config, bool)
         write = f"batch_size={config}" if is_size else "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"

@@ -68,14 +68,8 @@ def create_dataloader(dataset: Data, config: DataLoaderConfig | None = None, **o
 
 
 def open_path(door: str, path: Any, config: DataLoaderConfig | None, options: Mapping[str, Any]) -> tuple[BaseDataset, dict[str, Any]]:
-    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's.
-
-    Args:
-        door: what the user called, for messages.
-        path: or paths.
-        config: of the loader.
-        options: of loader and dataset.
-    """
+    """The dataset of a path, and those of the options that are a loader's; the others, and what both know, are the dataset's. `door` is
+    what the user called."""
     check_options(door, config, options, known_keywords())
     own = {name: value for name, value in options.items() if name not in FIELDS}
     rest = {name: value for name, value in options.items() if name in FIELDS}

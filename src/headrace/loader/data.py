@@ -36,14 +36,8 @@ def is_path(dataset: Any) -> bool:
 
 
 def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False) -> None:
-    """Raises a ConfigError for what is neither a dataset nor a path.
-
-    Args:
-        door: what the user called.
-        name: the argument's.
-        dataset: it.
-        has_sampler: True if a sampler of the user's gives the indices, which may then be keys of a dict.
-    """
+    """Raises a ConfigError for what is neither a dataset nor a path; `door` is what the user called. The indices of a sampler of the user's
+    may be keys of a dict."""
     wanted = f"{door}: {name} must be a dataset or a path"
     if isinstance(dataset, type):
         raise ConfigError(f"{wanted}, not {described(dataset)}: write {dataset.__name__}(...)")

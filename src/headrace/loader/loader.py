@@ -22,7 +22,7 @@ from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain.options import explain_loader
-from headrace.loader.plan import IterablePlan, OrderPlan, SamplerPlan, make_plan
+from headrace.loader.plan import IterablePlan, OrderPlan, make_plan
 from headrace.loader.state import VERSION, check_data, check_order, check_samples
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch
@@ -48,17 +48,18 @@ class Loader(DataLoader[Any]):
 
     Attributes:
         config: the options with all auto values decided.
+        given: the options as they were given, with None where `config` has what was chosen.
         dataset: the dataset as it was given.
-        padding: samples that come twice in an epoch, so that all ranks have as many.
     """
 
     config: DataLoaderConfig
+    given: DataLoaderConfig
     dataset: Any
 
     def __init__(self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Unpack[LoaderOptions]) -> None:
         check_dataset(type(self).__name__, "dataset", dataset, has_sampler(config, overrides))
         check_options(type(self).__name__, config, overrides)
-        self._given = config = (config or DataLoaderConfig()).with_(**overrides)
+        self.given = config = (config or DataLoaderConfig()).with_(**overrides)
         world = detect_world(config.rank, config.world_size)
         self._reasons: Reasons
         config, self._reasons = resolve(config, dataset, world)
@@ -84,12 +85,12 @@ class Loader(DataLoader[Any]):
         self._pids: set[int] = set()
         self._cursor = Cursor[Position](lambda epoch: Position(epoch, 0))
         self._end: Position | None = None  # where an epoch ended
-        is_stream = isinstance(self._plan, IterablePlan)
-        self._states = States(config.num_workers or 0, config.world_size or 1, config.rank or 0, is_stream)  # of a foreign dataset
+        stream = isinstance(self._plan, IterablePlan)
+        self._states = States(config.num_workers or 0, config.world_size or 1, config.rank or 0, stream)  # of a foreign dataset
         self._last_nbytes = 0
         self._pool: WorkerPool | None = None
         super().__init__(dataset, **self._torch_arguments(dataset))  # type: ignore[arg-type]  # torch takes sequences too
-        is_shared = self._given.rank is None and not isinstance(self._plan, (SamplerPlan, IterablePlan))
+        is_shared = self.given.rank is None and isinstance(self._plan, OrderPlan)
         self._agreement = Agreement(self._facts() if is_shared else None, world)
         self._agreement.look()
 
@@ -146,11 +147,6 @@ class Loader(DataLoader[Any]):
         return steps
 
     @property
-    def given(self) -> DataLoaderConfig:
-        """The options as they were given, with None where `config` has what was chosen."""
-        return self._given
-
-    @property
     def padding(self) -> int:
         """Samples that come twice in an epoch, so that all ranks have as many."""
         return self._plan.padding
@@ -170,7 +166,7 @@ class Loader(DataLoader[Any]):
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        check_world(self._given, self.config, self._reasons["world_size"])
+        check_world(self.given, self.config, self._reasons["world_size"])
         self._agreement.look()
         goes_on = self._cursor.start()
         if self._pool is not None and not self._pool.is_sound:
@@ -205,9 +201,9 @@ class Loader(DataLoader[Any]):
     def _free_pool(self) -> WorkerPool:
         if self._pool is not None and self._pool.is_free:
             return self._pool
-        if self.config.num_workers and self._given.multiprocessing_context is None:
+        if self.config.num_workers and self.given.multiprocessing_context is None:
             # threads may run now that did not when the loader was made
-            context, self._reasons["multiprocessing_context"] = start_of(self._given, self.dataset)
+            context, self._reasons["multiprocessing_context"] = start_of(self.given, self.dataset)
             self.config = self.config.with_(multiprocessing_context=context)
             self.multiprocessing_context = context
         pool = self._new_pool()
@@ -245,8 +241,7 @@ class Loader(DataLoader[Any]):
             self._pool = None
 
     def close(self) -> None:
-        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again after it, and an iterator
-        that is under way goes on."""
+        """Ends persistent workers and gives the ring's share of the budget back. The loader can be used again, and an iterator goes on."""
         self._pool = None
         self._memory.close()
 
@@ -341,7 +336,7 @@ class Loader(DataLoader[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy begins where this loader stands; workers, statistics and batches on their way stay behind."""
-        return _copied, (type(self), self.dataset, self._given, self.state_dict())
+        return _copied, (type(self), self.dataset, self.given, self.state_dict())
 
     # -- reports
 
@@ -400,7 +395,7 @@ class Loader(DataLoader[Any]):
         memory = self._memory
         way = choose_way(self.dataset, self._collating).explain() if isinstance(self.dataset, BaseDataset) else None
         return explain_loader(
-            self.config, self._given, self._reasons, self._plan, self.dataset, self._collate, memory.budget, memory.reserved, way
+            self.config, self.given, self._reasons, self._plan, self.dataset, self._collate, memory.budget, memory.reserved, way
         )
 
 

@@ -10,27 +10,14 @@ from typing import Any
 from headrace.errors import StateError, warn
 
 VERSION = 1
-_FORM: dict[str, tuple[tuple[type, ...], Any]] = {  # name -> types, and what is meant where it is not there
-    "version": ((int,), None),
-    "fingerprint": ((str,), None),
-    "length": ((int, type(None)), None),
-    "epoch": ((int,), None),
-    "batches": ((int,), None),
-    "samples": ((int, type(None)), None),
-    "shuffle": ((bool, str), None),
-    "seed": ((int,), None),
-    "global_batch": ((int,), None),
-    "interleave": ((int, type(None)), None),
-    "turns": ((int, type(None)), None),
-    "num_samples": ((int, type(None)), None),
-    "weights": ((str, type(None)), None),
-    "classes": ((str, type(None)), None),
-    "replacement": ((bool, type(None)), None),
-    "lengths": ((str, type(None)), None),
-    "skipped": ((int,), 0),
-    "skipped_samples": ((list,), []),
-    "ended": ((bool,), False),
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("version", "epoch", "batches", "seed", "global_batch", "skipped"), (int,)),
+    **dict.fromkeys(("length", "samples", "interleave", "turns", "num_samples"), (int, _NONE)),
+    **dict.fromkeys(("weights", "classes", "lengths"), (str, _NONE)),
+    **{"fingerprint": (str,), "shuffle": (bool, str), "replacement": (bool, _NONE), "skipped_samples": (list,), "ended": (bool,)},
 }
+_WHERE_MISSING = {"skipped": 0, "skipped_samples": [], "ended": False}
 _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")  # orders that a state can't make another loader take over
 _SHUFFLES = (False, True, "block", *_OWN)
 _FIXED = ("num_samples", "weights", "classes", "replacement", "lengths")
@@ -61,8 +48,8 @@ def _check_form(state: Any) -> None:
     version = state["version"]
     if type(version) is int and version > VERSION:
         raise StateError(f"load_state_dict: the state has version {version}, this headrace knows {VERSION}: upgrade it")
-    for name, (types, default) in _FORM.items():
-        value = state.get(name, default)
+    for name, types in _TYPES.items():
+        value = state.get(name, _WHERE_MISSING.get(name))
         if type(value) not in types or (name in _COUNTS and value < 0) or (name == "shuffle" and value not in _SHUFFLES):
             raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
 

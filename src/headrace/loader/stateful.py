@@ -89,24 +89,15 @@ def _check(part: Any, dataset: Any) -> Any:
 
 
 class States:
-    """What each worker of a loader said last of its dataset and iterator, within an epoch.
-
-    Args:
-        workers: their number; 0: this process.
-        world_size, rank: of this process in the job.
-        is_stream: True if the dataset is a foreign iterable one.
-
-    Attributes:
-        step: requests of a stream that have come back, with a batch or without.
-    """
+    """What each worker of a loader reported last of its dataset and iterator, within an epoch. `is_stream`: a foreign iterable dataset."""
 
     def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
         self._workers, self._world, self._is_stream = max(1, workers), (world_size, rank), is_stream
         self._reported: list[bytes | str | None] = [None] * self._workers
         self._ended = [False] * self._workers
         self._turn = 0
-        self.step: int = 0
-        self._pending: set[int] = set()  # workers that have not got back what they said
+        self.step: int = 0  # requests of a stream that have come back, with a batch or without
+        self._pending: set[int] = set()  # workers that have not got back what they reported
         self._is_warned = False
 
     def __bool__(self) -> bool:

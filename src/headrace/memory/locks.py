@@ -30,15 +30,10 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 
 
 def try_lock(fd: int, byte: int | None = None, *, shared: bool = False) -> bool:
-    """Locks an open file, or one byte of it, without waiting.
-
-    Args:
-        fd: of the file.
-        byte: which one; None: the whole file.
-        shared: with others that lock it likewise; for whole files.
+    """Locks an open file, or one byte of it, without waiting; a whole file also `shared` with others that lock it so.
 
     Returns:
-        False where somebody else holds it.
+        False where another process has the lock.
 
     Raises:
         OSError: the file system has no locks.

@@ -49,12 +49,10 @@ def open_machine_store(
     max_items: int | None = None,
     layout: Layout | None = None,
 ) -> SampleStore:
-    """The store of that key in a folder: the one that other processes of this user have open, or a new one.
+    """The store of that key in a folder, which is made if it is missing: the one that other processes of this user have open, or a new one.
 
     Args:
-        folder: made if it is missing.
-        key: names what is held; whoever gives the same key must hold the same samples.
-        length, policy, max_items: see `SampleStore`.
+        key: whoever gives the same key must cache the same samples.
         capacity: of a new store; an open one has that of its maker.
         layout: of the samples, where all are arrays of one shape and dtype: a `RowStore` then, which knows no policy and no `max_items`.
 

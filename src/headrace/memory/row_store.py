@@ -36,12 +36,7 @@ def row_layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout | None:
 
 
 class RowStore(SampleStore):
-    """Holds arrays of one shape and dtype by index; what doesn't fit is refused, and nothing is evicted but under memory pressure.
-
-    Args:
-        length, capacity, memory: see `SampleStore`.
-        layout: what `row_layout` gives.
-    """
+    """Caches arrays of one shape and dtype by index; what doesn't fit is refused, and nothing is evicted but under memory pressure."""
 
     def __init__(self, length: int, capacity: int, layout: Layout, memory: AnonymousMemory | None = None) -> None:
         self._layout = layout

@@ -109,17 +109,8 @@ def layout_of(header: list[int], pieces: list[bytearray]) -> Layout:
 
 
 class Rows:
-    """Cached samples of one shape in a store that goes on: read them, and then ask whether they were cached all the while.
-
-    Args:
-        log: the memory that the entries lie in.
-        layout: of each entry.
-        starts: where each sample's entry begins, a multiple of the entry's size.
-        are_held: says whether all of them lie there still.
-
-    Attributes:
-        spec: of each sample.
-    """
+    """Cached samples of one shape, whose entries begin at `starts` of a log: read them, and then ask whether they were cached all the while
+    (`are_held`)."""
 
     def __init__(self, log: memoryview, layout: Layout, starts: npt.NDArray[np.int64], are_held: Callable[[], bool]) -> None:
         self._log, self._layout = log, layout

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -110,9 +111,5 @@ class MemoryMonitor:
     def __repr__(self) -> str:
         return f"MemoryMonitor(interval={self.interval!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"interval": self.interval, "_limits": self._limits, "_clock": self._clock}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def __reduce__(self) -> Any:
+        return functools.partial(type(self), self.interval, limits=self._limits, clock=self._clock), ()

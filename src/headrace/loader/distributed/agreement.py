@@ -45,12 +45,7 @@ _silent: list[object] = []  # the store that did not answer: it is not asked aga
 
 
 class Agreement:
-    """What a loader's order depends on, compared with the same loader of the other ranks.
-
-    Args:
-        facts: what the batches of all ranks together depend on, by name; None: nothing is compared.
-        world: of the loader.
-    """
+    """What the batches of all ranks together depend on, compared with the same loader of the other ranks. Without facts nothing is."""
 
     def __init__(self, facts: Mapping[str, Any] | None, world: World) -> None:
         self._rank, self._size = world.rank, world.world_size

@@ -1,9 +1,8 @@
 """Counts how often an epoch decodes or fetches the blocks of the storage, and finds options that save some of it.
 
-Where chunks are decoded as a whole, each process that has samples of one decodes it; where blocks that are far away are fetched as a
-whole, each fetches it. The numbers follow from the order (see
-`order/visits.py`), for all ranks and workers together; only where batches take from everywhere (a full shuffle, weights), they are drawn
-from some of them.
+Where chunks are decoded, or remote blocks fetched, as a whole, each process that has samples of one does so. The numbers follow from the
+order (see `order/visits.py`), for all ranks and workers together; only where batches take from everywhere (a full shuffle, weights), they
+are drawn from some of them.
 """
 
 from __future__ import annotations
@@ -67,23 +66,12 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
 
 
 class _Job:
-    """What ranks and workers do with the blocks of a dataset.
-
-    Args:
-        dataset: the dataset.
-        sizes: int64 array [blocks]: samples of each.
-        workers: processes of a rank that load; 0: itself.
-        batches: the plan's.
-        words: for what becomes of a block, and how often.
-
-    Attributes:
-        order: the one that all samples stand in, as far as they do: of an epoch, or of a whole pass where the epoch is longer or shorter.
-        span: which of the two, in words.
-    """
+    """What ranks and workers do with the blocks of a dataset; `words` say what becomes of a block, and how often."""
 
     def __init__(self, dataset: BaseDataset, sizes: Sizes, workers: int, batches: RankBatches, words: tuple[str, str]) -> None:
         self._dataset, self._sizes, self._workers, self._batches = dataset, sizes, workers, batches
         self._done, self._times = words
+        # that all samples stand in, as far as they do: of an epoch, or of a whole pass where the epoch is longer or shorter
         self.order, self.span = _whole(batches.order, dataset), "an epoch"
         if self.order is not None and self.order is not batches.order:
             self._batches, self.span = self._with(self.order), "a pass over all samples"

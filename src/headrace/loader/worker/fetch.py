@@ -1,7 +1,6 @@
-"""Turns batch requests into batches, inside a worker or this process.
+"""Turns batch requests into batches in their ring slots, inside a worker or this process.
 
-`Fetch` is the dataset that torch's workers see: it turns a request into a batch in the request's ring slot, and carries what was counted
-along; or an error, so that the parent can raise the error itself.
+What was counted travels along; so does an error in place of a batch, which the parent raises itself.
 """
 
 from __future__ import annotations
@@ -45,15 +44,10 @@ class Fetch(Dataset[Any]):
     Other attributes are those of the dataset, so that a `worker_init_fn` finds what it looks for.
 
     Args:
-        dataset: the user's dataset.
-        ring: the ring that the requests' slots belong to.
-        collating: the collate function.
-        plan: where a streaming dataset is to read ahead.
+        dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the collate function.
+        plan: where a streaming dataset is to prefetch.
         stride: batches between two requests of one worker.
         origin: what an error calls the origin of the indices.
-
-    Attributes:
-        way: how batches are made of a dataset of headrace's; None: of any other dataset.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class Fetch(Dataset[Any]):
     ) -> None:
         self._origin, self._collating = origin, collating
         self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
-        self.way: BatchWay | None = choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None
+        self.way: BatchWay | None = choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None  # None: foreign
         self._inner = inner_datasets(dataset)
         self._answers_batches = answers_batches(dataset)
         self.init_error: Exception | None = None

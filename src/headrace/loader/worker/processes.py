@@ -287,12 +287,7 @@ class WorkerIterator(torch_private.TorchIterator):
 
 
 class _Birth:
-    """A worker that has not begun, and how often it was seen to stand still.
-
-    Args:
-        process: the worker.
-        number: of processes in its place so far.
-    """
+    """A worker that has not begun, the `number`-th in its place, and how often it was seen to stand still."""
 
     def __init__(self, process: Any, number: int = 1) -> None:
         self._pid, self.number = process.pid, number

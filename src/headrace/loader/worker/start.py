@@ -40,13 +40,7 @@ _NAMED = 3  # threads that are named in a sentence
 
 
 def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str]:
-    """The context that workers are started by, and why.
-
-    Args:
-        given: the user's choice; None: chosen here.
-        dataset: the user's dataset.
-        parts: what else travels to a worker.
-    """
+    """The context that workers are started by, and why: the user's, or one that suits the dataset and what else travels to a worker."""
     if given is not None:
         context = multiprocessing.get_context(given) if isinstance(given, str) else given
         if context.get_start_method() == "forkserver":
@@ -69,9 +63,9 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
 
 def forkserver_context() -> Any:
     """The context of a fork server, which imports headrace once for all workers, beside what the user has it import."""
-    context, modules = multiprocessing.get_context("forkserver"), _server()._preload_modules
-    if _SERVED not in modules:
-        context.set_forkserver_preload([*modules, _SERVED])
+    context, server = multiprocessing.get_context("forkserver"), _server()
+    if _SERVED not in server._preload_modules:
+        context.set_forkserver_preload([*server._preload_modules, _SERVED])
     return context
 
 
@@ -81,8 +75,7 @@ def _server() -> Any:
 
 def _is_server_inherited() -> bool:
     """True if this process was forked from one whose fork server it can't use."""
-    pid = _server()._forkserver_pid
-    if pid is None:
+    if (pid := _server()._forkserver_pid) is None:
         return False
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -122,13 +115,11 @@ def _name_of(task: Path) -> str:
 
 
 def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = float("inf")) -> tuple[str | None, float]:
-    """What speaks against another start method than fork, or None; and the seconds that pickling took.
-
-    Args:
-        parts: what travels to a worker.
-        seconds, nbytes: what a pickle of it may take.
-    """
-    if not is_main_importable():
+    """What speaks against another start method than fork for these parts, or None; and the seconds that pickling took; `seconds` and
+    `nbytes` are what a pickle may take."""
+    path = _path_of_main()
+    known = frozenset[str]() if path is None else _names_in(path)
+    if known is None:
         return 'the main script has no `if __name__ == "__main__":`, and a worker that is not forked would run it again', 0.0
     if _is_server_inherited():
         return "this process was forked from one that has a fork server", 0.0
@@ -140,18 +131,10 @@ def obstacle(parts: list[Any], seconds: float = float("inf"), nbytes: float = fl
         return f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for each worker", 0.0
     except Exception as error:
         return f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: {error})", 0.0
-    path = _path_of_main()
-    known = (path and _names_in(path)) or ()
     for name in trial.of_main:
         if name.split(".")[0] not in known:
             return f"{name} is defined in the main module, where no worker can import it", 0.0
     return None, time.perf_counter() - began
-
-
-def is_main_importable() -> bool:
-    """True if a process that is not forked may import the main module: there is none, or it guards what it does."""
-    path = _path_of_main()
-    return path is None or _names_in(path) is not None
 
 
 def _path_of_main() -> str | None:
@@ -208,15 +191,7 @@ class _Trial(pickle.Pickler):
 
 
 def check_picklable(context: Any, parts: dict[str, Any]) -> None:
-    """Checks before the first worker starts that everything can travel to it.
-
-    Args:
-        context: that workers are started by; None: there are none.
-        parts: by name, for messages.
-
-    Raises:
-        ConfigError: names the part, and what to do.
-    """
+    """Raises a ConfigError, before the first worker starts, for the first part (by name) that can't travel to it."""
     if context is None or context.get_start_method() == "fork":
         return
     start, main = context.get_start_method(), sys.modules["__main__"]
