@@ -87,7 +87,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
     "storage/hdf5": ["filters", "probe", "remote", "versions", "chunks", "files", "objects", "links", "packed", "index", "rows"],
     "storage/zarr": [
-        *("keys", "layout", "zips", "local", "stores", "library", "metadata", "ome", "shards", "chunks", "strings", "rows", "volumes"),
+        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "opened", "rows", "volumes"),
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
     "storage/tar": ["index", "source"],

@@ -20,7 +20,8 @@ from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.rows import OpenZarr, ZarrSource
+from headrace.storage.zarr.opened import OpenZarr
+from headrace.storage.zarr.rows import ZarrSource
 from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, Found, Patches, array_or_level, patch_source, position
 
@@ -117,17 +118,16 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
         reach, common = split_options(options)
         files = resolve(data_path, ZARR, reach)
-        paths, opened = files.urls(), OpenZarr(files.server)
+        paths, opened = files.urls(), OpenZarr(files.server, direct=direct, missing=missing)
         self._volumes: list[tuple[PatchSource, Found]] = []
         targets: Any = None
         source: Any
-        reading: dict[str, Any]
         if patch_shape is None:
             for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
                     raise ConfigError(f"{option} goes with patches: give patch_shape too")
-            reading = {"direct": direct, "missing": missing, "opened": opened, "column": target_name}
-            sources = [ZarrSource(path, _rows_of(path, dataset_name, target_name, scale, opened), **reading) for path in paths]
+            names = [_rows_of(path, dataset_name, target_name, scale, opened) for path in paths]
+            sources = [ZarrSource(*one, opened=opened, column=target_name) for one in zip(paths, names, strict=True)]
             source, sample_format = joined_rows(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
@@ -137,8 +137,7 @@ class ZarrDataset(ArrayDataset):
                 raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
             cast_to = dtype_named(dtype)
             patches = Patches(patch_shape, stride, edges, pad, boxes)
-            reading = {"direct": direct, "missing": missing}
-            self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened, **reading) for path in paths]
+            self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened) for path in paths]
             source = _joined_volumes(self._volumes)
             sample_format = ArrayFormat(cast_to, None, source.rows_like(), True) if target_name is None else LabelledPatches(cast_to)
         super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.io.paths import redact
-from headrace.storage.zarr.metadata import attributes_of, metadata_of
-from headrace.storage.zarr.stores import Store
+from headrace.storage.zarr.store import Store, key_of
 
 Scale = float | Sequence[float] | Mapping[str, float]
 
@@ -136,7 +135,7 @@ def image_at(store: Store, name: str) -> Image | None:
     Raises:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
-    said = attributes_of(store, name)
+    said = store.attributes(name)
     where = f"{redact(store.path)}{', ' + repr(name) if name else ''}"
     ome = said.get("ome", said)
     found = ome.get("multiscales") if isinstance(ome, dict) else None
@@ -174,7 +173,7 @@ def _image(said: dict[str, Any], name: str, where: str, version: str) -> Image:
     for one in said["datasets"]:
         before = _transform(one.get("coordinateTransformations", []), len(axes))
         scale = tuple((after[0] * before[0]).tolist())
-        path = f"{name}/{one['path']}" if name else str(one["path"])
+        path = key_of(name, str(one["path"]))
         levels.append(Level(path, scale, tuple((after[0] * before[1] + after[1]).tolist())))
     if not levels:
         raise ValueError("it has no levels")
@@ -204,15 +203,15 @@ def _transform(said: Sequence[dict[str, Any]], axes: int) -> tuple[npt.NDArray[n
 
 def labels_at(store: Store, group: str, name: str) -> str | None:
     """The path of a group of labels that belongs to an image; None: the image has none of that name."""
-    for path in (f"{group}/labels/{name}" if group else f"labels/{name}", name.strip("/")):
-        if metadata_of(store, path) is not None:
+    for path in (key_of(group, f"labels/{name}"), name.strip("/")):
+        if store.metadata(path) is not None:
             return path
     return None
 
 
 def missing_labels(store: Store, group: str, name: str) -> MissingNameError:
     """What to say when an image has no labels of a name."""
-    said = attributes_of(store, f"{group}/labels" if group else "labels")
+    said = store.attributes(key_of(group, "labels"))
     ome = said.get("ome", said)
     names = ome.get("labels", []) if isinstance(ome, dict) else []
     has = ", ".join(map(repr, names)) if isinstance(names, list) and names else "none"

@@ -1,12 +1,12 @@
 """The index of a Zarr array: where its files lie, and the chunks inside of shards.
 
-NOTE [ shards that are far away ]
+NOTE [ remote shards ]
 
 * A shard's version must be asked for, and its index read, before its chunks can be: two round trips, for all shards that are needed
-  together. An array of not too many shards has that done when it is first opened, and it is kept (see `headrace.io.index`): an index
+  together. An array of not too many shards has that done when it is first opened, and it is cached (see `headrace.io.index`): an index
   of shards holds, for each, its size, its version and its index.
-* When the store is opened again, some shards are compared with what was kept, and whatever is read of any is of the version that was
-  kept: a shard that was replaced is an error, and what was kept is removed, so that the next start makes it anew.
+* When the store is opened again, some shards are compared with what was cached, and whatever is read of any is of the version that was
+  cached: a shard that was replaced is an error, and what was cached is removed, so that the next start makes it anew.
 * An index that was written elsewhere (`headrace.write_index`) says no versions: those are asked for when a shard is first read. One of
   another size than the index says is an error.
 * Of an array of very many shards without an index, those are asked that are needed: in mode streaming, of the next batches together.
@@ -17,36 +17,30 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files, Version
 from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
-from headrace.io.local.files import LocalFiles, fill
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import ChunkIndex, Grid
 from headrace.storage.arrays.codecs import Crc32c
-from headrace.storage.zarr.keys import V3_NODE
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
-from headrace.storage.zarr.local import ZarrFolder
-from headrace.storage.zarr.metadata import array_names, metadata_of
-from headrace.storage.zarr.stores import Store, ZarrUrl, ZarrZipUrl
+from headrace.storage.zarr.store import V3_NODE, Store, key_of
+from headrace.storage.zarr.stores import ZarrUrl
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
 _MADE, _TOGETHER = 4096, 512  # shards whose indices are read at the opening; and at once
-_LOOKED_AT = 16  # shards that are compared with what is kept of them
+_LOOKED_AT = 16  # shards that are compared with what is cached of them
 
 
 class ArrayFiles(ChunkIndex):
@@ -54,7 +48,7 @@ class ArrayFiles(ChunkIndex):
 
     Args:
         store, name, layout: of the array.
-        whole: of files below a URL: say nothing of their sizes, which would have to be asked for, and nothing of whether they are there.
+        whole: say nothing of the files' sizes, which would have to be asked for, and nothing of whether they are there.
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, whole: bool = False) -> None:
@@ -62,9 +56,10 @@ class ArrayFiles(ChunkIndex):
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         self._first = first + (layout.separator if layout.prefix else "/") if first else ""
+        self.count: int = math.prod(self._counts)
         self.whole_files = whole
-        if isinstance(store, ZarrFolder) and 0 < math.prod(self._counts) < _NOWHERE >> 1:
-            store.note_last(self.keys([math.prod(self._counts) - 1])[0])
+        if 0 < self.count < _NOWHERE >> 1:
+            store.note_last(self.keys([self.count - 1])[0])
 
     def keys(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files in the store."""
@@ -72,9 +67,8 @@ class ArrayFiles(ChunkIndex):
         return [self._first + self._separator.join(map(str, place)) for place in places]
 
     def urls(self, numbers: IntArray | Sequence[int]) -> list[str]:
-        """Of files below a URL."""
-        assert isinstance(self.store, ZarrUrl)
-        return [self.store.place(key) for key in self.keys(numbers)]
+        """Of files."""
+        return list(map(self.store.place, self.keys(numbers)))
 
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
         if self.whole_files:
@@ -83,12 +77,8 @@ class ArrayFiles(ChunkIndex):
         return self.store.ranges(self.keys(numbers), checked=not self._is_sharded)  # parts of shards have checksums of their own
 
     def check(self, number: int) -> None:
-        if not isinstance(self.store, ZarrUrl | ZarrZipUrl):
+        if not self.store.files.is_remote:
             self.ranges([number])
-
-
-_File = tuple[str, int, int]
-"""A file, or a part of a zip file: path, first byte and end."""
 
 
 class _Index(NamedTuple):
@@ -107,21 +97,32 @@ class _Index(NamedTuple):
 
 
 class Shards(ChunkIndex):
-    """Where the chunks in shards lie, by the shards' indices, of which each process holds those it used last."""
+    """Where the chunks in shards lie, by the shards' indices, of which each process holds those it used last; see NOTE [ remote shards ].
 
-    def __init__(self, whole: ArrayFiles, layout: Layout) -> None:
-        self._whole, self._at = whole, layout.index_at
+    Args:
+        whole, layout: of the array.
+        cached: what is cached of remote shards.
+    """
+
+    def __init__(self, whole: ArrayFiles, layout: Layout, cached: CachedShards | None = None) -> None:
+        self.whole, self._at, self._cached = whole, layout.index_at, cached
+        self._files: Files = whole.store.files
         self._shards, self._chunks = Grid(layout.shape, layout.files), Grid(layout.shape, layout.chunks)
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
-        self._count = math.prod(self._inside)
-        self._index_bytes = 16 * self._count + 4
+        self.chunks_each: int = math.prod(self._inside)
+        self._index_bytes = 16 * self.chunks_each + 4
         self._known: dict[int, _Index | None] = {}
-        self._most = max(16, _INDEX_BYTES // (16 * self._count))
+        self._most = max(16, _INDEX_BYTES // (16 * self.chunks_each))
+
+    @property
+    def needs_io(self) -> bool:  # type: ignore[override]
+        """True if servers are asked before it is known where chunks lie."""
+        return self._files.is_remote and self._cached is None
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
         if self._chunks.inner == 1:
             shards, within = np.divmod(numbers, self._inside[0])
-            within *= self._count // self._inside[0]
+            within *= self.chunks_each // self._inside[0]
         else:
             places = np.stack(np.unravel_index(numbers, self._chunks.counts))
             inside = np.array(self._inside)[:, None]
@@ -129,7 +130,7 @@ class Shards(ChunkIndex):
             within = np.ravel_multi_index(tuple(places % inside), self._inside)
         known: dict[int, int] = {}
         which = [known.setdefault(shard, len(known)) for shard in shards.tolist()]
-        indices = self._indices(list(known))
+        indices = self.indices(list(known))
         rows = [None if index is None else index.rows for index in indices]
         starts, sizes = list[int](), list[int]()
         for shard, chunk in zip(which, within.tolist(), strict=True):
@@ -140,13 +141,69 @@ class Shards(ChunkIndex):
         start, nbytes = np.array([starts, sizes], np.int64)
         return ByteRanges(paths, np.array(which, np.int64), start, np.where(start < 0, -1, start + nbytes))
 
-    @abstractmethod
-    def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
-        """The index of each shard; None: there is no such shard."""
+    def check(self, number: int) -> None:
+        if not self._files.is_remote:
+            self.ranges(np.array([number]))
 
-    def _files_of(self, shards: Sequence[int]) -> list[_File | None]:
-        """Where shards lie; None: there is no such shard."""
-        return [None if start < 0 else (path, start, stop) for path, start, stop in self._whole.ranges(shards).each()]
+    def indices(self, shards: Sequence[int]) -> list[_Index | None]:
+        """The index of each shard; None: there is no such shard.
+
+        Raises:
+            FormatError: one is damaged, or too short. All others are known from then on.
+        """
+        store, known = self.whole.store, self._known
+        store.check_version(self.whole.name)
+        found = {shard: known[shard] for shard in shards if shard in known}
+        new = [shard for shard in shards if shard not in found]
+        if new and self._cached is not None:
+            for shard, url in zip(new, self.whole.urls(new), strict=True):
+                index = self._cached.index(shard, url)
+                if index is not None:  # one that was missing, or damaged, may have been written since
+                    found[shard] = self._learn(shard, index)
+            new = [shard for shard in new if shard not in found]
+        if new:
+            found.update(self._read(new))
+        store.check_open([index.path for index in found.values() if index is not None])
+        return [found[shard] for shard in shards]
+
+    def _read(self, shards: Sequence[int]) -> dict[int, _Index | None]:
+        """The indices of shards, read together."""
+        whole = self.whole.ranges(shards)
+        is_short = whole.is_written & (whole.nbytes < self._index_bytes)
+        numbers = np.flatnonzero(whole.is_written & ~is_short)
+        starts = whole.start if self._at == "start" else whole.stop - self._index_bytes
+        ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes).take(numbers)
+        failure: FormatError | None = None
+        if is_short.any():
+            path, size = whole.paths[whole.file[is_short][0]], int(whole.nbytes[is_short][0])
+            room = f"{size:,} bytes have no room for the index of a shard of {self._index_bytes:,}"
+            failure = FormatError(f"{redact(path)} is cut short: {room}")
+        found: dict[int, _Index | None] = {}
+        for number in np.flatnonzero(~whole.is_written).tolist():
+            found[shards[number]] = None
+            if self._files.is_remote:  # of a local one it is looked for again
+                self._learn(shards[number], None)
+        for number, data in zip(numbers.tolist(), self._files.read(ranges), strict=True):
+            path, begin, size = whole.paths[whole.file[number]], int(whole.start[number]), int(whole.nbytes[number])
+            try:
+                found[shards[number]] = self._learn(shards[number], _Index(path, size, self._rows(data, path, begin, size)))
+            except FormatError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return found
+
+    def _rows(self, data: Any, path: str, begin: int, size: int) -> memoryview:
+        try:
+            raw = np.frombuffer(Crc32c().decode(data, self._index_bytes - 4), "<u8").reshape(-1, 2)
+        except FormatError as error:
+            raise FormatError(f"{redact(path)}, the index of the shard: {error}") from None
+        missing = (raw == _NOWHERE).all(axis=1)
+        beyond = ~missing & ((raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size))
+        if beyond.any():
+            raise FormatError(f"{redact(path)}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
+        rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([begin, 0]))
+        return np.ascontiguousarray(rows, np.int64).reshape(-1).data
 
     def _learn(self, shard: int, index: _Index | None) -> _Index | None:
         if len(self._known) >= self._most:
@@ -157,152 +214,9 @@ class Shards(ChunkIndex):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
 
-    def _begin(self, whole: _File) -> int:
-        """Where the index of a shard lies in its file.
 
-        Raises:
-            FormatError: the shard is too short for one.
-        """
-        path, begin, size = whole[0], whole[1], whole[2] - whole[1]
-        if size < self._index_bytes:
-            raise FormatError(f"{redact(path)} is cut short: {size:,} bytes have no room for the index of a shard of {self._index_bytes:,}")
-        return begin + (0 if self._at == "start" else size - self._index_bytes)
-
-    def _rows(self, data: Any, whole: _File) -> memoryview:
-        """What the index of a shard says.
-
-        Raises:
-            FormatError: it is damaged.
-        """
-        try:
-            raw = np.frombuffer(Crc32c().decode(data, self._index_bytes - 4), "<u8").reshape(-1, 2)
-        except FormatError as error:
-            raise FormatError(f"{redact(whole[0])}, the index of the shard: {error}") from None
-        size = whole[2] - whole[1]
-        missing = (raw == _NOWHERE).all(axis=1)
-        beyond = ~missing & ((raw[:, 0] > size) | (raw[:, 1] > size) | (raw[:, 0] + raw[:, 1] > size))
-        if beyond.any():
-            raise FormatError(f"{redact(whole[0])}: chunk {int(np.flatnonzero(beyond)[0])} of the shard lies beyond its {size:,} bytes")
-        rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([whole[1], 0]))
-        return np.ascontiguousarray(rows, np.int64).reshape(-1).data
-
-
-class NearShards(Shards):
-    """Shards on this machine's disk."""
-
-    def __init__(self, whole: ArrayFiles, layout: Layout, files: LocalFiles) -> None:
-        super().__init__(whole, layout)
-        self._files = files
-
-    def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
-        store = self._whole.store
-        store.check_version(self._whole.name)
-        found = [self._known.get(shard) for shard in shards]
-        new = [at for at, index in enumerate(found) if index is None]
-        wholes = dict(zip(new, self._files_of([shards[at] for at in new]), strict=True)) if new else {}
-        there = [at for at, index in enumerate(found) if index is not None or wholes[at] is not None] if new else range(len(shards))
-        paths = [(found[at] or wholes[at])[0] for at in there]  # type: ignore[index]
-        with contextlib.closing(self._files.descriptors.reading_each(paths)) as files:
-            for start, fds in files:
-                for at, fd in zip(there[start:], fds, strict=False):
-                    whole = wholes.get(at)
-                    if isinstance(store, ZarrFolder):  # a zip file was looked at already
-                        store.check_file(os.fstat(fd), (found[at] or whole)[0])  # type: ignore[index]
-                    if whole is not None:
-                        found[at] = self._learn(shards[at], self._index(fd, whole))
-        return found
-
-    def _index(self, fd: int, whole: _File) -> _Index:
-        begin, data = self._begin(whole), np.empty(self._index_bytes, np.uint8)
-        fill(fd, [memoryview(data)], begin, whole[0])  # type: ignore[arg-type]
-        return _Index(whole[0], whole[2] - whole[1], self._rows(data, whole))
-
-    def check(self, number: int) -> None:
-        self.ranges(np.array([number]))
-
-
-class FarShards(Shards):
-    """Shards that are far away; see NOTE [ shards that are far away ].
-
-    Args:
-        whole, layout: of the array.
-        files: their server's.
-        kept: what is known of them already.
-    """
-
-    def __init__(self, whole: ArrayFiles, layout: Layout, files: RemoteFiles, kept: KeptShards | None = None) -> None:
-        super().__init__(whole, layout)
-        self._files, self._kept = files, kept
-
-    def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
-        known, kept = self._known, self._kept
-        found = {shard: known[shard] for shard in shards if shard in known}
-        new = [shard for shard in shards if shard not in found]
-        if new and kept is not None:
-            for shard, url in zip(new, self._whole.urls(new), strict=True):
-                index = kept.index(shard, url)
-                if index is not None:  # one that was missing, or damaged, may have been written since
-                    found[shard] = self._learn(shard, index)
-            new = [shard for shard in new if shard not in found]
-        wholes = dict(zip(new, self._files_of(new), strict=True)) if new else {}
-        found.update((shard, self._learn(shard, None)) for shard, whole in wholes.items() if whole is None)
-        found.update(self._asked([(shard, whole) for shard, whole in wholes.items() if whole is not None]))
-        return [found[shard] for shard in shards]
-
-    def _asked(self, wholes: Sequence[tuple[int, _File]]) -> dict[int, _Index]:
-        """The indices of shards, read together; all that are sound are known from then on, also where others are not."""
-        found, ranges, failure = dict[int, _Index](), list[_File](), None
-        there = list[tuple[int, _File]]()
-        for shard, whole in wholes:
-            try:
-                begin = self._begin(whole)
-            except FormatError as error:
-                failure = failure or error
-                continue
-            there.append((shard, whole))
-            ranges.append((whole[0], begin, begin + self._index_bytes))
-        for (shard, whole), data in zip(there, self._files.read(ByteRanges.of(ranges)), strict=True):
-            try:
-                found[shard] = _Index(whole[0], whole[2] - whole[1], self._rows(data, whole))
-                self._learn(shard, found[shard])
-            except FormatError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return found
-
-    @property
-    def needs_io(self) -> bool:  # type: ignore[override]
-        """True if shards are asked before it is known where their chunks lie."""
-        return self._kept is None
-
-    def all_of_them(self) -> Arrays:
-        """Size (-1: there is none, or it is damaged), and index, of every shard."""
-        count, sizes, rows = math.prod(self._shards.counts), list[int](), list[npt.NDArray[np.int64]]()
-        for start in range(0, count, _TOGETHER):
-            numbers = range(start, min(start + _TOGETHER, count))
-            try:
-                found = self._indices(numbers)
-            except FormatError:  # of the way, perhaps
-                with self._files.bypassing_cache():
-                    found = [self._if_sound(shard) for shard in numbers]
-            sizes += [-1 if index is None else index.size for index in found]
-            rows += [np.frombuffer(index.rows, np.int64) for index in found if index is not None]
-        return [np.array(sizes, np.int64), np.concatenate(rows) if rows else np.empty(0, np.int64)]
-
-    def _if_sound(self, shard: int) -> _Index | None:
-        try:
-            return self._indices([shard])[0]
-        except FormatError:  # whoever reads samples of it is told so
-            return None
-
-    def urls(self) -> list[str]:
-        """Those of all shards."""
-        return self._whole.urls(range(math.prod(self._shards.counts)))
-
-
-class KeptShards:
-    """What was kept of the shards of an array.
+class CachedShards:
+    """What was cached of the shards of an array.
 
     Args:
         arrays: as `INDEX` says.
@@ -311,9 +225,9 @@ class KeptShards:
     """
 
     def __init__(self, arrays: Arrays, url: str, files: RemoteFiles) -> None:
-        sizes, rows, said = arrays
-        about = json.loads(said.tobytes())
-        self.has_versions: bool = about["of"] == _of(url, files) and all(
+        sizes, rows, about_bytes = arrays
+        about = json.loads(about_bytes.tobytes())
+        self.has_versions: bool = about["of"] == [redact(url), files.place] and all(
             tag for tag, size in zip(about["tags"], sizes, strict=True) if size >= 0
         )
         self._tags: list[str | None] = about["tags"]
@@ -321,10 +235,16 @@ class KeptShards:
         self._places = SharedArray(np.cumsum(sizes >= 0) - 1)
         self._length = len(rows) // max(1, int((sizes >= 0).sum()))
 
-    def fits(self, urls: Sequence[str], count: int) -> bool:
-        """Is it of so many shards, of so many chunks?"""
-        there = int((self._sizes.array >= 0).sum())
-        return len(self._sizes) == len(self._tags) == len(urls) and len(self._rows) == there * 2 * count
+    def fits(self, urls: Sequence[str], chunks_each: int, files: RemoteFiles) -> bool:
+        """True if it is of so many shards, of so many chunks, and some of them are as they were."""
+        written = int((self._sizes.array >= 0).sum())
+        if not len(self._sizes) == len(self._tags) == len(urls) or len(self._rows) != written * 2 * chunks_each:
+            return False
+        if not self.has_versions or not urls:
+            return True  # their sizes are compared when they are first read
+        some = np.unique(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        versions = files.find_versions([urls[shard] for shard in some], afresh=True)
+        return all(version == self.version(shard) for shard, version in zip(some, versions, strict=True))
 
     def version(self, shard: int) -> Version | None:
         """Size and tag; None: there was no such shard."""
@@ -334,76 +254,71 @@ class KeptShards:
     def index(self, shard: int, url: str) -> _Index | None:
         """The index of a shard; None: there was no such shard then."""
         size, place = int(self._sizes.array[shard]), int(self._places.array[shard])
-        if size < 0:
-            return None
-        return _Index(url, size, self._rows.array[place * self._length : (place + 1) * self._length].data)
+        return None if size < 0 else _Index(url, size, self._rows.array[place * self._length : (place + 1) * self._length].data)
 
 
-def shards_of(store: Store, name: str, layout: Layout, files: Files) -> Shards:
+def shards_of(store: Store, name: str, layout: Layout) -> Shards:
     """The shards of an array.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
-    whole = ArrayFiles(store, name, layout)
-    if isinstance(files, LocalFiles):
-        return NearShards(whole, layout, files)
-    assert isinstance(files, RemoteFiles)
-    kept = _kept_shards(store, name, layout, files) if isinstance(store, ZarrUrl) else None
-    return FarShards(whole, layout, files, kept)
+    shards = Shards(ArrayFiles(store, name, layout), layout)
+    if not store.reads_whole:
+        return shards
+    return Shards(shards.whole, layout, _cached(shards, store.place(key_of(name, V3_NODE)), cast(RemoteFiles, store.files)))
 
 
-def _kept_shards(store: ZarrUrl, name: str, layout: Layout, files: RemoteFiles) -> KeptShards | None:
-    """What is kept of the shards, or is to be found out now."""
-    shards, count = math.prod(Grid(layout.shape, layout.files).counts), math.prod(layout.files) // math.prod(layout.chunks)
-    is_small = shards <= _MADE and 16 * shards * count <= _INDEX_BYTES
-    url = store.place(f"{name}/{V3_NODE}" if name else V3_NODE)
+def _cached(shards: Shards, url: str, files: RemoteFiles) -> CachedShards | None:
+    """What is cached of the shards, or is to be found out now."""
+    is_small = shards.whole.count <= _MADE and 16 * shards.whole.count * shards.chunks_each <= _INDEX_BYTES
     files.learn([url], beside=lambda url: is_unknown(files, url, INDEX))
     arrays = found_index(files, url, INDEX)
     if arrays is None and not is_small:
         return None
-    found = KeptShards(made_index(files, url, INDEX) if arrays is None else arrays, url, files)
-    where = FarShards(ArrayFiles(store, name, layout), layout, files).urls()
-    if arrays is not None and not (found.fits(where, count) and _still_holds(found, where, files)):
+    urls = shards.whole.urls(range(shards.whole.count))
+    cached = CachedShards(made_index(files, url, INDEX) if arrays is None else arrays, url, files)
+    if arrays is not None and not cached.fits(urls, shards.chunks_each, files):
         if not is_small:
             return None
-        found = KeptShards(made_index(files, url, INDEX), url, files)
-    kept = kept_index(files, url, INDEX).path
-    for shard, place in enumerate(where):
-        version = found.version(shard)
-        if version is not None and found.has_versions:
-            files.assume(place, version, kept)
+        cached = CachedShards(made_index(files, url, INDEX), url, files)
+    path = kept_index(files, url, INDEX).path
+    for shard, place in enumerate(urls):
+        version = cached.version(shard)
+        if version is not None and cached.has_versions:
+            files.assume(place, version, path)
         elif version is not None:
             files.expect(place, version.size)
-    return found
-
-
-def _still_holds(found: KeptShards, urls: Sequence[str], files: RemoteFiles) -> bool:
-    """Are some shards what was kept of them?"""
-    if not found.has_versions:
-        return True  # their sizes are compared when they are first read
-    some = np.unique(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist() if urls else []
-    versions = files.find_versions([urls[shard] for shard in some], afresh=True)
-    return all(version == found.version(shard) for shard, version in zip(some, versions, strict=True))
-
-
-def _of(url: str, files: RemoteFiles) -> list[str]:
-    return [redact(url), files.place]
+    return cached
 
 
 def _make(files: RemoteFiles, url: str) -> Arrays:
     store = ZarrUrl("".join(url.rsplit(f"/{V3_NODE}", 1)), files)
-    said = metadata_of(store, "") or {}
     try:
-        layout = layout_of(said)
+        layout = layout_of(store.metadata("") or {})
     except UnknownLayout as why:
         raise FormatError(f"{redact(url)} is no array of shards whose layout is known: {why}") from None
-    shards = FarShards(ArrayFiles(store, "", layout), layout, files)
-    sizes, rows = shards.all_of_them()
-    urls = shards.urls()
-    tags = [files.version(place).tag if size >= 0 else None for place, size in zip(urls, sizes.tolist(), strict=True)]
-    about = json.dumps({"of": _of(url, files), "tags": tags}).encode()
-    return [sizes, rows, np.frombuffer(about, np.uint8)]
+    shards, indices = Shards(ArrayFiles(store, "", layout), layout), list[_Index | None]()
+    for start in range(0, shards.whole.count, _TOGETHER):
+        numbers = range(start, min(start + _TOGETHER, shards.whole.count))
+        try:
+            indices += shards.indices(numbers)
+        except FormatError:  # of the way, perhaps
+            with files.bypassing_cache():
+                indices += [_if_sound(shards, shard) for shard in numbers]
+    urls = shards.whole.urls(range(shards.whole.count))
+    tags = [None if index is None else files.version(place).tag for place, index in zip(urls, indices, strict=True)]
+    sizes = np.array([-1 if index is None else index.size for index in indices], np.int64)
+    rows = [np.empty(0, np.int64), *(np.frombuffer(index.rows, np.int64) for index in indices if index is not None)]
+    about = json.dumps({"of": [redact(url), files.place], "tags": tags}).encode()
+    return [sizes, np.concatenate(rows), np.frombuffer(about, np.uint8)]
+
+
+def _if_sound(shards: Shards, shard: int) -> _Index | None:
+    try:
+        return shards.indices([shard])[0]
+    except FormatError:  # whoever reads samples of it is told so
+        return None
 
 
 INDEX = IndexKind("zarr-shards", 1, ("<i8", "<i8", "u1"), _make)
@@ -412,9 +327,9 @@ written x chunks x 2], and their tags with the URL that these are of; of damaged
 are asked for when they are needed."""
 
 
-def indexed(store: ZarrUrl) -> Iterable[str]:
+def indexed(store: Store) -> Iterable[str]:
     """The URLs for which `INDEX` can be made: those of the metadata files of arrays with shards."""
-    for name in array_names(store):
+    for name in store.array_names():
         with contextlib.suppress(UnknownLayout):
-            if layout_of(metadata_of(store, name) or {}).index_at is not None:
-                yield store.place(f"{name}/{V3_NODE}" if name else V3_NODE)
+            if layout_of(store.metadata(name) or {}).index_at is not None:
+                yield store.place(key_of(name, V3_NODE))

@@ -1,20 +1,33 @@
-"""The files of a Zarr store: in a folder, in a zip file, or below a URL."""
+"""Zarr stores that are folders, local or remote, and what opens a store of any kind.
+
+NOTE [ a local store that changes ]
+
+Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's metadata file, which must be the one that was
+read. A chunk file must not have been written after the store was opened: its time says so, and it is known where the file is opened, or
+looked for, anyway. So nothing needs to be known of each file beforehand. A file that is missing counts as removed where its folder was
+written to since. Where a file server's clock is ahead of this machine's, files that were written just before would seem to be changed: so
+the last chunk's file and its folders are looked at first, and what is as old as these is not.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.io.files import Files
 from headrace.io.library_errors import asking
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 from headrace.io.resolve.file_set import Kind
-from headrace.storage.zarr.keys import (
+from headrace.storage.zarr.store import (
     LARGEST,
     NODE_FILES,
     V2_ALL,
@@ -22,83 +35,159 @@ from headrace.storage.zarr.keys import (
     V2_ATTRIBUTES,
     V2_GROUP,
     V3_NODE,
+    Identity,
+    Store,
+    identity_of,
     is_v3_array,
+    key_of,
     nodes_among,
     parsed,
+    replaced,
     root_among,
 )
-from headrace.storage.zarr.local import ZarrFolder, ZarrZip
-from headrace.storage.zarr.zips import FarZip
+from headrace.storage.zarr.zips import ZarrZip
 
 _OF_A_NODE = (V3_NODE, V2_GROUP, V2_ARRAY, V2_ATTRIBUTES)
 _ROOT = (*_OF_A_NODE, V2_ALL)
 
 
-class ZarrUrl:
-    """The files below a URL. Those with metadata are fetched once, all of a node, or of several, together.
+class ZarrFolder(Store):
+    """The files of a store that is a local folder."""
 
-    Args:
-        url: of the store.
-        files: its server's.
-    """
+    files: LocalFiles
 
-    is_stored = True
-
-    def check_version(self, name: str) -> None:
-        """Each read is of one version of its file, or an error; see `RemoteFiles`."""
-
-    def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path, self.files = url, files
-        self._held: dict[str, bytes | None] = {}
-
-    def know(self, nodes: Sequence[str]) -> None:
-        """The metadata of these nodes will be read: those that are not known yet are fetched, in one go.
-
-        Raises:
-            AccessError: all that could be there may not be read.
-            RemoteError: see `Remote.read`.
-        """
-        keys = [*_ROOT, *(f"{node}/{name}" for node in nodes if node for name in _OF_A_NODE)]
-        new = [key for key in dict.fromkeys(keys) if key not in self._held]
-        if new:
-            self._held.update(zip(new, self.files.find_metadata([self.place(key) for key in new]), strict=True))
+    def __init__(self, path: str, files: LocalFiles) -> None:
+        super().__init__(path, files)
+        self._opened = time.time_ns()
+        self._identities: dict[str, Identity | None] = {}  # of metadata files
 
     def place(self, key: str) -> str:
-        """The URL of a file."""
+        return f"{self.path}/{key}"
+
+    def read(self, key: str) -> bytes | None:
+        path = self.place(key)
+        try:
+            if os.path.getsize(path) > LARGEST:
+                raise FormatError(f"{redact(path)} is too large to be metadata")
+            with open(path, "rb") as file:
+                if key not in self._identities:
+                    self._identities[key] = identity_of(file.fileno())
+                    self.note_last(key)
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except PermissionError as error:
+            raise AccessError(f"{redact(path)}: this user may not read the file") from error
+
+    def note_last(self, key: str) -> None:
+        path = self.place(key)
+        while len(path) >= len(self.path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._opened = max(self._opened, os.stat(path).st_mtime_ns)
+            path = os.path.dirname(path)
+
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        ranges: list[tuple[str, int, int] | None] = []
+        for key in keys:
+            path = f"{self.path}/{key}"
+            try:
+                status = os.stat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    raise FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
+                self._check(status, path)
+                ranges.append((path, 0, status.st_size))
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_missing(path)
+                ranges.append(None)
+        return ByteRanges.of(ranges)
+
+    def check_files(self, keys: Sequence[str]) -> None:
+        self.ranges(keys)
+
+    def check_open(self, paths: Sequence[str]) -> None:
+        with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
+            for start, fds in opened:
+                for path, fd in zip(paths[start:], fds, strict=False):
+                    self._check(os.fstat(fd), path)
+
+    def _check(self, status: os.stat_result, path: str) -> None:
+        if status.st_mtime_ns > self._opened or not status.st_nlink:
+            raise replaced(path)
+
+    def _check_missing(self, path: str) -> None:
+        """Raises a FileChangedError where the nearest folder above a file that is missing was written to since the store was opened."""
+        while len(path) > len(self.path):
+            path = os.path.dirname(path)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._check(os.stat(path), path)
+                return
+
+    def check_version(self, name: str) -> None:
+        for file in (V3_NODE, V2_ARRAY):
+            key = key_of(name, file)
+            known = self._identities.get(key)
+            if known is not None:
+                path = self.place(key)
+                if identity_of(path) != known:
+                    raise replaced(path)
+                return
+
+    def nodes(self) -> Iterator[str]:
+        """What lies in an array is not looked at."""
+        for folder, folders, files in os.walk(self.path):
+            name = os.path.relpath(folder, self.path).replace(os.sep, "/")
+            is_array = V2_ARRAY in files
+            if V3_NODE in files:
+                is_array = is_array or is_v3_array(self.read(os.path.join(name, V3_NODE)))
+            if is_array or V2_GROUP in files or V3_NODE in files:
+                yield "" if name == "." else name
+            if is_array:
+                folders.clear()
+            folders.sort()
+
+
+class ZarrUrl(Store):
+    """The files of a store that is a remote folder. Those with metadata are fetched once, all of a node, or of several, together."""
+
+    files: RemoteFiles
+    reads_whole = True
+
+    def __init__(self, path: str, files: RemoteFiles) -> None:
+        super().__init__(path, files)
+        self._contents: dict[str, bytes | None] = {}  # of metadata files
+
+    def fetch_metadata(self, nodes: Sequence[str]) -> None:
+        keys = [*_ROOT, *(key_of(node, name) for node in nodes if node for name in _OF_A_NODE)]
+        new = [key for key in dict.fromkeys(keys) if key not in self._contents]
+        if new:
+            self._contents.update(zip(new, self.files.find_metadata([self.place(key) for key in new]), strict=True))
+
+    def place(self, key: str) -> str:
         return below(self.path, key)
 
     def read(self, key: str) -> bytes | None:
-        """The content of a metadata file; None: there is none."""
-        self.know([key.rpartition("/")[0]])
-        return self._held[key]
+        self.fetch_metadata([key.rpartition("/")[0]])
+        return self._contents[key]
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """The bytes of any file, or some of them, fetched now (a negative start counts from the end); None: there is none."""
-        url = self.place(key)
-        if (start, stop) == (0, None):
-            span = url, 0, WHOLE
-        else:
+        url, begin, end = self.place(key), 0, WHOLE
+        if (start, stop) != (0, None):
             version = self.files.find_versions([url])[0]
             if version is None:
                 return None
             begin, end, _ = slice(start, stop).indices(version.size)
-            span = url, begin, max(begin, end)
-        found = self.files.read(ByteRanges.of([span]))[0]
-        return None if found is None else bytes(found)
+            end = max(begin, end)
+        data = self.files.read(ByteRanges.of([(url, begin, end)]))[0]
+        return None if data is None else bytes(data)
 
     def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
-        """Where the contents of files lie, whose sizes are asked for at once; those that are missing were never written."""
+        """Sizes are asked for together."""
         urls = [self.place(key) for key in keys]
-        found = zip(urls, self.files.find_versions(urls), strict=True)
-        return ByteRanges.of(None if version is None else (url, 0, version.size) for url, version in found)
+        versions = zip(urls, self.files.find_versions(urls), strict=True)
+        return ByteRanges.of(None if version is None else (url, 0, version.size) for url, version in versions)
 
     def nodes(self) -> Iterator[str]:
-        """The paths of all nodes, that of the root being "".
-
-        Raises:
-            MissingNameError: neither does the store say, nor can its server be asked.
-        """
-        self.know([""])
+        self.fetch_metadata([""])
         names = self._consolidated()
         if names is None and _has_no_listing(self.files.filesystem):
             raise MissingNameError(
@@ -109,19 +198,17 @@ class ZarrUrl:
             yield from self._walked("")
             self.files.filesystem.invalidate_cache()
             return
-        self.know(names)
+        self.fetch_metadata(names)
         yield from names
 
     def _consolidated(self) -> list[str] | None:
-        old, new = self._held[V2_ALL], self._held[V3_NODE]
-        said = parsed(new or old or b"{}", f"{redact(self.path)}: {V3_NODE if new else V2_ALL}")
-        all_of_it = said.get("consolidated_metadata") if new else said
-        found = all_of_it.get("metadata") if isinstance(all_of_it, dict) else None
-        if new is None and found is not None:
-            return sorted(nodes_among(found))
-        if found is None:
-            return [""] if is_v3_array(new) or self._held[V2_ARRAY] is not None else None
-        return ["", *sorted(found)]
+        old, new = self._contents[V2_ALL], self._contents[V3_NODE]
+        root = parsed(new or old or b"{}", f"{redact(self.path)}: {V3_NODE if new else V2_ALL}")
+        consolidated = root.get("consolidated_metadata") if new else root
+        nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+        if nodes is None:
+            return [""] if is_v3_array(new) or self._contents[V2_ARRAY] is not None else None
+        return sorted(nodes_among(nodes)) if new is None else ["", *sorted(nodes)]
 
     def _walked(self, node: str) -> Iterator[str]:
         try:
@@ -133,72 +220,12 @@ class ZarrUrl:
                 f"{redact(self.place(node))}: it may not be listed ({redact(error)}): name the array as dataset_name"
             ) from None
         names = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory" for item in listing}
-        is_array = V2_ARRAY in names or (V3_NODE in names and is_v3_array(self.read(f"{node}/{V3_NODE}" if node else V3_NODE)))
+        is_array = V2_ARRAY in names or (V3_NODE in names and is_v3_array(self.read(key_of(node, V3_NODE))))
         if is_array or V2_GROUP in names or V3_NODE in names:
             yield node
         if not is_array:
             for name in sorted(name for name, is_folder in names.items() if is_folder):
-                yield from self._walked(f"{node}/{name}" if node else name)
-
-
-class ZarrZipUrl:
-    """The files of a store that is a zip file behind a URL, of which the directory was read.
-
-    Args:
-        url: of the zip file.
-        files: its server's.
-    """
-
-    def __init__(self, url: str, files: RemoteFiles) -> None:
-        self.path, self.files = url, files
-        self._zip = FarZip(url, files)
-        try:
-            self._root = root_among(self._zip.names)
-        except FormatError as error:
-            raise FormatError(f"{redact(url)}: {error}") from None
-        self.is_stored: bool = self._zip.is_stored
-
-    def know(self, nodes: Sequence[str]) -> None:
-        """See `ZarrFolder`."""
-
-    def check_version(self, name: str) -> None:
-        """See `ZarrUrl`."""
-
-    def read(self, key: str) -> bytes | None:
-        """The content of a small file; None: there is none."""
-        if self._zip.size(self._root + key) > LARGEST:
-            raise FormatError(f"{redact(self.path)}: {key} is too large to be metadata")
-        return self._zip.read(self._root + key)
-
-    def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """See `ZarrUrl`."""
-        found = self._zip.read(self._root + key)
-        return None if found is None else found[start:stop]
-
-    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
-        """Where the contents of files lie; those that are missing were never written.
-
-        Raises:
-            FormatError: the file is damaged.
-        """
-        places = self._zip.places([self._root + key for key in keys])
-        return ByteRanges.of(None if place is None else (self.path, place[0], place[0] + place[1]) for place in places)
-
-    def check(self, start: int, data: Any) -> None:
-        """Compares the content of the file that begins there with its checksum.
-
-        Raises:
-            FormatError: it has another.
-        """
-        self._zip.check(start, data)
-
-    def nodes(self) -> Iterator[str]:
-        """The paths of all nodes, that of the root being ""."""
-        return nodes_among(key[len(self._root) :] for key in self._zip.names if key.startswith(self._root))
-
-
-Store = ZarrFolder | ZarrZip | ZarrUrl | ZarrZipUrl
-FarStore = ZarrUrl | ZarrZipUrl
+                yield from self._walked(key_of(node, name))
 
 
 def _has_no_listing(filesystem: Any) -> bool:
@@ -232,37 +259,38 @@ def _is_store(url: str, files: RemoteFiles) -> bool:
 ZARR = Kind("Zarr stores", (), stores=(".zarr", ".zarr.zip"), keeps_order=True, recognizes=is_zarr, is_store=_is_store)
 
 
-def open_store(path: str | os.PathLike[Any], files: RemoteFiles | None = None, nodes: Sequence[str] = ()) -> Store:
+def open_store(path: str | os.PathLike[Any], files: Files | None = None, nodes: Sequence[str] = ()) -> Store:
     """The store at a path.
 
     Args:
         path: or a URL; one that ends in .zip is a zip file's, any other one that of a folder.
-        files: of a URL's server.
-        nodes: whose metadata will be read; they are fetched with those of the root.
+        files: by which it is read; None: local ones.
+        nodes: whose metadata will be read; remote ones are fetched with those of the root.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is no Zarr store.
         RemoteError: the server does not answer.
     """
-    if files is not None:
-        return _store_at(os.fspath(path), files, nodes)
+    if files is not None and files.is_remote:
+        return _remote_store(os.fspath(path), cast(RemoteFiles, files), nodes)
     place = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if not os.path.exists(place):
         raise DataNotFoundError(f"{redact(place)} does not exist (working folder: {os.getcwd()})")
     if not os.access(place, os.R_OK):
         raise AccessError(f"{redact(place)}: this user may not read it")
+    local = cast(LocalFiles, files or LocalFiles())
     if zipfile.is_zipfile(place):
-        return ZarrZip(place)
+        return ZarrZip(place, local)
     if not is_zarr(place):
         raise FormatError(f"{redact(place)} is no Zarr store: it has neither of {V3_NODE}, {V2_GROUP} and {V2_ARRAY}")
-    return ZarrFolder(place)
+    return ZarrFolder(place, local)
 
 
-def _store_at(url: str, files: RemoteFiles, nodes: Sequence[str]) -> FarStore:
+def _remote_store(url: str, files: RemoteFiles, nodes: Sequence[str]) -> Store:
     if redact(url).partition("::")[0].lower().endswith(".zip"):
-        return ZarrZipUrl(url, files)
+        return ZarrZip(url, files)
     store = ZarrUrl(url, files)
-    store.know(nodes)
+    store.fetch_metadata(nodes)
     if all(store.read(name) is None for name in NODE_FILES):
         raise DataNotFoundError(
             f"{redact(url)}: there is no Zarr store: none of {V3_NODE}, {V2_GROUP} and {V2_ARRAY} is found below it: is the address right?"

@@ -14,10 +14,9 @@ from headrace.io.paths import redact
 from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.volumes import PatchSource, Volume
-from headrace.storage.zarr.metadata import array_named, attributes_of, metadata_of
 from headrace.storage.zarr.ome import Axis, Image, Level, Scale, image_at, labels_at, missing_labels, nearest
-from headrace.storage.zarr.rows import OpenZarr, zarr_reader
-from headrace.storage.zarr.stores import Store
+from headrace.storage.zarr.opened import OpenZarr
+from headrace.storage.zarr.store import Store
 
 Extents = Sequence[int] | Mapping[str, int]
 
@@ -62,7 +61,7 @@ def array_or_level(store: Store, name: str | None, scale: Scale | None) -> Found
     if image is None:
         if scale is not None:
             raise ConfigError(f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of {redact(store.path)} is none")
-        return Found(*array_named(store, name))
+        return Found(*store.array(name))
     return _level_of(store, image, image.level(scale))
 
 
@@ -72,19 +71,19 @@ def _level_of(store: Store, image: Image, level: Level) -> Found:
     Raises:
         FormatError: there is none.
     """
-    said = metadata_of(store, level.path)
+    said = store.metadata(level.path)
     if said is None or said["node_type"] != "array":
         raise FormatError(f"{image.where} lists {level.path!r} as a level, and there is no such array")
     return Found(level.path, said, image, level)
 
 
-def _reader_of(store: Store, found: Found, opened: OpenZarr, reading: dict[str, Any]) -> ArrayReader:
+def _reader_of(store: Store, found: Found, opened: OpenZarr) -> ArrayReader:
     """A reader of an array, which has the axes that its image says.
 
     Raises:
         FormatError: it has not; or it can't be read.
     """
-    reader = zarr_reader(store, found.name, found.said, opened, by_row=False, **reading)
+    reader = opened.reader(store, found.name, found.said, by_row=False)
     if found.image is not None and len(found.image.axes) != len(reader.shape):
         raise FormatError(f"{found.image.where} has {len(found.image.axes)} axes, and {found.name!r} has shape {list(reader.shape)}")
     return reader
@@ -97,7 +96,6 @@ def patch_source(
     scale: Scale | None,
     patches: Patches,
     opened: OpenZarr,
-    **reading: Any,
 ) -> tuple[PatchSource, Found]:
     """Patches of the volume at a path in a store, with those of its labels; and what the volume is.
 
@@ -105,7 +103,6 @@ def patch_source(
         path, name, target_name, scale: of the store, and in it.
         patches: how they are taken.
         opened: what is open and decoded; for a URL it knows the server.
-        **reading: for `zarr_reader`.
 
     Raises:
         ConfigError: extents, axes or units that don't fit; no patch fits into the volume.
@@ -113,7 +110,7 @@ def patch_source(
     """
     store = opened.store(path, [name, target_name])
     found = array_or_level(store, name, scale)
-    reader = _reader_of(store, found, opened, reading)
+    reader = _reader_of(store, found, opened)
     patch = _extents("patch_shape", patches.shape, store, found, reader.shape)
     before = len(reader.shape) - len(patch)
     names, shape = _axis_names(store, found)[before:], reader.shape[before:]
@@ -133,7 +130,7 @@ def patch_source(
     axes = (*[None] * before, *range(len(patch)))
     volumes = [Volume(found.name, reader, patches.pad, reader.chunks.fill_value(), axes)]
     if target_name is not None:
-        volumes.append(_labels(store, found, target_name, grid, patches.pad, opened, reading))
+        volumes.append(_labels(store, found, target_name, grid, patches.pad, opened))
     return PatchSource(store.path, volumes, grid, opened), found
 
 
@@ -145,7 +142,7 @@ def _axis_names(store: Store, found: Found) -> tuple[str, ...]:
     axes = len(found.said["shape"])
     if found.image is not None:
         return found.image.names
-    names = found.said.get("dimension_names") or attributes_of(store, found.name).get("_ARRAY_DIMENSIONS")
+    names = found.said.get("dimension_names") or store.attributes(found.name).get("_ARRAY_DIMENSIONS")
     return tuple(str(name or "") for name in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
 
 
@@ -198,19 +195,19 @@ def _extents(what: str, given: Extents | int, store: Store, found: Found, shape:
 # -- labels
 
 
-def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]) -> Volume:
+def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it lies, with voxels of any size."""
     if found.image is None or found.level is None:
-        return _plain_labels(store, found, name, grid, pad, opened, reading)
+        return _plain_labels(store, found, name, grid, pad, opened)
     path = labels_at(store, found.image.group, name)
     if path is None:
         raise missing_labels(store, found.image.group, name)
     image = image_at(store, path)
     if image is None:
-        return _plain_labels(store, found, path, grid, pad, opened, reading)
+        return _plain_labels(store, found, path, grid, pad, opened)
     axes = _follow(found.image, image, len(grid.patch))
     level = _nearest_level(found.image, found.level, image)
-    reader = _reader_of(store, _level_of(store, image, level), opened, reading)
+    reader = _reader_of(store, _level_of(store, image, level), opened)
     before, tables = len(found.image.axes) - len(grid.patch), dict[int, npt.NDArray[np.int64]]()
     for number, axis in enumerate(axes):
         if axis is None:
@@ -231,9 +228,9 @@ def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, op
     return Volume(level.path, reader, pad, 0, tuple(axes), tables)
 
 
-def _plain_labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr, reading: dict[str, Any]) -> Volume:
-    label, said = array_named(store, name)
-    reader, axes = zarr_reader(store, label, said, opened, by_row=False, **reading), len(grid.patch)
+def _plain_labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
+    label, said = store.array(name)
+    reader, axes = opened.reader(store, label, said, by_row=False), len(grid.patch)
     before = max(0, len(reader.shape) - axes)
     if reader.shape[before:] != grid.shape:
         raise ConfigError(f"{label!r} has shape {list(reader.shape)}, which does not end in {list(grid.shape)} as {found.name!r} does")

@@ -1,11 +1,11 @@
-"""Locates the members of a remote zip file by its directory alone.
+"""Zarr stores that are zip files, local or remote, read by their directory.
 
 The directory says where a member's head begins, and not how long that head is. Where the members follow one another without gaps, as
 nearly always, the next one's beginning tells; of others the heads are read.
 
 NOTE [ index of a zip file ]
 
-It is the end of the file, from the directory on, and the members with metadata: what opening a store reads.
+It is the end of the file, from the directory on, and the members with metadata: what opening a remote store reads.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,110 +22,142 @@ from isal import isal_zlib
 
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
+from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, is_unknown
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
+from headrace.storage.zarr.store import (
+    LARGEST,
+    NODE_FILES,
+    V2_ALL,
+    V2_ATTRIBUTES,
+    Identity,
+    Store,
+    identity_of,
+    nodes_among,
+    replaced,
+    root_among,
+)
 
 _END = 64 << 10  # bytes at the end of the file that are read first
 _HEAD = 30
-_METADATA = ("zarr.json", ".zmetadata", ".zarray", ".zgroup", ".zattrs")
+_METADATA = (*NODE_FILES, V2_ALL, V2_ATTRIBUTES)
 _MOST = 64 << 20  # bytes of metadata in an index
+_PIECE = 1 << 20  # bytes that are read at once to be checked
 
 
-class FarZip:
-    """A zip file behind a URL.
-
-    Args:
-        url: of the file.
-        files: its server's.
+class ZarrZip(Store):
+    """The files of a store that is a zip file. Those that are stored as they are can be read by ranges.
 
     Raises:
-        FormatError: it is no zip file.
-        DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
+        FormatError: it is no zip file, or there is no store in it.
+        DataNotFoundError, AccessError, RemoteError: see `Files.version`.
     """
 
-    def __init__(self, url: str, files: RemoteFiles) -> None:
-        self._url, self._files = url, files
-        files.learn([url], beside=lambda url: is_unknown(files, url, INDEX))
-        self._parts = _parts_of(index_of(files, url, INDEX))
-        with asking("zipfile", redact(url)), self._opened() as file:
-            infos = file.infolist()
-            self._begins = _begins(infos, file.start_dir)
+    def __init__(self, path: str, files: Files) -> None:
+        super().__init__(path, files)
+        self._identity: Identity | None = None
+        self._known: list[tuple[int, bytes]] = []
+        if files.is_remote:
+            server = cast(RemoteFiles, files)
+            server.learn([path], beside=lambda url: is_unknown(server, url, INDEX))
+            self._known = _known_of(index_of(server, path, INDEX))
+        else:
+            self._identity = identity_of(path)
+        with asking("zipfile", redact(path)), self._opened() as file:
+            infos, begins = file.infolist(), _begins(file)
         self._numbers = {info.filename: number for number, info in enumerate(infos)}
         self._heads = np.array([info.header_offset for info in infos], np.int64)
         self._sizes = np.array([info.file_size for info in infos], np.int64)
         self._checksums = np.array([info.CRC for info in infos], np.uint32)
-        self._checks: dict[int, int] = {}  # by where the content begins
-        self.is_stored: bool = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        self._begins = begins if files.is_remote else np.full(len(infos), -1)  # local heads are looked at
+        self._checked: dict[int, int] = {}  # checksums by where contents begin: of a local file of those that were compared
+        self.is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        try:
+            self._root = root_among(self._numbers)
+        except FormatError as error:
+            raise FormatError(f"{redact(path)}: {error}") from None
+        self.library_root = "" if files.is_remote else self._root
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Of all members."""
-        return list(self._numbers)
+    def place(self, key: str) -> str:
+        return self.path
 
-    def size(self, name: str) -> int:
-        """Bytes of a member; 0: there is none."""
-        return int(self._sizes[self._numbers[name]]) if name in self._numbers else 0
+    def read(self, key: str) -> bytes | None:
+        number = self._numbers.get(self._root + key)
+        if number is not None and self._sizes[number] > LARGEST:
+            raise FormatError(f"{redact(self.path)}: {key} is too large to be metadata")
+        return self.content(key)
 
-    def read(self, name: str) -> bytes | None:
-        """The content of a member, compared with its checksum; None: there is none.
-
-        Raises:
-            FormatError: it is damaged.
-        """
+    def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        name = self._root + key
         if name not in self._numbers:
             return None
-        with asking("zipfile", f"{redact(self._url)}: {name}"), self._opened() as file:
-            return file.read(name)
+        with asking("zipfile", f"{redact(self.path)}: {name}"), self._opened() as file:
+            return file.read(name)[start:stop]
 
-    def places(self, names: Sequence[str]) -> list[tuple[int, int] | None]:
-        """First byte and bytes of the contents of members; None: there is none of that name.
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        names = [self._root + key for key in keys]
+        numbers = np.array([self._numbers.get(name, -1) for name in names], np.int64)
+        start = np.where(numbers >= 0, self._begins[numbers], 0)
+        if start.min(initial=0) < 0:
+            self._read_heads([names[number] for number in np.flatnonzero(start < 0).tolist()])
+        start = np.where(numbers >= 0, self._begins[numbers], -1)
+        stop = np.where(numbers >= 0, start + self._sizes[numbers], -1)
+        for name, number, begin in zip(names, numbers.tolist(), start.tolist(), strict=True) if checked else ():
+            if number >= 0 and begin not in self._checked:
+                if not self.files.is_remote:
+                    self._compare(name, number)
+                self._checked[begin] = int(self._checksums[number])
+        return ByteRanges.in_file(self.path, start, stop)
 
-        Raises:
-            FormatError: the file is damaged.
-        """
-        found = [self._numbers.get(name) for name in names]
-        unknown = [number for number in found if number is not None and self._begins[number] < 0]
-        if unknown:
-            self._read_heads(unknown)
-        places: list[tuple[int, int] | None] = []
-        for number in found:
-            if number is None:
-                places.append(None)
-                continue
-            begin = int(self._begins[number])
-            self._checks[begin] = int(self._checksums[number])
-            places.append((begin, int(self._sizes[number])))
-        return places
+    def _compare(self, name: str, number: int) -> None:
+        """Compares the content of a local member with its checksum."""
+        begin, size, crc = self._begins[number], self._sizes[number], 0
+        if begin + size > self.files.version(self.path).size:
+            raise FormatError(f"{redact(self.path)} is damaged: {name} lies beyond its end")
+        pieces, _ = ByteRanges.in_file(self.path, np.array([begin]), np.array([begin + size])).split(_PIECE)
+        for piece in range(pieces.size):
+            crc = isal_zlib.crc32(self.files.read(pieces.take(np.array([piece])))[0] or b"", crc)
+        if crc != self._checksums[number]:
+            raise FormatError(f"{redact(self.path)}: {name} has a wrong checksum (zip), the file is damaged")
 
-    def check(self, begin: int, data: Any) -> None:
-        """Compares the content of the member that begins there with its checksum.
+    @property
+    def check_content(self) -> Callable[[int, Any], None] | None:
+        return self._check if self.files.is_remote else None
 
-        Raises:
-            FormatError: it has another.
-        """
-        if isal_zlib.crc32(data) != self._checks[begin]:
+    def _check(self, begin: int, data: Any) -> None:
+        if isal_zlib.crc32(data) != self._checked[begin]:
             raise FormatError("wrong checksum (zip), the file is damaged")
 
-    def _read_heads(self, numbers: Sequence[int]) -> None:
-        starts = self._heads[list(numbers)].tolist()
-        heads = self._files.read(ByteRanges.of((self._url, start, start + _HEAD) for start in starts))
-        for number, start, data in zip(numbers, starts, heads, strict=True):
+    def _read_heads(self, names: Sequence[str]) -> None:
+        numbers = [self._numbers[name] for name in names]
+        starts = self._heads[numbers]
+        heads = self.files.read(ByteRanges.in_file(self.path, starts, starts + _HEAD))
+        for name, number, data in zip(names, numbers, heads, strict=True):
             head = bytes(data or b"")
             if head[:4] != b"PK\x03\x04":
-                raise FormatError(f"{redact(self._url)} is damaged: no member begins at byte {start:,}")
-            self._begins[number] = start + _HEAD + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+                raise FormatError(f"{redact(self.path)} is damaged: no file begins where {name} should")
+            nbytes = _HEAD + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            self._begins[number] = self._heads[number] + nbytes
+
+    def nodes(self) -> Iterator[str]:
+        return nodes_among(key[len(self._root) :] for key in self._numbers if key.startswith(self._root))
+
+    def check_version(self, name: str) -> None:
+        if self._identity is not None and identity_of(self.path) != self._identity:
+            raise replaced(self.path)
 
     def _opened(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(_Parts(self._files, self._url, self._parts))
+        return zipfile.ZipFile(_RangesFile(self.files, self.path, self._known))
 
 
-def _begins(infos: Sequence[zipfile.ZipInfo], directory: int) -> npt.NDArray[np.int64]:
+def _begins(file: zipfile.ZipFile) -> npt.NDArray[np.int64]:
     """Where the contents begin, [members]; -1 where the directory doesn't tell."""
+    infos = file.infolist()
     starts = np.array([info.header_offset for info in infos], np.int64)
-    ends = np.append(np.sort(starts), directory)
+    ends = np.append(np.sort(starts), file.start_dir)
     following = ends[np.searchsorted(ends, starts, side="right").clip(max=len(starts))]
     sizes = np.array([info.compress_size for info in infos], np.int64)
     heads = np.array([_HEAD + len(_raw_name(info)) + len(info.extra) for info in infos], np.int64)
@@ -137,21 +169,18 @@ def _raw_name(info: zipfile.ZipInfo) -> bytes:
     return info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
 
 
-class _Parts(io.RawIOBase):
-    """A file of which some parts are known; of the others each read is a request.
+class _RangesFile(io.RawIOBase):
+    """A file for zipfile, read by ranges.
 
     Args:
-        files, url: of the file.
-        parts: where they begin, and their bytes.
+        files, path: of the file.
+        known: where parts begin that were read already, and their bytes.
     """
 
-    def __init__(self, files: RemoteFiles, url: str, parts: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, files: Files, path: str, known: Sequence[tuple[int, bytes]]) -> None:
         super().__init__()
-        self._files, self._url, self._parts = files, url, list(parts)
-        self._size, self._at = files.version(url).size, 0
-
-    def readable(self) -> bool:
-        return True
+        self._files, self._path, self._known = files, path, list(known)
+        self._size, self._at = files.version(path).size, 0
 
     def seekable(self) -> bool:
         return True
@@ -163,9 +192,6 @@ class _Parts(io.RawIOBase):
         self._at = at
         return at
 
-    def tell(self) -> int:
-        return self._at
-
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._size, self._at + size)
         data = self.bytes_of(self._at, max(self._at, stop))
@@ -173,36 +199,36 @@ class _Parts(io.RawIOBase):
         return data
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """Some bytes of the file; what had to be fetched is known from then on."""
-        for begin, data in self._parts:
+        """Bytes of the file; what had to be read is known from then on."""
+        for begin, data in self._known:
             if begin <= start and stop <= begin + len(data):
                 return data[start - begin : stop - begin]
         end = min(self._size, max(stop, start + _END))
-        fetched = bytes(self._files.read(ByteRanges.of([(self._url, start, end)]))[0] or b"")
-        self._parts.append((start, fetched))
-        return fetched[: stop - start]
+        data = self._files.read_joined(ByteRanges.of([(self._path, start, end)]))
+        self._known.append((start, data))
+        return data[: stop - start]
 
 
 def _make(files: RemoteFiles, url: str) -> Arrays:
     size = files.version(url).size
     first = max(0, size - _END)
-    end = bytes(files.read(ByteRanges.of([(url, first, size)]))[0] or b"")
-    parts = _Parts(files, url, [(first, end)])
-    with asking("zipfile", redact(url)), zipfile.ZipFile(parts) as file:
-        directory, infos = file.start_dir, file.infolist()
-        end = parts.bytes_of(directory, size)
-    some = [info for info in infos if info.filename.rpartition("/")[2] in _METADATA]
-    longest = [_HEAD + 2 * (len(_raw_name(info)) + len(info.extra)) + 64 + info.compress_size for info in some]
-    spans = [(info.header_offset, min(info.header_offset + most, directory)) for info, most in zip(some, longest, strict=True)]
-    if sum(stop - start for start, stop in spans) > _MOST:
-        spans = []
-    found = [*(bytes(data or b"") for data in files.read(ByteRanges.of((url, start, stop) for start, stop in spans))), end]
-    starts = [*(start for start, _ in spans), directory]
-    table = np.array(list(zip(starts, map(len, found), strict=True)), np.int64)
-    return [table.reshape(-1), np.frombuffer(zlib.compress(b"".join(found), 1), np.uint8)]
+    end = files.read_joined(ByteRanges.of([(url, first, size)]))
+    whole = _RangesFile(files, url, [(first, end)])
+    with asking("zipfile", redact(url)), zipfile.ZipFile(whole) as file:
+        directory = file.start_dir
+        infos = [info for info in file.infolist() if info.filename.rpartition("/")[2] in _METADATA]
+        end = whole.bytes_of(directory, size)
+    starts = np.array([info.header_offset for info in infos], np.int64)
+    longest = [_HEAD + 2 * (len(_raw_name(info)) + len(info.extra)) + 64 + info.compress_size for info in infos]
+    ranges = ByteRanges.in_file(url, starts, np.minimum(starts + np.array(longest, np.int64), directory))
+    if ranges.nbytes.sum() > _MOST:
+        ranges = ByteRanges.of([])
+    parts = [*files.read_each(ranges), end]
+    table = np.array([[*ranges.start.tolist(), directory], list(map(len, parts))], np.int64)
+    return [table.T.reshape(-1), np.frombuffer(zlib.compress(b"".join(parts), 1), np.uint8)]
 
 
-def _parts_of(arrays: Arrays) -> list[tuple[int, bytes]]:
+def _known_of(arrays: Arrays) -> list[tuple[int, bytes]]:
     table, data = arrays[0].reshape(-1, 2), zlib.decompress(arrays[1].tobytes())
     ends = np.cumsum(table[:, 1]).tolist()
     return [(start, data[end - nbytes : end]) for (start, nbytes), end in zip(table.tolist(), ends, strict=True)]

@@ -1,0 +1,250 @@
+"""The files of a Zarr store: their names, and the metadata of its nodes.
+
+The metadata are read here, without zarr-python: only what isn't understood is left to that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from headrace.errors import FileChangedError, FormatError, MissingNameError
+from headrace.io.files import Files
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+
+V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V3_NODE = ".zarray", ".zgroup", ".zattrs", "zarr.json"
+V2_ALL = ".zmetadata"
+NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
+LARGEST = 64 << 20
+"""Bytes of a metadata file, beyond which it is none."""
+
+
+class Store(ABC):
+    """The files of a Zarr store, which is a folder or a zip file, local or remote.
+
+    Args:
+        path: of the store, or its URL.
+        files: by which it is read.
+    """
+
+    is_stored = True
+    """True if files lie as they are, and can be read by ranges."""
+    reads_whole = False
+    """True if a chunk is read as a whole file, whose size would have to be asked for, and which may be missing."""
+    library_root = ""
+    """Where in `path` zarr-python finds the root."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path, self.files = path, files
+
+    # -- files
+
+    def fetch_metadata(self, nodes: Sequence[str]) -> None:  # noqa: B027
+        """The metadata of these nodes will be read: remote ones that are not known yet are fetched together.
+
+        Raises:
+            AccessError: all that could be there may not be read.
+            RemoteError: the server does not answer.
+        """
+
+    @abstractmethod
+    def read(self, key: str) -> bytes | None:
+        """The content of a metadata file; None: there is none."""
+
+    @abstractmethod
+    def place(self, key: str) -> str:
+        """The path or URL of a file."""
+
+    @abstractmethod
+    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+        """Where the contents of files lie; those that are missing were never written.
+
+        Args:
+            keys: of the files.
+            checked: compare the contents of a local zip file's members with their checksums, once.
+
+        Raises:
+            FormatError: the file is damaged, or a folder lies there.
+            FileChangedError: a local file was changed after the store was opened.
+        """
+
+    @property
+    def check_content(self) -> Callable[[int, Any], None] | None:
+        """First byte and stored bytes of a file -> nothing; raises a FormatError where they have another checksum. None: there is none."""
+        return None
+
+    def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """The bytes of a remote file, or some of them (a negative start counts from the end); None: there is none."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def nodes(self) -> Iterator[str]:
+        """The paths of all nodes, that of the root being "".
+
+        Raises:
+            MissingNameError: neither does the store say, nor can its server be asked.
+        """
+
+    # -- local stores that change; of a remote file each read is of one version, or an error
+
+    def note_last(self, key: str) -> None:  # noqa: B027
+        """Notes that the last file of an array may have been written now, by the clock of its server."""
+
+    def check_version(self, name: str) -> None:  # noqa: B027
+        """Compares the metadata file of a local array, or the zip file, with the one that was opened.
+
+        Raises:
+            FileChangedError: it is another one, or gone.
+        """
+
+    def check_files(self, keys: Sequence[str]) -> None:  # noqa: B027
+        """Compares local files with chunks with the time when the store was opened.
+
+        Raises:
+            FileChangedError: one was changed since.
+        """
+
+    def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """As `check_files`, by path, of files that this process has open."""
+
+    # -- nodes
+
+    def metadata(self, name: str) -> dict[str, Any] | None:
+        """The metadata of a node as its file says them; None: there is no node of that name.
+
+        Raises:
+            FormatError: the file is damaged.
+        """
+        for file in NODE_FILES:
+            key = key_of(name, file)
+            data = self.read(key)
+            if data is None:
+                continue
+            metadata = self._parsed(key, data)
+            if file == V3_NODE and metadata.get("node_type") not in ("array", "group"):
+                raise FormatError(f"{redact(self.path)}: {key} is damaged: it has node_type {metadata.get('node_type')!r}")
+            if file == V2_ARRAY:
+                self._attributes_2(name)  # which must not be damaged either
+            kind = {V2_ARRAY: "array", V2_GROUP: "group"}.get(file)
+            return metadata if kind is None else {**metadata, "node_type": kind}
+        return None
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """The attributes of a node."""
+        metadata = self.metadata(name) or {}
+        attributes = metadata.get("attributes", {}) if metadata.get("zarr_format") == 3 else self._attributes_2(name)
+        return attributes if isinstance(attributes, dict) else {}
+
+    def _attributes_2(self, name: str) -> dict[str, Any]:
+        key = key_of(name, V2_ATTRIBUTES)
+        data = self.read(key)
+        return {} if data is None else self._parsed(key, data)
+
+    def _parsed(self, key: str, data: bytes) -> dict[str, Any]:
+        return parsed(data, f"{redact(self.path)}: {key}")
+
+    def array_names(self) -> list[str]:
+        """The arrays; "" is the root."""
+        return [name for name in self.nodes() if (self.metadata(name) or {}).get("node_type") == "array"]
+
+    def array(self, name: str | None) -> tuple[str, dict[str, Any]]:
+        """The name of an array, and its metadata; without a name the only one there is.
+
+        Raises:
+            MissingNameError: there is none of that name, or several and no name; the message lists them, where they are known.
+        """
+        wanted = "" if name is None else name.strip("/")
+        metadata = self.metadata(wanted)
+        if metadata is not None and metadata["node_type"] == "array":
+            return wanted, metadata
+        try:
+            names = self.array_names()
+        except MissingNameError as why:
+            has_not = f"{redact(self.path)} has no array {name!r}; " if name is not None else f"{redact(self.path)}: "
+            raise MissingNameError(f"{has_not}{why}") from None
+        if name is None and len(names) == 1:
+            return names[0], self.metadata(names[0]) or {}
+        if name is None:
+            has = listed_names(names, show=repr)
+            raise MissingNameError(f"{redact(self.path)} has {len(names)} arrays, name one of them as dataset_name: {has}")
+        raise MissingNameError(f"{redact(self.path)} has no array {name!r}; it has: {listed_names(names, wanted, repr)}")
+
+
+Identity = tuple[int, int, int]
+"""Inode, size and time of the last change of a local file."""
+
+
+def identity_of(path: str | int) -> Identity | None:
+    """What tells a local file, or the one that a descriptor has open, from another; None: it is gone."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def replaced(path: str) -> FileChangedError:
+    """The error of a local file that was changed."""
+    return FileChangedError(
+        f"{redact(path)} was changed after the dataset was opened, and rows of both versions must not be mixed: open the dataset again"
+    )
+
+
+def key_of(node: str, file: str) -> str:
+    """The name of a file of a node."""
+    return f"{node}/{file}" if node else file
+
+
+def nodes_among(keys: Iterable[str]) -> Iterator[str]:
+    """The nodes whose metadata are among files."""
+    seen = set()
+    for key in sorted(keys):
+        folder, _, file = key.rpartition("/")
+        if file in NODE_FILES and folder not in seen:
+            seen.add(folder)
+            yield folder
+
+
+def root_among(keys: Collection[str]) -> str:
+    """Where in a zip file its store begins: "", or "a.zarr/" where a folder was packed with its name.
+
+    Raises:
+        FormatError: there is no store, or several.
+    """
+    if any(name in keys for name in NODE_FILES):
+        return ""
+    nodes = nodes_among(key for key in keys if not key.startswith("__MACOSX/"))
+    tops = list[str]()
+    for node in sorted(nodes, key=lambda node: node.count("/")):
+        if not any(node.startswith(f"{top}/") for top in tops):
+            tops.append(node)
+        if len(tops) > 1:
+            raise FormatError(f"it holds several Zarr stores, such as {tops[0]!r} and {tops[1]!r}: pack one of them alone")
+    if not tops:
+        raise FormatError(f"it is no Zarr store: it has neither of {', '.join(NODE_FILES)}")
+    return f"{tops[0]}/"
+
+
+def is_v3_array(data: bytes | None) -> bool:
+    """True if a metadata file of version 3 is an array's."""
+    return b'"array"' in (data or b"") and parsed(data or b"{}", "").get("node_type") == "array"
+
+
+def parsed(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a metadata file is.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        metadata = json.loads(data)
+        if not isinstance(metadata, dict):
+            raise ValueError("it is no JSON object")
+        return metadata
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is damaged: {error}") from error
