@@ -213,7 +213,7 @@ def test_a_streaming_epoch_asks_for_each_block_once(
 def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     far = far_of(["a.h5", "b.h5"] * 8, "raw")
     asked: list[Any] = []
-    prefetcher = far._source.far._prefetcher
+    prefetcher = far._source.files._prefetcher
     fetch = prefetcher._fetch
     prefetcher._fetch = lambda ranges, urgent: (asked.append(ranges.size), fetch(ranges, urgent))[1]
     server.counts()
@@ -246,7 +246,7 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     start = int(far._source.byte_ranges(np.array([9])).start[0]) + 5
     content = (folder / f"{store}.h5").read_bytes()
     wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
-    cache, files = far._source.far._bytes.cache, far._source.far
+    cache, files = far._source.files._bytes.cache, far._source.files
     url = far._arguments["data_path"]
     block = files._bytes._key(url, files.version(url), 0)
     assert cache.get(block) == content

@@ -1,6 +1,5 @@
 """Streaming loaders fetch each remote block once, ahead, and give the samples of a local one."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from headrace import BaseDataset, Source
+from headrace import BaseDataset
 from headrace.errors import FileChangedError, HeadraceWarning, RemoteError
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
+from headrace.storage.source import Locatable
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -23,11 +23,11 @@ ROW, ROWS = 512, 600
 BLOCKS = [37, 64, 5, 100, 94, 1, 0, 99, 120, 80]
 
 
-class Rows(Source):
+class Rows(Locatable):
     """Rows of one file, in blocks of any size."""
 
     def __init__(self, url: str, far: RemoteFiles) -> None:
-        self.url, self.far = url, far
+        self.url, self.files = url, far
 
     def __len__(self) -> int:
         return ROWS
@@ -40,18 +40,13 @@ class Rows(Source):
         return ROW * ROWS
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        assert self.far is not None
-        return [np.frombuffer(data or b"", np.uint8).copy() for data in self.far.read(self.byte_ranges(np.asarray(indices)))]
+        return [np.frombuffer(data or b"", np.uint8).copy() for data in self.files.read(self.byte_ranges(np.asarray(indices)))]
 
     def blocks(self) -> npt.NDArray[np.int64]:
         return np.array(BLOCKS, np.int64)
 
     def fingerprint(self) -> str:
         return "rows"
-
-    def take_counts(self) -> Counter[str]:
-        assert self.far is not None
-        return self.far.take_counts()
 
 
 class Far(BaseDataset):
@@ -145,7 +140,7 @@ def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) ->
     dataset = dataset_of(max_memory_usage="60MB")
     dataset.mode.window = 40_000
     loader = make_loader(dataset, batch_size=16, num_workers=0, interleave=2, turns=1)
-    far = dataset._source.far
+    far = dataset._source.files
     most = max(ROW * size for size in BLOCKS)
     for _ in loader:
         assert far.bytes_prefetched < 40_000 + 2 * most

@@ -79,7 +79,7 @@ class TestReading:
             memory.pipe(f"/d/{name}", name.encode())
         source = FilesSource("memory://d", ENDINGS)
         wanted = [b"img*.jpg", b"img1.jpg", b"img?.jpg", b"img[1].jpg"]
-        assert list(source.files.names) == source.read(range(4)) == wanted
+        assert list(source.listing.names) == source.read(range(4)) == wanted
         assert [source.read([i])[0] for i in range(4)] == wanted
 
     @pytest.mark.parametrize("name", [b"caf\xe9.jpg", "naïve 日本.jpg".encode(), b"new\nline.jpg", b" .jpg", b"-rf.jpg", b"a\\b.jpg"])
@@ -334,7 +334,7 @@ class TestListingsOfRemoteFileSystems:
 class TestIndex:
     def test_is_packed(self, tmp_path: Path) -> None:
         source = FilesSource(fill(tmp_path, [f"c/{i:04d}.jpg" for i in range(500)]), ENDINGS)
-        data, offsets = source.files.names.arrays
+        data, offsets = source.listing.names.arrays
         assert (data.nbytes, offsets.nbytes) == (500 * 10, 501 * 8)
-        assert source.files.root_of is None
+        assert source.listing.root_of is None
         assert len(pickle.dumps(source)) < 500 * 18 + 2000

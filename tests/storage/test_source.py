@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from headrace import Source
+from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
+from headrace.storage.source import RowSource
 
 
 class Words(Source):
@@ -46,15 +48,16 @@ def test_what_must_be_there(left_out: str) -> None:
 def test_it_asks_for_no_more() -> None:
     assert Source.__abstractmethods__ == {"__len__", "read", "fingerprint"}
     source = Words()
-    assert source.rows_like() is None and source.how() == {} and source.block_nbytes == 0 and source.take_counts() == {}
+    assert source.how() == {} and source.block_nbytes == 0 and source.take_counts() == {}
     assert source.run(str, 3) == ["0", "1", "2"]
     source.hold_chunks(5)
     source.close()
 
 
-class Numbers(Words):
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        return (2,), np.dtype(np.int16)
+class Numbers(Words, RowSource):
+    @property
+    def array_spec(self) -> ArraySpec:
+        return ArraySpec((2,), np.dtype(np.int16))
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         return [np.array([i, -i], np.int16) if i < 2 else np.array([i, 0.5]) for i in indices]

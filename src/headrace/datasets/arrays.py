@@ -11,8 +11,8 @@ import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.memory.rows import ArraySpec
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
@@ -102,7 +102,7 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, en
             raise FormatError(f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: {remedy}")
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-    return source, ArrayFormat(cast_to, encoding, source.rows_like(), plain)
+    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain)
 
 
 def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:

@@ -139,7 +139,7 @@ class ZarrDataset(ArrayDataset):
             patches = Patches(patch_shape, stride, edges, pad, boxes)
             self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened) for path in paths]
             source = _joined_volumes(self._volumes)
-            sample_format = ArrayFormat(cast_to, None, source.rows_like(), True) if target_name is None else LabelledPatches(cast_to)
+            sample_format = ArrayFormat(cast_to, None, source.array_spec, True) if target_name is None else LabelledPatches(cast_to)
         super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
     def corner_of(self, index: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.dtypes import ArraySpec
 from headrace.memory.anonymous import up
 
 HEADER = 64
@@ -25,13 +26,6 @@ MIXED = -1
 """In place of a signature: no array, or none that lies in one piece."""
 _INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array, which is to be copied without one
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
-
-class ArraySpec(NamedTuple):
-    """Shape and dtype of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 class Layout(NamedTuple):

@@ -2,8 +2,8 @@
 
 The order of an epoch is known, so each worker knows which batches it will be asked for, and in which blocks their samples lie.
 
-* Records that are near are read by threads while the batches before them are decoded, a few batches ahead.
-* Bytes that are far away are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole
+* Local records are read by threads while the batches before them are decoded, a few batches ahead.
+* Remote bytes are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole
   stretches of it, each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.io.remote_files`.
 """
 
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
-from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 from headrace.modes.mode import Coming, Mode, Read
-from headrace.storage.source import Locatable, Source
+from headrace.storage.source import Locatable, Source, is_prefetched
 
 THREADS = 4
 WINDOW = 64 << 20
@@ -54,13 +53,13 @@ class Streaming(Mode):
     after_fork = _reset  # threads don't survive a fork
 
     def reads_records_ahead(self, source: Source) -> bool:
-        return self.window > 0 and source.far is None
+        return self.window > 0 and not is_prefetched(source)
 
     def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
-        if source.far is not None:
+        if is_prefetched(source):
             if self._scan is None or not self._scan.goes_on(coming):
-                source.far.drop_prefetched()
-                self._scan = _Scan(coming, source, source.far, whole)
+                source.files.drop_prefetched()
+                self._scan = _Scan(coming, source, whole)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
             self.read_ahead([whole(batch).tolist() for batch in coming.some(coming.steps[: AHEAD + 1])], source.read)
@@ -106,8 +105,8 @@ class Streaming(Mode):
 class _Scan:
     """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
 
-    def __init__(self, coming: Coming, source: Locatable, far: Files, whole: Callable[[IntArray], IntArray]) -> None:
-        self._key, self._source, self._far, self._whole = coming.key, source, far, whole
+    def __init__(self, coming: Coming, source: Locatable, whole: Callable[[IntArray], IntArray]) -> None:
+        self._key, self._source, self._files, self._whole = coming.key, source, source.files, whole
         self._at, self._last = coming.steps.start, coming.steps.start
         self._edges = None if coming.stretches is None else coming.stretches()
         self._begun: set[int] = set()  # stretches
@@ -120,13 +119,13 @@ class _Scan:
     def fetch(self, coming: Coming, window: int) -> None:
         """Has fetched what comes, the next batch in any case, until so many bytes are on their way."""
         self._last = coming.steps.start
-        while self._at < coming.steps.stop and (self._at <= self._last or self._far.bytes_prefetched < window):
+        while self._at < coming.steps.stop and (self._at <= self._last or self._files.bytes_prefetched < window):
             is_first = self._at == self._last  # nothing of it was asked for before
             indices = self._batch(coming)
             if self._edges is None:
-                self._far.prefetch([self._source.byte_ranges(self._whole(indices))], is_first)
+                self._files.prefetch([self._source.byte_ranges(self._whole(indices))], is_first)
             else:
-                self._far.prefetch([self._stretch(stretch, self._edges) for stretch in self._new(indices, self._edges)], is_first)
+                self._files.prefetch([self._stretch(stretch, self._edges) for stretch in self._new(indices, self._edges)], is_first)
             self._at += coming.steps.step
 
     def _batch(self, coming: Coming) -> IntArray:

@@ -59,7 +59,7 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
     if not isinstance(dataset, HDF5Dataset) or not isinstance(source, HDF5Source):
         return False
     is_plain = format_.stores_values and not format_.splits_targets
-    return is_plain and (source.rows_like() is not None or (source.info is not None and source.info.store == "encoded"))
+    return is_plain and (source.array_spec is not None or (source.info is not None and source.info.store == "encoded"))
 
 
 def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
@@ -128,7 +128,7 @@ def columns_of(lengths: npt.NDArray[np.int64] | None, names: PackedNames | None,
 def names_of(dataset: BaseDataset) -> PackedNames | None:
     """The names of a dataset's samples, where they are files or have been."""
     source = dataset.sample_source
-    names = source.files.names if isinstance(source, FilesSource) else source.names if isinstance(source, HDF5Source) else None
+    names = source.listing.names if isinstance(source, FilesSource) else source.names if isinstance(source, HDF5Source) else None
     return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
 
 

@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.io.files import Files
+from headrace.dtypes import ArraySpec
 from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
-from headrace.storage.source import Rows, Source
+from headrace.storage.source import ArraySource, Rows
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=ArraySource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Part(Generic[S]):
     """Of these samples, among all that are wanted."""
 
 
-class ConcatSource(Source, Generic[S]):
+class ConcatSource(ArraySource, Generic[S]):
     """The samples of some sources, one source after the other.
 
     Args:
@@ -45,8 +45,9 @@ class ConcatSource(Source, Generic[S]):
     def __init__(self, sources: Sequence[S]) -> None:
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
-        found = self.sources[0].rows_like()
-        self._rows_like = found if all(source.rows_like() == found for source in self.sources) else None
+        self.files = self.sources[0].files
+        spec = self.sources[0].array_spec
+        self._array_spec = spec if all(source.array_spec == spec for source in self.sources) else None
         self._to_count: set[int] = set()  # sources that were read from since they were asked what they have counted
         self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
@@ -72,7 +73,7 @@ class ConcatSource(Source, Generic[S]):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self._parts(indices)
-        self._tell(parts)
+        self._prefetch(parts)
         return self._gathered(len(indices), parts, lambda source, some: source.read(some))
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
@@ -86,16 +87,11 @@ class ConcatSource(Source, Generic[S]):
                     records[place] = record
         return records
 
-    def _tell(self, parts: list[_Part[S]]) -> None:
-        """Prefetches what is remote, all at once and not file by file; of what is local a slow disk is told."""
-        far = self.far
-        if len(parts) < 2:
-            return
-        if far is not None:
-            far.prefetch([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts], True)
-        elif HINTS.are_wanted:
-            for part in parts:
-                part.source.announce(part.indices)
+    def _prefetch(self, parts: list[_Part[S]]) -> None:
+        """Of several sources at once: by a server together, and not file by file; of local files a slow disk is told."""
+        if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
+            with contextlib.suppress(OSError):  # raised again where they are read
+                self.files.prefetch([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts], True)
 
     @contextlib.contextmanager
     def _counting(self, parts: list[_Part[S]]) -> Iterator[None]:
@@ -105,46 +101,45 @@ class ConcatSource(Source, Generic[S]):
             self._to_count.update(part.number for part in parts)
 
     @functools.cached_property
-    def far(self) -> Files | None:  # type: ignore[override]
-        """The remote files that all sources read from."""
-        found = {id(source.far): source.far for source in self.sources}
-        return next(iter(found.values())) if len(found) == 1 else None
+    def is_remote(self) -> bool:
+        """True if all sources are, on one server."""
+        return all(source.is_remote and source.files is self.files for source in self.sources)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         return ByteRanges.joined([part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in self._parts(indices)])
 
     @property
-    def locating_needs_io(self) -> bool:  # type: ignore[override]
+    def locating_needs_io(self) -> bool:
         return any(source.locating_needs_io for source in self.sources)
 
     @property
     def stored_nbytes(self) -> int:
         return sum(source.stored_nbytes for source in self.sources)
 
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        return self._rows_like
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return self._array_spec
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self._parts(indices)
         with self._counting(parts):
             if self._are_read_together(parts, rows):
                 return
-            self._tell(parts)
+            self._prefetch(parts)
             for part in parts:
                 part.source.read_into(part.indices, [rows[place] for place in part.places])
 
     def _are_read_together(self, parts: list[_Part[S]], rows: Rows) -> bool:
         """Reads rows by one call for all files, if they are remote and lie there as they are."""
-        far = self.far
-        ranges: list[ByteRanges] = []
-        if far is None:
+        if not self.is_remote:
             return False
+        ranges: list[ByteRanges] = []
         for part in parts:
             found = part.source.row_ranges(part.indices)
             if found is None:
                 return False
             ranges.append(found)
-        far.read_into(ByteRanges.joined(ranges), [bytes_of(rows[place]) for part in parts for place in part.places])
+        self.files.read_into(ByteRanges.joined(ranges), [bytes_of(rows[place]) for part in parts for place in part.places])
         for part in parts:
             part.source.check(part.indices, [rows[place] for place in part.places])
         return True
@@ -162,7 +157,7 @@ class ConcatSource(Source, Generic[S]):
             source.hold_chunks(nbytes)
 
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter() if self.far is None else self.far.take_counts()
+        counts: Counter[str] = self.files.take_counts()
         for number in list(self._to_count):
             self._to_count.discard(number)
             counts.update(self.sources[number].take_counts())

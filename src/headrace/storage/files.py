@@ -66,20 +66,20 @@ class FilesSource(Source):
             files = resolve(urls, kind, options, server=server, asks=_are_folders(urls, kind, server))
         else:
             files = resolve(entries, kind, options)
-        self.files: FileSet = files
+        self.listing: FileSet = files
         if urls:
             disk_cache = disk_cache_of(options.disk_cache_size, options.cache_dir)
             self._far = WholeFiles(server, disk_cache, len(files.names), self._url)
 
     def __len__(self) -> int:
-        return len(self.files.names)
+        return len(self.listing.names)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes."""
         if self._far is not None:
             return self._far.read(indices)
         began, waits = time.perf_counter(), HINTS.are_wanted and len(indices) > 1
-        paths = [self.files.path(i) for i in indices]
+        paths = [self.listing.path(i) for i in indices]
         found = self._read_told(paths) if waits else list(map(self._read_file, paths))
         HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a stretch
         return found
@@ -104,7 +104,7 @@ class FilesSource(Source):
         return file.read()
 
     def _url(self, index: int) -> str:
-        return os.fsdecode(self.files.path(index))
+        return os.fsdecode(self.listing.path(index))
 
     def how(self) -> dict[str, str]:
         cache = None if self._far is None else self._far.cache
@@ -115,16 +115,16 @@ class FilesSource(Source):
 
     def fingerprint(self) -> str:
         """A hash of the sorted relative names and their number."""
-        return fingerprint_names(*self.files.names.arrays)
+        return fingerprint_names(*self.listing.names.arrays)
 
     def location(self, index: int) -> str:
-        return _shown(self._url_ends, os.fsdecode(self.files.path(index)))
+        return _shown(self._url_ends, os.fsdecode(self.listing.path(index)))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each file in bytes ([n] int64); 0 where it is not known."""
         if self._far is None:
-            return np.fromiter((_size_of(self.files.path(i)) for i in range(len(self))), np.int64, len(self))
-        return _remote_sizes(self._far.remote, self.files)
+            return np.fromiter((_size_of(self.listing.path(i)) for i in range(len(self))), np.int64, len(self))
+        return _remote_sizes(self._far.remote, self.listing)
 
 
 def _are_folders(urls: Sequence[str], kind: Kind, remote: Remote) -> bool:

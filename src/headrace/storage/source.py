@@ -1,8 +1,8 @@
-"""What headrace needs to know of the place where samples are stored: `Source`.
+"""Sources: numbered sets of stored records.
 
-Four things: how many samples there are, their records, which of them share a block, and a fingerprint of them all. `location` is
-there for error messages only. A source whose records are arrays of one shape may also write them straight to where they are to be
-(`rows_like`, `read_into`); one whose stored bytes can be located can be prefetched (`Locatable`).
+`Source` is the least that headrace needs: how many records there are, the records, which of them share a block, and a fingerprint of
+them all. A `RowSource` also writes records that are arrays of one shape straight into their batch; of a `Locatable` source the stored
+bytes of records are known, so that remote ones can be prefetched.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
@@ -25,28 +26,6 @@ Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 def _one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
     return [function(number) for number in range(count)]
-
-
-class Locatable(Protocol):
-    """What can be prefetched: records whose stored bytes can be located."""
-
-    far: Files | None
-    """The remote files that they lie in; None: they are local, or can't be located."""
-
-    @property
-    def locating_needs_io(self) -> bool:
-        """True if locating records performs requests, so that they had better be named in large numbers."""
-
-    @property
-    def stored_nbytes(self) -> int:
-        """Bytes of all records as they are stored, about."""
-
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """Where the stored bytes of records lie, with all of their chunks; what is not said is fetched when it is read.
-
-        Args:
-            indices: [n] int64, of the samples.
-        """
 
 
 class Source(ABC):
@@ -85,66 +64,6 @@ class Source(ABC):
         """
         return None
 
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        """Shape and dtype of all records, if they are arrays of one kind and `read_into` can be used."""
-        return None
-
-    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        """Writes the record of each index into its array, which is C-contiguous and as `rows_like` says.
-
-        Args:
-            indices: of the samples.
-            rows: an array for each, or one array [samples, ...] that they are the rows of.
-
-        Default: copies of what `read` gives.
-
-        Raises:
-            Exception: as `read`; the arrays may then hold anything.
-        """
-        for index, row, record in zip(indices, rows, self.read(indices), strict=True):
-            array = np.asarray(record)
-            if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
-                raise FormatError(f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} {list(row.shape)}")
-            row[...] = array
-
-    far: Files | None = None
-    """The remote files that it reads from, if `byte_ranges` locates samples in them; see `Locatable`."""
-
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """See `Locatable`; default: nothing is said."""
-        return ByteRanges.of([])
-
-    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        """Where each record lies in remote files, if its bytes are there what `read_into` writes; None: they are not, or not all."""
-        return None
-
-    def announce(self, indices: Sequence[int]) -> None:
-        """Tells the system that these samples are read next, where they lie on a slow disk of this machine."""
-        return
-
-    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
-        """Compares records with their checksums, where there are some.
-
-        Raises:
-            FormatError: one has another checksum.
-        """
-        return
-
-    locating_needs_io = False
-    """See `Locatable`."""
-
-    @property
-    def stored_nbytes(self) -> int:
-        """See `Locatable`."""
-        return 0
-
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        """The records of samples, of which something was wrong: past everything that is cached of remote files."""
-        if self.far is None:
-            return self.read(indices)
-        with self.far.bypassing_cache():
-            return self.read(indices)
-
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(_one_after_the_other)
     """Calls a function for 0 to count - 1: what may be done in threads."""
 
@@ -177,3 +96,92 @@ class Source(ABC):
     def location(self, index: int) -> str:
         """Where a sample lies, for people: a path, or a file and a row; never with credentials."""
         return f"{type(self).__name__}[{index}]"
+
+
+class RowSource(Source):
+    """Records that can be written into rows of a batch: arrays of one shape and dtype."""
+
+    @property
+    @abstractmethod
+    def array_spec(self) -> ArraySpec | None:
+        """Shape and dtype of all records; None: they differ, and `read_into` can't be used."""
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        """Writes the record of each index into its array, which is C-contiguous and as `array_spec` says.
+
+        Args:
+            indices: of the samples.
+            rows: an array for each, or one array [samples, ...] that they are the rows of.
+
+        Default: copies of what `read` gives.
+
+        Raises:
+            Exception: as `read`; the arrays may then hold anything.
+        """
+        for index, row, record in zip(indices, rows, self.read(indices), strict=True):
+            array = np.asarray(record)
+            if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
+                raise FormatError(f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} {list(row.shape)}")
+            row[...] = array
+
+
+class Locatable(Source):
+    """Records whose byte ranges are known.
+
+    Attributes:
+        files: what the ranges are of.
+    """
+
+    files: Files
+
+    @abstractmethod
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        """Where the stored bytes of records lie, with all of their chunks; what is left out is fetched when it is read.
+
+        Args:
+            indices: [n] int64, of the samples.
+        """
+
+    @property
+    @abstractmethod
+    def stored_nbytes(self) -> int:
+        """Bytes of all records as they are stored, about."""
+
+    @property
+    def locating_needs_io(self) -> bool:
+        """True if locating records performs requests, so that they had better be located in large numbers."""
+        return False
+
+    @property
+    def is_remote(self) -> bool:
+        """True if records are prefetched by their byte ranges, from a server."""
+        return self.files.is_remote
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        """The records of samples, of which something was wrong: past everything that is cached of remote files."""
+        with self.files.bypassing_cache():
+            return self.read(indices)
+
+    def take_counts(self) -> Counter[str]:
+        return self.files.take_counts()
+
+
+def is_prefetched(source: Source) -> TypeGuard[Locatable]:
+    """True if the records of a source are prefetched by their byte ranges; others are read ahead by threads."""
+    return isinstance(source, Locatable) and source.is_remote
+
+
+class ArraySource(RowSource, Locatable):
+    """Arrays that lie in files: rows that can be located."""
+
+    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
+        """Where each record lies, if its bytes are there what `read_into` writes; None: they are not, or not all."""
+        return None
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        """Compares records with their checksums, where there are some.
+
+        Raises:
+            FormatError: one has another checksum.
+        """
+        return

@@ -17,8 +17,9 @@ from headrace.collate import stack_collate
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.collating import Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
+from headrace.dtypes import ArraySpec
 from headrace.order import BatchRequest
-from headrace.storage.source import Source
+from headrace.storage.source import RowSource, Source
 
 pytestmark = pytest.mark.quick_every(4)
 
@@ -218,13 +219,14 @@ def test_images_without_targets(photos: Path, make_loader: Any, mode: str) -> No
 class TestFallbacks:
     """A fast way that fails is counted, and the batch is made by the slow one, which names the sample at fault."""
 
-    class Failing(Arrays):
+    class Failing(Arrays, RowSource):
         def __init__(self, array: np.ndarray[Any, Any], bad: int | None = None) -> None:
             super().__init__(array)
             self.bad, self.is_flaky = bad, True
 
-        def rows_like(self) -> Any:
-            return self.array.shape[1:], self.array.dtype
+        @property
+        def array_spec(self) -> ArraySpec:
+            return ArraySpec(self.array.shape[1:], self.array.dtype)
 
         def read_into(self, indices: Any, rows: Any) -> None:
             if self.is_flaky or self.bad in list(indices):

@@ -57,7 +57,7 @@ class Place:
         return list_folder(*args)
 
     def names(self, root: Any = None, endings: tuple[str, ...] = ENDINGS) -> list[str]:
-        return [os.fsdecode(n) for n in FilesSource(root or self.root, endings, RemoteOptions(cache_dir=self.cache)).files.names]
+        return [os.fsdecode(n) for n in FilesSource(root or self.root, endings, RemoteOptions(cache_dir=self.cache)).listing.names]
 
     @property
     def files(self) -> list[Path]:
@@ -80,21 +80,21 @@ class TestFoundAgain:
     def test_without_listing(self, kept: Place) -> None:
         first, again = FilesSource(kept.root, ENDINGS), FilesSource(kept.root, ENDINGS, RemoteOptions(cache_dir=kept.cache))
         assert kept.count == 1
-        assert (again.files.roots, again.files.folders, list(again.files.names)) == (
-            first.files.roots,
-            first.files.folders,
-            list(first.files.names),
+        assert (again.listing.roots, again.listing.folders, list(again.listing.names)) == (
+            first.listing.roots,
+            first.listing.folders,
+            list(first.listing.names),
         )
         assert again.fingerprint() == first.fingerprint()
         assert again.read(range(4)) == [f"content of {name}".encode() for name in NAMES]
-        assert not any(a.flags.writeable for a in again.files.names.arrays)
+        assert not any(a.flags.writeable for a in again.listing.names.arrays)
 
     def test_under_another_name_of_the_same_path(self, kept: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(kept.root.parent)
         monkeypatch.setenv("HOME", str(kept.root.parent))
         for path in ("data", "./data/", "~/data", os.fsencode(kept.root), f"{kept.root}/a/.."):
             source = FilesSource(path, ENDINGS, RemoteOptions(cache_dir="~/cache"))
-            assert os.path.samefile(source.files.path(0), kept.root / NAMES[0])
+            assert os.path.samefile(source.listing.path(0), kept.root / NAMES[0])
         assert kept.count == 1
 
     def test_with_the_same_endings_in_another_order(self, kept: Place) -> None:
@@ -121,8 +121,8 @@ class TestFoundAgain:
         settle(place.root)
         for _ in range(2):
             source = FilesSource(place.root, ENDINGS, RemoteOptions(cache_dir=place.cache))
-            assert b"caf\xe9/\xff\n.jpg" in list(source.files.names)
-            assert FilesSource(folder, ENDINGS, RemoteOptions(cache_dir=place.cache)).files.path(0) == os.path.join(folder, b"\xff\n.jpg")
+            assert b"caf\xe9/\xff\n.jpg" in list(source.listing.names)
+            assert FilesSource(folder, ENDINGS, RemoteOptions(cache_dir=place.cache)).listing.path(0) == os.path.join(folder, b"\xff\n.jpg")
         assert place.count == 2
 
     def test_by_an_image_dataset(self, tmp_path: Path, place: Place) -> None:
@@ -178,7 +178,7 @@ class TestChanges:
         for folder, mtime in before.items() if backdated else ():
             if os.path.exists(folder):
                 os.utime(folder, ns=(mtime, mtime))
-        fresh = [os.fsdecode(n) for n in FilesSource(kept.root, ENDINGS).files.names]
+        fresh = [os.fsdecode(n) for n in FilesSource(kept.root, ENDINGS).listing.names]
         assert kept.names() == fresh != NAMES and kept.count == 2
         settle(kept.root)
         assert kept.names() == kept.names() == fresh and kept.count == 3
@@ -223,7 +223,7 @@ class TestChanges:
         else:
             (elsewhere / "way").unlink()
             (elsewhere / "way").symlink_to("other")
-        assert place.names() == [os.fsdecode(n) for n in FilesSource(place.root, ENDINGS).files.names] and place.count == 2
+        assert place.names() == [os.fsdecode(n) for n in FilesSource(place.root, ENDINGS).listing.names] and place.count == 2
 
     def test_another_folder_in_its_place(self, kept: Place) -> None:
         other = settle(touch(kept.root.parent / "other", "x/1.jpg"))

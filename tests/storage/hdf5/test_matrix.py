@@ -70,7 +70,7 @@ def check(path: Path, name: str, expected: np.ndarray[Any, Any], direct: bool) -
             for index, row in zip(order, source.read(order), strict=True):
                 assert (row.dtype, row.shape) == (expected.dtype, expected.shape[1:])
                 assert row.tobytes() == expected[index, ...].tobytes(), (name, index, order)
-    like = source.rows_like()
+    like = source.array_spec
     assert like == ((expected.shape[1:], expected.dtype) if expected.dtype.isnative else None)
     if like is not None:
         batch = np.empty((len(ORDERS[1]), *like[0]), like[1])

@@ -172,9 +172,9 @@ def test_a_batch_takes_few_requests(both: Any, server: RangeServer) -> None:
     assert len(server.counts()["ranges"]) == 1
     ranges = far.byte_ranges(np.arange(1000, 3000))
     assert list(ranges.each()) == [(far._read_paths[0], 11_000, 33_000)] and far.byte_ranges(np.empty(0, np.int64)).size == 0
-    far.far.hold_prefetched(1 << 20)
-    far.far.prefetch([ranges])
-    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.far.bytes_prefetched == 0
+    far.files.hold_prefetched(1 << 20)
+    far.files.prefetch([ranges])
+    assert far.read(range(1000, 2000)) == far.read(range(2000, 3000)) and far.files.bytes_prefetched == 0
     assert len(server.counts()["ranges"]) == 1 and far.stored_nbytes == 550_000
 
 

@@ -75,7 +75,7 @@ def check(path: Path, name: str, expected: np.ndarray[Any, Any], direct: bool = 
             for index, row in zip(order, source.read(order), strict=True):
                 assert row.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=") and row.shape == expected.shape[1:]
                 assert row.astype(expected.dtype).tobytes() == expected[index, ...].tobytes(), (name, index, order)
-    like = source.rows_like()
+    like = source.array_spec
     if like is not None:
         batch = np.empty((5, *like[0]), like[1])
         source.read_into(ORDERS[1], [batch[number, ...] for number in range(5)])

@@ -277,7 +277,7 @@ def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str
         loaders = [make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle) for one in (dataset, near)]
         for found, expected in zip(*loaders, strict=True):
             assert all(map(same, found, expected))
-        assert mode != "streaming" or dataset._source.far.bytes_prefetched == 0
+        assert mode != "streaming" or dataset._source.files.bytes_prefetched == 0
         for loader in loaders:
             loader.close()
 
@@ -348,9 +348,9 @@ def test_a_bytes_window_holds_whole_files(far: Any) -> None:
     dataset = far("a.zarr", "zstd", loading_mode="streaming")
     source = dataset._source
     assert source.byte_ranges(np.arange(8)).size == 2
-    source.far.prefetch([source.byte_ranges(np.arange(8))])
-    assert source.far.bytes_prefetched > 0
-    assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.far.bytes_prefetched == 0
+    source.files.prefetch([source.byte_ranges(np.arange(8))])
+    assert source.files.bytes_prefetched > 0
+    assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.files.bytes_prefetched == 0
 
 
 def test_indices_of_shards_are_read_together_where_there_are_too_many(far: Any, trips: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +552,7 @@ def test_labels_of_an_image(tmp_path: Path) -> None:
     near = ZarrDataset(tmp_path / "i.zarr", **options)
     dataset = ZarrDataset(f"file://{tmp_path}/i.zarr", **options, cache_dir=tmp_path / "cache")
     assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes and len(dataset) == 8
-    assert dataset._source.far is not None and dataset._source.byte_ranges(np.arange(8)).size > 0
+    assert dataset._source.is_remote and dataset._source.byte_ranges(np.arange(8)).size > 0
     assert all(same(dataset[index], near[index]) for index in range(8))
     dataset.close()
 

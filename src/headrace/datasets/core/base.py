@@ -32,10 +32,10 @@ from headrace.datasets.core.format import FormatOf, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, EmptyBatchError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
-from headrace.memory.rows import ArraySpec
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.mode import Coming, Mode
 from headrace.order import EpochOrder, RankBatches, World

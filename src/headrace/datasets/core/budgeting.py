@@ -11,7 +11,7 @@ from headrace.errors import BudgetError
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.order import detect_world
-from headrace.storage.source import Source
+from headrace.storage.source import Source, is_prefetched
 
 CHUNK_BYTES = 64 << 20
 """Decoded chunks that each process caches where the order does not say how many are of use."""
@@ -92,15 +92,18 @@ class BlockMemory:
         """
         self.prefetches_whole = nbytes > 0
         self._prefetched = self._reserve(self._prefetched, nbytes * processes, "blocks fetched ahead")
-        if self._source.far is not None:
-            self._source.far.hold_prefetched(nbytes)
+        if is_prefetched(self._source):
+            self._source.files.hold_prefetched(nbytes)
 
     def remote_nbytes(self, count: int) -> int:
         """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole; else 0."""
-        sizes = self._source.blocks() if self._streams and self._source.far is not None else None
+        source = self._source
+        if not self._streams or not is_prefetched(source):
+            return 0
+        sizes = source.blocks()
         if sizes is None or not len(sizes):
             return 0
-        return int(-(-self._source.stored_nbytes // len(self._source))) * int(np.sort(sizes)[-count:].sum())
+        return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
 
     def _reserve(self, reservation: Reservation | None, nbytes: int, what: str) -> Reservation | None:
         if reservation is None:

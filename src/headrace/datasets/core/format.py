@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from headrace.arguments import check_callable
 from headrace.datasets.core.batch import BatchWay
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
-from headrace.memory.rows import ArraySpec
 
 Failed = Callable[[int, str, Exception], SampleError]
 """Raises, or gives, the error of a sample: its position in the batch, a few words ("can't be decoded"), and the cause."""

@@ -17,7 +17,7 @@ from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import size_of
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode
-from headrace.storage.source import Source
+from headrace.storage.source import RowSource, Source, is_prefetched
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
 
@@ -146,12 +146,12 @@ class SampleReader:
 
     def _read_rows(self, indices: Sequence[int], format_: SampleFormat) -> list[Any]:
         """Records; those that are values as they lie, of one shape, by one call into one array."""
-        spec = self.source.rows_like() if format_.stores_values and len(indices) > 1 else None
-        if spec is None:
-            return self.source.read(indices)
+        source = self.source
+        if not (isinstance(source, RowSource) and format_.stores_values and len(indices) > 1) or (spec := source.array_spec) is None:
+            return source.read(indices)
         rows = np.empty((len(indices), *spec[0]), spec[1])
         each = [rows[number, ...] for number in range(len(rows))]
-        self.source.read_into(indices, rows if rows.ndim > 1 else each)
+        source.read_into(indices, rows if rows.ndim > 1 else each)
         return each
 
     def _values_together(self, found: list[Fetched], access: Access) -> list[Any]:
@@ -237,10 +237,11 @@ class SampleReader:
         try:
             return self.source.read([index])[0]
         except FormatError:
-            if self.source.far is None:
+            source = self.source
+            if not is_prefetched(source):
                 raise
         self.counts["refetched"] += 1
-        return self.source.read_afresh([index])[0]
+        return source.read_afresh([index])[0]
 
     # -- samples that can't be read
 

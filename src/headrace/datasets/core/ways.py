@@ -7,7 +7,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,12 @@ from headrace.datasets.core.collating import Collating, stacked_targets
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.reader import Access, Fetched, nothing_readable
 from headrace.datasets.core.warnings import naming
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
-from headrace.memory.rows import ArraySpec
 from headrace.memory.store import MISSING
 from headrace.order.request import BatchRequest
+from headrace.storage.source import RowSource
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +60,7 @@ def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
     format_, source = dataset.sample_format, dataset.sample_source
     if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.reads_records_ahead(source):
         return None
-    stored = source.rows_like()
-    spec = None if stored is None else ArraySpec(*stored)
+    spec = source.array_spec if isinstance(source, RowSource) else None
     return spec if spec is not None and _holds(spec) and format_.input_spec(spec) == spec else None
 
 
@@ -175,7 +175,7 @@ class StraightFromStorage(FastWay):
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
-        mode, counts, source = dataset.mode, dataset.sample_reader.counts, dataset.sample_source
+        mode, counts, source = dataset.mode, dataset.sample_reader.counts, cast(RowSource, dataset.sample_source)
         out = empty((len(wanted), *self._spec.shape), _torch_dtype(self._spec.dtype))
         rows, held = out.numpy(), mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]

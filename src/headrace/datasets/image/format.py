@@ -22,7 +22,7 @@ from headrace.datasets.image.pixels import (
     writable,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
-from headrace.memory.rows import ArraySpec
+from headrace.dtypes import ArraySpec
 
 DEFAULT_SIZE = (224, 224)
 

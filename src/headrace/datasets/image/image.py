@@ -189,8 +189,8 @@ def _open(
         return _open_packed(*open_files(data_path, reach), targets)
     source = FilesSource(data_path, EXTENSIONS, reach)
     if not _are_folders(targets):
-        return source, *given_targets(targets, source.files)
-    found, classes = folder_targets(source.files)
+        return source, *given_targets(targets, source.listing)
+    found, classes = folder_targets(source.listing)
     if found is None:
         warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
@@ -251,6 +251,6 @@ class _Samples(Sequence[tuple[str, Any]]):
         position = range(len(self))[index]
         whole = int(dataset.whole_indices(position))
         source = dataset._source
-        path = os.fsdecode(source.files.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
+        path = os.fsdecode(source.listing.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
         target = None if dataset.targets is None else dataset.targets[position]
         return path, target.item() if isinstance(target, np.generic) else target

@@ -53,10 +53,10 @@ def open_texts(
         unit = "record"  # without a listing, which asks the server for each file
     if unit in (None, "file"):
         source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
-        unit = unit or records.unit_of(source.files)
+        unit = unit or records.unit_of(source.listing)
         if unit == "file":
             return FileTexts(source, texts)
-        listing = source.files
+        listing = source.listing
         source.close()
     assert unit is not None
     lines = _lines(data_path, unit, listing, newline, reach, texts, room)
@@ -72,7 +72,7 @@ def _lines(
     if any(map(is_url, entries_of(data_path))):
         texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
     else:
-        texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).files)
+        texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing)
     source = LinesSource(texts, unit, *of_text, folder, is_kept=reach.cache_dir is not None, room=room, progress=options.progress)
     for number, names in enumerate(source.headers):
         for name in (options.text_field, options.target_field) if names else ():
@@ -91,7 +91,7 @@ def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np
     Raises:
         ConfigError: the files lie in no class folders.
     """
-    by_file, classes = folder_targets(source.files)
+    by_file, classes = folder_targets(source.listing)
     if by_file is None:
         raise ConfigError('labels="folders": the files lie in no class folders')
     return by_file if isinstance(source, TextFilesSource) else by_file[source.file_numbers()], classes

@@ -40,7 +40,7 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
     tokens = _opened(data_path, reach)
     if tokens is not None and given:
         if isinstance(tokens, FarTokens):
-            tokens.far.close()
+            tokens.files.close()
         said = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(
             f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"

@@ -77,7 +77,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
     source, options, access = texts.source, texts.options, Access(whole, Lazy(), False)
     with contextlib.ExitStack() as still:
         of, expect = _of_files(source), None
-        if source.files.is_remote:
+        if source.listing.is_remote:
             of = still.enter_context(source.of_one_version())
             expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) else None
         about = [of, source.fingerprint(), options.text_field, options.encoding, options.errors, getattr(source, "newline", None)]
@@ -118,7 +118,7 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Mapp
     source, options = texts.source, texts.options
     with contextlib.ExitStack() as still:
         of, expect = _of_files(source), None
-        if source.far is not None:
+        if source.files.is_remote:
             of = still.enter_context(source.of_one_version())
             expect = still.enter_context(source.in_order()) if is_opening else None
 
@@ -249,7 +249,7 @@ def _records(texts: Texts, reader: SampleReader, expect: Callable[[range], None]
 
 def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
     """What tells the files from others, and from what they were before; None: they are remote."""
-    files = texts.files
+    files = texts.listing
     if files.is_remote:
         return None
     stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]

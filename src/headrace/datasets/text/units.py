@@ -19,9 +19,9 @@ from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.io.array_file import MappedArrays
-from headrace.memory.rows import ArraySpec
 from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.source import HeldArrays, LinesSource

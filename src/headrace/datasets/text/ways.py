@@ -38,7 +38,13 @@ def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_l
     slow = SampleBySample(dataset, collating)
     joined, source, mode = JoinedIds(dataset, slow), dataset.sample_source, dataset.mode
     is_lazy = not (mode.holds_samples or mode.reads_records_ahead(source))
-    if is_lazy and isinstance(source, LinesSource) and not source.has_records and source.far is None and type(tokenizer) is CharTokenizer:
+    if (
+        is_lazy
+        and isinstance(source, LinesSource)
+        and not source.has_records
+        and not source.files.is_remote
+        and type(tokenizer) is CharTokenizer
+    ):
         return JoinedLines(dataset, slow, joined, source, tokenizer, max_length)
     return joined
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -14,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import ArraySpec
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
-from headrace.storage.source import Rows, Source
+from headrace.storage.source import ArraySource, Rows
 
 BLOCK_BYTES = 2 << 20
 """Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
@@ -31,12 +30,6 @@ stay below 2 GiB."""
 _COUNTABLE = (1 << 63) - 1
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
-
-
-def _near_files(field: ArrayReader) -> Files | None:
-    """Those by which it is read directly, where they are of this machine."""
-    files = field.chunks.files if isinstance(field.chunks, DirectChunks) else None
-    return None if files is None or files.is_remote else files
 
 
 class LibraryRows(ABC):
@@ -51,7 +44,7 @@ class LibraryRows(ABC):
         """The rows as the library gives them."""
 
 
-class ArraysSource(Source):
+class ArraysSource(ArraySource):
     """The rows of one array, or of several of equal length, as records: arrays of a row's shape and dtype (in the file's byte order);
     for several names dicts of these.
 
@@ -151,10 +144,11 @@ class ArraysSource(Source):
 
     # -- reading
 
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    @property
+    def array_spec(self) -> ArraySpec | None:
         field = self._first
         if isinstance(self.name, str) and isinstance(field, ArrayReader) and field.dtype.isnative:
-            return field.shape[1:], field.dtype
+            return ArraySpec(field.shape[1:], field.dtype)
         return None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
@@ -184,17 +178,11 @@ class ArraysSource(Source):
         except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
             return ByteRanges.of([])
 
-    def announce(self, indices: Sequence[int]) -> None:
-        near = [files for field in self._readers if (files := _near_files(field)) is not None]
-        if near:  # any of them opens what all name
-            with contextlib.suppress(OSError):  # who reads it says so
-                near[0].prefetch([self.byte_ranges(np.asarray(indices, np.int64))])
-
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        return None if self.far is None or self.rows_like() is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
+        return None if self.array_spec is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
 
     @property
-    def locating_needs_io(self) -> bool:  # type: ignore[override]
+    def locating_needs_io(self) -> bool:
         return any(field.needs_io for field in self._readers)
 
     @property
@@ -206,7 +194,7 @@ class ArraysSource(Source):
         return super().read_afresh(indices)
 
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter() if self.far is None else self.far.take_counts()
+        counts = super().take_counts()
         for field in self._readers:
             counts.update(field.counts)
             field.counts.clear()

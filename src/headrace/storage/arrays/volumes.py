@@ -14,14 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import ArraySpec
 from headrace.errors import HeadraceError
+from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.patches import PatchGrid, padded_places
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
-from headrace.storage.source import Rows, Source
+from headrace.storage.source import ArraySource, Rows
 
 PADS = ("reflect", "edge", "constant")
 
@@ -30,7 +31,7 @@ class Opened(Protocol):
     """What a process has open."""
 
     chunks: ChunkCache
-    far: RemoteFiles | None
+    files: Files
 
     def close(self) -> None:
         """Closes and forgets it all."""
@@ -87,7 +88,7 @@ class Volume:
         return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
 
 
-class PatchSource(Source):
+class PatchSource(ArraySource):
     """Patches of one volume, or tuples of patches of several that lie at the same place.
 
     Args:
@@ -102,8 +103,8 @@ class PatchSource(Source):
         self.volumes: list[Volume] = list(volumes)
         self.grid: PatchGrid = grid
         self._opened = opened
-        is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
-        self.far: RemoteFiles | None = opened.far if is_direct else None
+        self.files = opened.files
+        self._is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
 
     def __len__(self) -> int:
         return len(self.grid)
@@ -123,8 +124,9 @@ class PatchSource(Source):
         """Of the first volume."""
         return self.volumes[0].reader.dtype
 
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        return (self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype) if len(self.volumes) == 1 and self.dtype.isnative else None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
@@ -159,7 +161,7 @@ class PatchSource(Source):
         volume.reader.read_boxes([first], [part], self.run)
         out[np.ix_(*inside)] = part[np.ix_(*(places - start for places, start in zip(found, first, strict=True)))]
 
-    # -- far away
+    # -- byte ranges
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         corners, ranges = [self.grid.corner(index) for index in indices.tolist()], list[ByteRanges]()
@@ -179,7 +181,11 @@ class PatchSource(Source):
         return ByteRanges.joined(ranges)
 
     @property
-    def locating_needs_io(self) -> bool:  # type: ignore[override]
+    def is_remote(self) -> bool:
+        return self._is_direct and super().is_remote
+
+    @property
+    def locating_needs_io(self) -> bool:
         return any(volume.reader.needs_io for volume in self.volumes)
 
     @property
@@ -216,7 +222,7 @@ class PatchSource(Source):
         self._opened.chunks.resize(nbytes)
 
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = Counter() if self._opened.far is None else self._opened.far.take_counts()
+        counts = super().take_counts()
         for volume in self.volumes:
             counts.update(volume.reader.counts)
             volume.reader.counts.clear()

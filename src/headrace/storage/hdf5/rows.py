@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
@@ -133,7 +134,7 @@ class HDF5Source(ArraysSource):
     ) -> None:
         self._opened = opened or OpenHDF5()
         self._far = self._opened.far
-        self.far: RemoteFiles | None = None if self._far is None else self._far.files
+        self.files = self._opened.files
         self._file = os.path.abspath(os.path.expanduser(os.fspath(path))) if self._far is None else os.fspath(path)
         self.path: str = self._file if self._far is None else redact(path)
         self.name: str | tuple[str, ...] = name if isinstance(name, str) else tuple(name)
@@ -225,8 +226,9 @@ class HDF5Source(ArraysSource):
 
     # -- reading
 
-    def rows_like(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-        return super().rows_like() if self._offsets is None else None
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return super().array_spec if self._offsets is None else None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import warn
-from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
@@ -28,7 +26,7 @@ from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.files import fingerprint_names
-from headrace.storage.source import Source
+from headrace.storage.source import Locatable
 from headrace.storage.tar.index import TarIndex, compressed, tar_indices
 
 ENDINGS = (".tar",)
@@ -37,7 +35,7 @@ TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS))
 _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
-class TarSource(Source):
+class TarSource(Locatable):
     """The samples of tar shards, as WebDataset has them: consecutive members of a shard whose names are the same up to the first dot.
 
     A record is a dict from extension (in lower case, without its first dot: "jpg", "cls", "seg.png") to bytes, with "__key__", the
@@ -71,14 +69,13 @@ class TarSource(Source):
     ) -> None:
         files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
         self.names, paths = files.names, files.urls()
-        self._files: Files = files.server if files.is_remote else LocalFiles()
-        self.far = self._files if files.is_remote else None
+        self.files = files.server if files.is_remote else LocalFiles()
         self._shown = list(map(redact, paths)) if files.is_remote else paths
         self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
         for path in self._shown:
             if path.lower().endswith(COMPRESSED_TARS):
                 raise compressed(redact(path), "its name says so")
-        self._join(tar_indices(self._files, self._paths, cache_dir, progress))
+        self._join(tar_indices(self.files, self._paths, cache_dir, progress))
 
     # -- the index
 
@@ -144,7 +141,7 @@ class TarSource(Source):
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         shards, first, last, begins, ends = self._spans(indices)
-        views = self._files.read(ByteRanges(self._paths, shards, begins, ends))
+        views = self.files.read(ByteRanges(self._paths, shards, begins, ends))
         samples = zip(indices, shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views, strict=True)
         return [self._record(*sample) for sample in samples]
 
@@ -158,9 +155,6 @@ class TarSource(Source):
 
     def _extension(self, kind: int) -> str:
         return self._names_of_kinds[kind] if kind < len(self._names_of_kinds) else os.fsdecode(self.extensions[kind])
-
-    def take_counts(self) -> Counter[str]:
-        return self._files.take_counts()
 
     # -- what it is
 
@@ -195,7 +189,7 @@ class TarSource(Source):
         others = sum(notes["others"] for notes in self._notes)
         left_out = f"; {others:,} members have no key or no extension, and are no part of a sample" if others else ""
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
-        way = f"; {self._files.explain()}" if self._files.is_remote else ""
+        way = f"; {self.files.explain()}" if self.files.is_remote else ""
         return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{way}"}
 
 

@@ -45,7 +45,7 @@ class TextFilesSource(FilesSource):
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes, as they lie there. The size of a remote file is known when it has come."""
-        if not self.files.is_remote:
+        if not self.listing.is_remote:
             return super().read(indices)
         if self._still is not None and self._far is not None:
             versions = [self._still[index] for index in indices]
@@ -68,4 +68,4 @@ class TextFilesSource(FilesSource):
         Raises:
             FormatError: it is damaged, or too large.
         """
-        return decompressed(record, os.fsdecode(self.files.names[index]), self._room)
+        return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +26,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.single_flight import one_builder
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.files import fingerprint_names
-from headrace.storage.source import Source
+from headrace.storage.source import Locatable
 from headrace.storage.text import records
 from headrace.storage.text.index_beside import LineIndex, index_beside
 from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
@@ -44,7 +43,7 @@ BLOCK = 2 << 20
 """Bytes of text whose lines are a block: what is fetched at once of a remote text."""
 
 
-class LinesSource(Source):
+class LinesSource(Locatable):
     """Lines, or records of more than one line, as bytes without their end. Remote ones are those of a copy on this machine: the same lines,
     blocks and fingerprint.
 
@@ -79,9 +78,8 @@ class LinesSource(Source):
         room: Room | None = None,
         progress: bool | None = None,
     ) -> None:
-        self.files: FileSet = texts.listing
-        self._files, self._copies, paths = texts.files, LocalFiles(), texts.paths
-        self.far = texts.files if texts.files.is_remote else None
+        self.listing: FileSet = texts.listing
+        self.files, self._copies, paths = texts.files, LocalFiles(), texts.paths
         self._unit, self._newline = unit, newline
         self._is_kept = is_kept or texts.files.is_remote
         self.room: Room = room or Room()
@@ -105,21 +103,21 @@ class LinesSource(Source):
         """The names of the fields, of each CSV or TSV file."""
         self._is_alike = len(set(self._formats)) <= 1 and all(names == self.headers[0] for names in self.headers)
         self._known = {}
-        if not self._files.is_remote:
-            self._files.close()  # each process opens what it reads
+        if not self.files.is_remote:
+            self.files.close()  # each process opens what it reads
         self._blocks: IntArray | None = None
 
     def _beside(self, paths: list[str], encoding: str) -> dict[int, LineIndex]:
         """What lies beside remote texts, where it is of what is wanted of them."""
-        if not self._files.is_remote:
+        if not self.files.is_remote:
             return {}
-        found = [index_beside(cast(RemoteFiles, self._files), path) for path in paths]  # all of them: each is handed out once
+        found = [index_beside(cast(RemoteFiles, self.files), path) for path in paths]  # all of them: each is handed out once
         if self._newline is not None or encoding != "utf-8":
             return {}
         return {number: index for number, index in enumerate(found) if index is not None and index.unit == self._unit}
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
-        files, read, begin = self._files, path, 0
+        files, read, begin = self.files, path, 0
         if is_compressed(without_query(path)) or self.is_transcoded:
             copy = plain_copy(files, path, encoding, errors, self._folder)
             files, read, begin = self._copies, copy.path, HEAD
@@ -166,7 +164,7 @@ class LinesSource(Source):
         cached = self._kept_file()
         if (found := cached.found()) is not None:
             return found
-        with one_builder(cached.path, self._files.patience):  # others wait, and find it then
+        with one_builder(cached.path, self.files.patience):  # others wait, and find it then
             return cached.found() or self._checked(lambda: self._written(cached, progress))
 
     def _checked(self, make: Callable[[], MappedArrays | HeldArrays]) -> MappedArrays | HeldArrays:
@@ -268,9 +266,9 @@ class LinesSource(Source):
         self.room.check(int((ends - starts).max(initial=0)))
         ranges, is_copy = ByteRanges(self._read_paths, files, starts, ends), self._is_copy[files]
         if not is_copy.any():
-            return self._files.read_each(ranges)
+            return self.files.read_each(ranges)
         found: list[Any] = [None] * len(files)
-        for reader, chosen in ((self._files, np.flatnonzero(~is_copy)), (self._copies, np.flatnonzero(is_copy))):
+        for reader, chosen in ((self.files, np.flatnonzero(~is_copy)), (self._copies, np.flatnonzero(is_copy))):
             for number, line in zip(chosen.tolist(), reader.read_each(ranges.take(chosen)), strict=True):
                 found[number] = line
         return found
@@ -289,7 +287,7 @@ class LinesSource(Source):
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
         """As `TextFilesSource.of_one_version`: each read is of the version that was found at the start."""
-        of = [self._files.identity(text.shown) for text in self._texts]
+        of = [self.files.identity(text.shown) for text in self._texts]
         yield None if any(tag is None for *_, tag in of) else of
 
     @contextlib.contextmanager
@@ -304,19 +302,16 @@ class LinesSource(Source):
 
         def expect(some: range) -> None:
             nonlocal at
-            while at < len(edges) - 1 and (edges[at] < some.stop or self._files.bytes_prefetched < _AHEAD):
-                self._files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
+            while at < len(edges) - 1 and (edges[at] < some.stop or self.files.bytes_prefetched < _AHEAD):
+                self.files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
                 at += 1
 
-        self._files.hold_prefetched(_AHEAD)
+        self.files.hold_prefetched(_AHEAD)
         try:
             yield expect
         finally:
-            self._files.drop_prefetched()
-            self._files.hold_prefetched(0)
-
-    def take_counts(self) -> Counter[str]:
-        return self._files.take_counts()
+            self.files.drop_prefetched()
+            self.files.hold_prefetched(0)
 
     def _newline_in(self, file: int) -> Newline:
         return records.newline_of(self._formats[file], self._newline) if self._formats else self._newline
@@ -370,7 +365,7 @@ class LinesSource(Source):
         return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
 
     def fingerprint(self) -> str:
-        return f"{fingerprint_names(*self.files.names.arrays)}:{self._unit}:{len(self)}"
+        return f"{fingerprint_names(*self.listing.names.arrays)}:{self._unit}:{len(self)}"
 
     def shown(self, file: int) -> str:
         """A file as messages name it."""
@@ -390,7 +385,7 @@ class LinesSource(Source):
         where = "in memory" if path is None else f"mapped from {redact(path)}"
         copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
         said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
-        return {**said, "files": self._files.explain()} if self._files.is_remote else said
+        return {**said, "files": self.files.explain()} if self.files.is_remote else said
 
 
 class HeldArrays:

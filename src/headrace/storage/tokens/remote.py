@@ -40,9 +40,9 @@ class FarTokens(TokensFile, RangedTokens):
 
     def __init__(self, url: str, opened: FarHDF5) -> None:
         super().__init__(url, opened)
-        self.far = opened.files
+        self.files = opened.files
         with reading_hdf5(url, opened) as file:
-            size = self.far.version(url).size
+            size = self.files.version(url).size
             data, _ = (self._place(file, name, size) for name in (DATA, OFFSETS))
             self._read_columns(file)
             edges = self._column(file, OFFSETS)
@@ -68,6 +68,6 @@ class FarTokens(TokensFile, RangedTokens):
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         found = [np.empty(count, self.dtype) for count in (ends - begins).tolist()]
         there = np.flatnonzero(ends > begins)
-        for number, data in zip(there.tolist(), self.far.read(self.byte_ranges(begins[there], ends[there])), strict=True):
+        for number, data in zip(there.tolist(), self.files.read(self.byte_ranges(begins[there], ends[there])), strict=True):
             found[number][:] = np.frombuffer(data or b"", self.dtype)  # a copy: what was fetched with it need not be held
         return found

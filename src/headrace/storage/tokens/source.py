@@ -7,7 +7,6 @@ found by arithmetic, and read where they lie: in a file that is mapped; or by ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,12 +15,13 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
-from headrace.storage.source import Rows, Source
+from headrace.storage.source import Locatable, Rows
 
 
 class Tokens(Protocol):
@@ -41,13 +41,13 @@ class RangedTokens(ABC):
 
     Attributes:
         path: the URL of the file that they lie in.
-        far: the files of its server.
+        files: the files of its server.
         count: of all tokens.
         dtype: of the ids.
     """
 
     path: str
-    far: RemoteFiles
+    files: RemoteFiles
     count: int
     dtype: np.dtype[Any]
 
@@ -85,7 +85,7 @@ def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.ND
     return [whole[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
-class TokensSource(Source):
+class TokensSource(Locatable):
     """Parts of documents, as arrays of ids. The common part of the sources below.
 
     Args:
@@ -105,7 +105,7 @@ class TokensSource(Source):
         self.count: int
         self.dtype: np.dtype[Any]
         self.count, self.dtype = _size_of(tokens)
-        self.far: RemoteFiles | None = tokens.far if isinstance(tokens, RangedTokens) else None
+        self.files = tokens.files if isinstance(tokens, RangedTokens) else LocalFiles()
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
@@ -140,17 +140,14 @@ class TokensSource(Source):
     def stored_nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 
-    def take_counts(self) -> Counter[str]:
-        return Counter() if self.far is None else self.far.take_counts()
-
     def how(self) -> dict[str, str]:
         tokens = self.tokens
         where = getattr(tokens, "path", None)
-        way = "mapped" if self.far is None else "by ranges"
+        way = "by ranges" if self.is_remote else "mapped"
         place = "in memory, which workers share" if where is None else f"{way} from {redact(where)}"
         made = f", made with {tokens.made_with()}" if hasattr(tokens, "made_with") else ""
         said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {place}{made}"}
-        return said if self.far is None else {**said, "files": self.far.explain()}
+        return {**said, "files": self.files.explain()} if self.is_remote else said
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}:{len(self)}"

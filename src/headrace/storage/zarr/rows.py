@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +41,7 @@ class ZarrSource(ArraysSource):
         **options: Any,
     ) -> None:
         self._opened = opened or OpenZarr(**options)
-        self._chunks = self._opened.chunks
+        self.files, self._chunks = self._opened.files, self._opened.chunks
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = self._opened.store(path, [*wanted, column])
         self.path = redact(self._store.path)
@@ -57,7 +56,6 @@ class ZarrSource(ArraysSource):
             [one, f.shape, f.dtype.str, f.chunks.grid.chunks if isinstance(f, ArrayReader) else None] for one, f in fields.items()
         ]
         self._check_lengths()
-        self.far = self._opened.far if self.is_direct else None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.
@@ -74,11 +72,9 @@ class ZarrSource(ArraysSource):
         reader.read_span(0, column, self.run)
         return column
 
-    def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
-        if self.far is None and self._opened.far is not None:
-            counts.update(self._opened.far.take_counts())
-        return counts
+    @property
+    def is_remote(self) -> bool:
+        return self.is_direct and super().is_remote
 
     def close(self) -> None:
         """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
