@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ class SampleReader:
         counts["cache_hits"] += len(indices) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
-        got = self.records(missing, lambda some: mode.read(some, self.source.read), error) if missing else []
+        got = self.records(missing, functools.partial(mode.read, read=self.source.read), error) if missing else []
         self.count_seconds("read_seconds", start)
         counts["bytes_read"] += sum(size_of(record) for record in got if hasattr(record, "__len__"))
         records = iter(got)

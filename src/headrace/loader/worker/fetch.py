@@ -73,10 +73,10 @@ class Fetch(Dataset[Any]):
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
         with working_on(request):
-            made, error = _attempt(lambda: self._made_in(arena, request, report))
+            made, error = _attempt(self._made, arena, request, report)
         try:
             if error is None:
-                _, error = _attempt(lambda: self._report_state(report))
+                _, error = _attempt(self._report_state, report)
             counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
             for dataset in self._inner:
                 for name, value in dataset.take_report().items():
@@ -86,16 +86,22 @@ class Fetch(Dataset[Any]):
                 return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
             delivery: Delivery
             if error is None:
-                delivery, error = _attempt(lambda: _packed(arena, made.batch, report))
+                delivery, error = _attempt(_packed, arena, made.batch, report)
             return delivery if error is None else _failed(arena, error, report)
         finally:
             del error  # see `_attempt`
 
-    def _made_in(self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
+    def _made(self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         """The batch; an index that the dataset does not have is an error that says where it came from."""
         try:
             with arena or contextlib.nullcontext():
-                return self._made(request, report)
+                if self.init_error is not None:
+                    raise self.init_error
+                self._begin(request)
+                if request.is_idle:
+                    report["idle"] = True
+                    return MadeBatch(None, 0)
+                return self._make(request, report)
         except IndexError as error:
             n = length_of(self.dataset)
             outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]
@@ -109,15 +115,6 @@ class Fetch(Dataset[Any]):
     def _report_state(self, report: dict[str, Any]) -> None:
         if self._is_stateful:
             report["worker"], report["state"] = worker_number(), asked(self.dataset)
-
-    def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        if self.init_error is not None:
-            raise self.init_error
-        self._begin(request)
-        if request.is_idle:
-            report["idle"] = True
-            return MadeBatch(None, 0)
-        return self._make(request, report)
 
     def _begin(self, request: BatchRequest) -> None:
         if request.given is not None:
@@ -218,14 +215,14 @@ def as_delivered(delivery: Any) -> Any:
     return delivery
 
 
-def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
     """What a function returns, or what it raises (but what ends a worker passes).
 
     The caller must not keep the exception in a local variable: its traceback holds the caller's frame, and in that circle a ring and
     its workers would wait for the garbage collector.
     """
     try:
-        return function(), None
+        return function(*arguments), None
     except Exception as caught:
         return None, caught
     except BaseException as caught:
