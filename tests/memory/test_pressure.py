@@ -10,8 +10,8 @@ import pytest
 from headrace.memory import limits as pressure
 from headrace.memory.limits import Limit, PressureWatch
 from headrace.memory.store import MISSING, SampleStore
-from headrace.modes import held as held_module
-from headrace.modes.held import Held, relieve
+from headrace.modes import stored as stored_module
+from headrace.modes.stored import Stored, follow_pressure
 
 GB, MB = 10**9, 10**6
 
@@ -48,7 +48,7 @@ def test_the_limits_of_the_start_may_be_given() -> None:
     assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
 
 
-class Mode(Held):
+class Mode(Stored):
     def __init__(self) -> None:
         self._store = SampleStore(40, 4 << 20)
         self._watch = PressureWatch()
@@ -56,10 +56,10 @@ class Mode(Held):
 
 def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 20 * MB, 15 * MB)
-    monkeypatch.setattr(held_module, "PERIOD", 0.0)
+    monkeypatch.setattr(stored_module, "PERIOD", 0.0)
     mode = Mode()
     for i in range(40):
-        mode.keep(i, np.full(100_000, i, np.uint8))
+        mode.admit(i, np.full(100_000, i, np.uint8))
     everything = range(40)
     assert all(value is not MISSING for value in mode.get(everything))
     machine.free = 500_000  # a neighbour allocates
@@ -69,7 +69,7 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
     machine.free = 15 * MB  # and goes away
     mode.get([0])
     for i in everything:
-        mode.keep(i, np.full(100_000, i, np.uint8))
+        mode.admit(i, np.full(100_000, i, np.uint8))
     assert all(value is not MISSING for value in mode.get(everything))
     assert mode.stats()["hits"] > 0 and mode.stats()["misses"] > 0
 
@@ -78,7 +78,7 @@ def test_an_empty_store_has_nothing_to_give(monkeypatch: pytest.MonkeyPatch) -> 
     machine = Machine(monkeypatch, 20 * MB, 15 * MB)
     watch, store = PressureWatch(), SampleStore(4, 1 << 20)
     machine.free = 0
-    relieve(store, watch)
+    follow_pressure(store, watch)
     assert store.limit == store.capacity and store.put(1, b"x")
 
 
@@ -89,7 +89,7 @@ def test_it_is_looked_at_by_time_and_not_by_batch(monkeypatch: pytest.MonkeyPatc
     def look(*_: Any) -> None:
         looks.append(1)
 
-    monkeypatch.setattr(held_module, "relieve", look)
+    monkeypatch.setattr(stored_module, "follow_pressure", look)
     for _ in range(1000):
         mode.get([1])
     assert len(looks) == 1

@@ -20,7 +20,7 @@ from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
 from headrace.memory.store import MISSING, SampleStore
 from headrace.modes import eager as eager_module
-from headrace.modes import held as held_module
+from headrace.modes import stored as stored_module
 from headrace.modes.cached import SHARE, Cached
 from headrace.modes.eager import Eager
 from headrace.modes.lazy import Lazy
@@ -159,7 +159,7 @@ class TestEager:
     def test_small_rows_reserve_little_more_than_themselves(self) -> None:
         budget = budget_of(100 * MB)
         load = Load(lambda i: np.full(4, i, np.float32))
-        mode = Eager(20_000, load, budget, 20_000 * 16, like=((4,), np.dtype(np.float32)))
+        mode = Eager(20_000, load, budget, 20_000 * 16, spec=((4,), np.dtype(np.float32)))
         assert budget.reserved <= 20_000 * 40 + (1 << 20) and load.asked == Counter(range(20_000))
         assert [int(v[0]) for v in mode.get([0, 19_999])] == [0, 19_999]
         mode.close()
@@ -168,7 +168,7 @@ class TestEager:
         def load(indices: Sequence[int]) -> list[Any]:
             return [_failing(i) if i == 7 else np.full(4 if i < 900 else 3, i, np.float32) for i in indices]
 
-        mode = Eager(1000, load, budget_of(10 * MB), 16_000, like=((4,), np.dtype(np.float32)))
+        mode = Eager(1000, load, budget_of(10 * MB), 16_000, spec=((4,), np.dtype(np.float32)))
         assert mode.stats()["held"] == 999 and isinstance(mode.get([7])[0], SampleError)
         assert [v.tolist() for v in mode.get([899, 999])] == [[899] * 4, [999] * 3]
         mode.close()
@@ -245,7 +245,7 @@ class TestEager:
         """So that an `on_error` callable is given the same error everywhere."""
         mode = Eager(4, Load(_failing), budget_of(10 * MB))
         mode.close()
-        monkeypatch.setattr(held_module, "is_spawning", lambda: True)
+        monkeypatch.setattr(stored_module, "is_spawning", lambda: True)
         there = pickle.loads(pickle.dumps(mode))
         assert [str(there._errors[i]) for i in range(4)] == [f"sample {i}" for i in range(4)]
         assert [repr(there._errors[i].__cause__) for i in range(4)] == [
@@ -320,24 +320,24 @@ class TestCached:
         cached = Cached(1000, budget)
         assert int(100_000 * SHARE) - 64 <= budget.reserved <= int(100_000 * SHARE)
         for i in range(1000):
-            cached.keep(i, np.zeros(100))
+            cached.admit(i, np.zeros(100))
         assert cached.stats()["held"] > 40 and cached.stats()["held_bytes"] + 9 * 1000 <= budget.reserved
         second = Cached(1000, budget)  # has what is left
         assert budget.reserved <= 100_000
         third = Cached(10**9, budget_of(MB))  # not even the table fits: holds nothing, and works
-        third.keep(3, b"x")
+        third.admit(3, b"x")
         assert third.get([3]) == [MISSING]
         for mode in (cached, second, third):
             mode.close()
         assert budget.reserved == 0 and cached.get([1]) == [MISSING] and cached.stats() == {}
-        cached.keep(1, b"late")  # a worker that is slow to hear of it
+        cached.admit(1, b"late")  # a worker that is slow to hear of it
 
     def test_no_more_is_reserved_than_all_samples_take(self) -> None:
         budget = budget_of(100 * MB)
         cached = Cached(100, budget, nbytes=100 * 1000)
         assert budget.reserved < 2 * MB
         for i in range(100):
-            cached.keep(i, bytes(1000))
+            cached.admit(i, bytes(1000))
         assert cached.stats()["held"] == 100
         cached.close()
 
@@ -346,7 +346,7 @@ class TestCached:
         for policy, held in {"auto": range(10), "keep": range(10), "lru": range(90, 100)}.items():
             mode = Cached(100, budget_of(10 * MB), f"{room} B", policy)
             for i in range(100):
-                mode.keep(i, np.zeros(100))
+                mode.admit(i, np.zeros(100))
             assert [i for i in range(100) if mode.get([i])[0] is not MISSING] == list(held), policy
             mode.close()
 
@@ -361,7 +361,7 @@ class TestCached:
                     found = mode.get([i])[0] is not MISSING
                     hits[policy] += found and epoch > 0
                     if not found:
-                        mode.keep(i, b"x")
+                        mode.admit(i, b"x")
             mode.close()
         assert hits["keep"] == 5 * 100 and hits["lru"] < 300
 
@@ -404,7 +404,7 @@ class TestStreaming:
     def test_what_comes_is_read_before_it_is_asked_for(self, streaming: Streaming) -> None:
         read = _Blocking()
         for number in range(8):
-            streaming.read_ahead(BATCHES[number : number + 3], read)
+            streaming.prefetch_records(BATCHES[number : number + 3], read)
             if number:
                 read.wait_for(*map(tuple, BATCHES[number : number + 3]))
             assert streaming.read(BATCHES[number], read) == [bytes([i]) * 10 for i in BATCHES[number]]
@@ -412,9 +412,9 @@ class TestStreaming:
 
     def test_threads_read_at_the_same_time(self, streaming: Streaming) -> None:
         first, read = _Blocking(), _Blocking(blocked=True)
-        streaming.read_ahead(BATCHES[:1], first)
+        streaming.prefetch_records(BATCHES[:1], first)
         streaming.read(BATCHES[0], first)
-        streaming.read_ahead(BATCHES[1:4], read)
+        streaming.prefetch_records(BATCHES[1:4], read)
         read.wait_for(*map(tuple, BATCHES[1:4]))  # while none has been answered
         read.go.set()
         assert streaming.read(BATCHES[2], read) == [b"\4" * 10, b"\5" * 10]
@@ -422,10 +422,10 @@ class TestStreaming:
     @pytest.mark.parametrize(("nbytes", "ahead"), [(10, 8), (100, 5), (200, 2), (400, 1), (10_000, 1)])
     def test_the_window_bounds_the_bytes(self, streaming: Streaming, nbytes: int, ahead: int) -> None:
         read = _Blocking(nbytes)
-        streaming.read_ahead(BATCHES[:8], read)
+        streaming.prefetch_records(BATCHES[:8], read)
         assert streaming.stats() == {"ahead": 1}  # nobody knows yet how large records are
         streaming.read(BATCHES[0], read)
-        streaming.read_ahead(BATCHES[1:9], read)
+        streaming.prefetch_records(BATCHES[1:9], read)
         assert streaming.stats() == {"ahead": ahead}
         assert ahead * 2 * nbytes <= 1000 or ahead == 1
 
@@ -439,14 +439,14 @@ class TestStreaming:
     def test_what_was_not_expected_is_read_at_once(self, streaming: Streaming) -> None:
         read = _Blocking()
         assert streaming.read([7, 8], read) == [b"\7" * 10, b"\x08" * 10]
-        streaming.read_ahead(BATCHES[:1], read)
+        streaming.prefetch_records(BATCHES[:1], read)
         assert streaming.read([1, 0], read) == [b"\1" * 10, b"\0" * 10]  # another order is another batch
 
     def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.read_ahead([[0, 1], [2, -1], [4, 5]], read)
+        streaming.prefetch_records([[0, 1], [2, -1], [4, 5]], read)
         assert len(streaming.read([0, 1], read)) == 2
-        streaming.read_ahead([[2, -1], [4, 5]], read)
+        streaming.prefetch_records([[2, -1], [4, 5]], read)
         read.wait_for((2, -1), (4, 5))
         with pytest.raises(OSError, match="broken"):
             streaming.read([2, -1], read)
@@ -454,23 +454,23 @@ class TestStreaming:
 
     def test_an_epoch_left_early_drops_what_was_on_its_way(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.read_ahead(BATCHES[:1], read)
+        streaming.prefetch_records(BATCHES[:1], read)
         streaming.read(BATCHES[0], read)
-        streaming.read_ahead(BATCHES[1:4], read)
+        streaming.prefetch_records(BATCHES[1:4], read)
         assert streaming.stats() == {"ahead": 3}
-        streaming.read_ahead(BATCHES[3:6], read)
+        streaming.prefetch_records(BATCHES[3:6], read)
         assert streaming.stats() == {"ahead": 3} and set(streaming._pending) == set(map(tuple, BATCHES[3:6]))
 
     def test_close_and_use_again(self, streaming: Streaming) -> None:
         read = _Blocking()
-        streaming.read_ahead(BATCHES[:2], read)
+        streaming.prefetch_records(BATCHES[:2], read)
         streaming.close()
         assert streaming.stats() == {"ahead": 0}
-        streaming.read_ahead(BATCHES[:1], read)
+        streaming.prefetch_records(BATCHES[:1], read)
         assert len(streaming.read(BATCHES[0], read)) == 2
 
     def test_a_pickle_has_the_window_alone(self, streaming: Streaming) -> None:
-        streaming.read_ahead(BATCHES[:3], _Blocking())
+        streaming.prefetch_records(BATCHES[:3], _Blocking())
         copy = pickle.loads(pickle.dumps(streaming))
         assert copy.window == 1000 and copy.stats() == {"ahead": 0}
 

@@ -60,7 +60,7 @@ class LoaderMemory:
         for dataset in self._datasets if datasets is None else datasets:
             short = needed - self.budget.available
             if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
-                dataset.mode.give_way(short)
+                dataset.mode.shrink(short)
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """The config with as many batches on their way as fit; unchanged where the size of a sample is not known."""

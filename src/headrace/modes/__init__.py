@@ -1,7 +1,4 @@
-"""The loading modes: when a sample's bytes move.
-
-One short file for each mode, one protocol (`modes.mode.Mode`) for all.
-"""
+"""Loading modes: when the bytes of samples move. One short file each, one protocol (`modes.mode.Mode`) for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached: bytes move at the first access; what fits the budget is held, shared by all workers, and the rest is read each time."""
+"""Cached: bytes move at the first access; what fits the budget is cached, shared by all workers, and the rest is read each time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from headrace.errors import ConfigError
 from headrace.memory.budget import MemoryBudget, parse_size
 from headrace.memory.limits import PressureWatch
 from headrace.memory.store import TABLE
-from headrace.modes.held import OVERHEAD, Held, Place, make_store
+from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
 
 SHARE = 0.75
-"""The part of what is left of the budget that a cache of unknown need takes; the rest is for batches and read-ahead."""
+"""The part of what is left of the budget that a cache of unknown need takes; the rest is for batches and prefetching."""
 
 
-class Cached(Held):
-    """Holds samples as they come, as many as fit.
+class Cached(Stored):
+    """Caches samples as they come, as many as fit.
 
     Args:
         length: number of samples.
-        budget: what may be held.
+        budget: what may be cached.
         cache_size: at most so many samples (int) or bytes ("2GB"); None: the budget alone.
         policy: "keep" admits until it is full and never evicts; "lru" makes room for what is read; "auto" is "keep", since under
             a fresh permutation each epoch an LRU that holds half of the samples hits 15 %, and "keep" 50 %; where a loader samples
             by weights it is "lru".
-        nbytes: bytes of all samples when held, where they are known.
-        place: of a store for all ranks of the machine; None: of this rank's own.
+        nbytes: bytes of all samples when cached, where they are known.
+        share: in a store for all ranks of the machine; None: it is of this rank alone.
     """
 
     def __init__(
@@ -35,28 +35,28 @@ class Cached(Held):
         cache_size: int | str | None = None,
         policy: str = "auto",
         nbytes: int | None = None,
-        place: Place | None = None,
+        share: MachineShare | None = None,
     ) -> None:
-        items, nbytes_wanted = check_cache_size(cache_size)
-        self._ranks = ranks = 1 if place is None else place.ranks
+        items, most = check_cache_size(cache_size)
+        self._ranks = ranks = 1 if share is None else share.ranks
         table = TABLE * length // ranks
         capacity = max(0, int(budget.available * SHARE) - table)
         if nbytes is not None:
             capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
-        if nbytes_wanted is not None:
-            capacity = min(capacity, nbytes_wanted // ranks)
-        self._store = make_store(place, length, capacity, "lru" if policy == "lru" else "keep", items)
-        wanted = -(-self._store.capacity // ranks) + table  # of an open store its own
-        self._reserved = budget.reserve(min(wanted, budget.available), "cached samples")
+        if most is not None:
+            capacity = min(capacity, most // ranks)
+        self._store = make_store(share, length, capacity, "lru" if policy == "lru" else "keep", items)
+        needed = -(-self._store.capacity // ranks) + table  # of an open store its own
+        self._reserved = budget.reserve(min(needed, budget.available), "cached samples")
         self._watch = PressureWatch()
         self._is_auto = policy == "auto"
 
-    def give_way(self, nbytes: int) -> None:
+    def shrink(self, nbytes: int) -> None:
         if self._store is None or self._reserved is None:
             return
-        given = min(nbytes, self._reserved.nbytes, -(-self._store.ceiling // self._ranks))
-        self._store.cap(self._store.ceiling - given * self._ranks)
-        self._reserved.resize(self._reserved.nbytes - given)
+        spared = min(nbytes, self._reserved.nbytes, -(-self._store.ceiling // self._ranks))
+        self._store.cap(self._store.ceiling - spared * self._ranks)
+        self._reserved.resize(self._reserved.nbytes - spared)
 
     def expect_skew(self) -> None:
         if self._is_auto and self._store is not None:
@@ -64,7 +64,7 @@ class Cached(Held):
 
 
 def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
-    """The most samples, and the most bytes, that are to be held; None where there is no limit."""
+    """The most samples, and the most bytes, that are to be cached; None where there is no limit."""
     if isinstance(cache_size, str):
         return None, parse_size(cache_size, "cache_size, given as a string,")
     if cache_size is None:

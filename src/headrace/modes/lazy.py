@@ -1,4 +1,4 @@
-"""Lazy: bytes move at each access, and nothing is held."""
+"""Lazy: bytes move at each access, and nothing is cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of loading modes."""
+"""The protocol of the loading modes."""
 
 from __future__ import annotations
 
@@ -24,60 +24,60 @@ class Coming(NamedTuple):
     """Of the epoch: equal while it is the same one."""
     steps: range
     """Their steps."""
-    some: Callable[[Sequence[int]], list[IntArray]]
+    batches: Callable[[Sequence[int]], list[IntArray]]
     """Steps -> the indices of each one's samples."""
-    stretches: Callable[[], IntArray | None] | None
-    """Gives where stretches of stored samples begin, and the end, of which all come before long (see `Order.stretches`); None: there is no
-    room for those that it is in the midst of."""
+    segments: Callable[[], IntArray | None] | None
+    """Gives the edges of runs of stored samples each of which is used up before long (see `EpochOrder.segments`); None: there is no room
+    for those that are in use."""
 
 
 class Mode:
-    """Says what is held of a dataset, and when it is read. This base holds nothing.
+    """Determines what is cached of a dataset, and when it is read. This base caches nothing.
 
-    Travels to workers with its dataset. What it holds must be shared by them, or be dropped when it is pickled elsewhere.
+    Travels to workers with its dataset. What it caches must be shared by them, or be dropped when it is pickled elsewhere.
     """
 
     window = 0
-    """Bytes of records that a process reads ahead at most."""
-    holds_samples = False
-    """True if it may hold samples that have been read."""
+    """Bytes of records that a process prefetches at most."""
+    caches_samples = False
+    """True if it may cache samples that have been read."""
 
-    def reads_records_ahead(self, source: Source) -> bool:
-        """True if records are read ahead as such, so that `read` must be asked for them."""
+    def prefetches_records(self, source: Source) -> bool:
+        """True if records are prefetched as such, so that `read` must be asked for them."""
         return False
 
     def get(self, indices: Sequence[int]) -> list[Any]:
-        """For each index what is held of it, a copy, or MISSING."""
+        """For each index what is cached of it, a copy, or MISSING."""
         return [MISSING] * len(indices)
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
-        """The samples where they are held, if all of them are, as arrays of one shape and dtype."""
+        """The samples where they are cached, if all of them are, as arrays of one shape and dtype."""
         return None
 
-    def keep(self, index: int, value: Any) -> None:
-        """A sample that was missing has been read: hold it, or don't."""
+    def admit(self, index: int, value: Any) -> None:
+        """Caches a sample that was missing and has been read, or doesn't."""
 
-    def expect(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
-        """These batches come next, in this order.
+    def prefetch(self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]) -> None:
+        """Begins to read what comes next.
 
         Args:
-            coming: the batches.
+            coming: the batches, in their order.
             source: where their records are.
             whole: indices of the batches -> those of the source.
         """
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        """The records of samples that are not held."""
+        """The records of samples that are not cached."""
         return read(indices)
 
     def expect_skew(self) -> None:
         """Some samples will be drawn much more often than others."""
 
-    def give_way(self, nbytes: int) -> None:
-        """A loader needs so many more bytes of the budget for its batches: it gets what can be spared."""
+    def shrink(self, nbytes: int) -> None:
+        """Gives back so many bytes of the budget, or what can be spared, which a loader needs for its batches."""
 
     def close(self) -> None:
-        """Gives back what is held."""
+        """Gives back what is cached."""
 
     def stats(self) -> dict[str, int]:
         """Numbers for `get_stats()`."""

@@ -440,10 +440,10 @@ class BaseDataset(Dataset[Any]):
             interleave=interleave, turns=turns or DEFAULT_TURNS,
         )  # fmt: skip
 
-    def expect(self, key: Any, steps: range, batches: RankBatches) -> None:
+    def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:
         """A streaming dataset prefetches these batches of an epoch, the next one first; `key` is equal while the epoch is the same."""
-        stretches = batches.order.segments if self.block_memory.prefetches_whole else None
-        self.mode.expect(Coming(key, steps, batches.some, stretches), self._source, self.whole_indices)
+        segments = batches.order.segments if self.block_memory.prefetches_whole else None
+        self.mode.prefetch(Coming(key, steps, batches.some, segments), self._source, self.whole_indices)
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""

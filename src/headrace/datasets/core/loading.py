@@ -13,9 +13,9 @@ from headrace.io.paths import cache_folder
 from headrace.modes import LoadingMode
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
-from headrace.modes.held import Place
 from headrace.modes.lazy import Lazy
 from headrace.modes.mode import Mode
+from headrace.modes.stored import MachineShare
 from headrace.modes.streaming import WINDOW, Streaming
 from headrace.order import RankBatches, detect_world
 from headrace.order.request import BatchRequest, current_request
@@ -41,17 +41,17 @@ def make_mode(dataset: Any) -> Mode:
             dataset.held_nbytes(),
             dataset._progress,
             threads=None if source.thread_safe else 1,
-            place=_place_of(dataset),
-            like=None if access.holds_encoded else access.format.value_spec(),
+            share=_machine_share(dataset),
+            spec=None if access.holds_encoded else access.format.value_spec(),
         )
     if dataset.loading_mode is LoadingMode.CACHED:
-        return Cached(len(source), budget, dataset._cache_size, dataset._cache_policy, dataset.held_nbytes(), _place_of(dataset))
+        return Cached(len(source), budget, dataset._cache_size, dataset._cache_policy, dataset.held_nbytes(), _machine_share(dataset))
     if dataset.loading_mode is LoadingMode.STREAMING:
         return Streaming(min(WINDOW, budget.available // 32))  # of each worker
     return Lazy()
 
 
-def _place_of(dataset: Any) -> Place | None:
+def _machine_share(dataset: Any) -> MachineShare | None:
     """Where the samples lie that all ranks of a machine share."""
     if dataset._shared == "rank":
         return None
@@ -60,7 +60,7 @@ def _place_of(dataset: Any) -> Place | None:
     world = detect_world()
     held = "encoded" if dataset.holds_encoded else "decoded"
     key = [dataset.loading_mode.value, dataset.sample_source.fingerprint(), held, dataset.held_as()]
-    return Place(cache_folder(dataset._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
+    return MachineShare(cache_folder(dataset._cache_dir), "\0".join(key), world.local_rank, world.local_world_size)
 
 
 def stream_requests(dataset: Any) -> Iterator[BatchRequest]:
@@ -73,5 +73,5 @@ def stream_requests(dataset: Any) -> Iterator[BatchRequest]:
     order = dataset.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
     batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
     for step in range(worker, len(batches), workers):
-        dataset.expect((seed, epoch, worker), range(step, len(batches), workers), batches)
+        dataset.prefetch((seed, epoch, worker), range(step, len(batches), workers), batches)
         yield BatchRequest(batches.batch(step).tolist(), seed, epoch, step)

@@ -129,7 +129,7 @@ class SampleReader:
         if is_record:
             value = self._held(index, value, access)
             if not isinstance(value, SampleError):
-                access.mode.keep(index, value)
+                access.mode.admit(index, value)
         encoded = access.holds_encoded and not isinstance(value, SampleError)
         return self.decoded(index, value, access.format) if encoded else value
 
@@ -163,7 +163,7 @@ class SampleReader:
         for number, value in zip(todo, made, strict=True):
             index, record, is_record = found[number]
             if is_record and not isinstance(value, SampleError):
-                access.mode.keep(index, record if access.holds_encoded else value)
+                access.mode.admit(index, record if access.holds_encoded else value)
             values[number] = value
         return values
 

@@ -52,13 +52,13 @@ def _chosen(dataset: BaseDataset, slow: SampleBySample) -> BatchWay:
         row = dataset.sample_format.input_spec(value)
         if row is not None and _holds(row):
             way = RowByRow(dataset, slow, value, row)
-    return FromMemory(dataset, slow, way) if dataset.mode.holds_samples and not dataset.holds_encoded else way
+    return FromMemory(dataset, slow, way) if dataset.mode.caches_samples and not dataset.holds_encoded else way
 
 
 def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
     """Shape and dtype of the records, if they are inputs as they are stored, and are read for one batch at a time."""
     format_, source = dataset.sample_format, dataset.sample_source
-    if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.reads_records_ahead(source):
+    if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.prefetches_records(source):
         return None
     spec = source.array_spec if isinstance(source, RowSource) else None
     return spec if spec is not None and _holds(spec) and format_.input_spec(spec) == spec else None
@@ -188,10 +188,10 @@ class StraightFromStorage(FastWay):
         except Exception as caught:
             return self.fall_back(request, caught)
         dataset.sample_reader.count_seconds("read_seconds", start)
-        if mode.holds_samples or len(missing) < len(wanted):
+        if mode.caches_samples or len(missing) < len(wanted):
             for number, value in enumerate(held):
                 if value is MISSING:
-                    mode.keep(wanted[number], rows[number, ...])
+                    mode.admit(wanted[number], rows[number, ...])
                 else:
                     rows[number] = value
         counts["cache_hits"] += len(wanted) - len(missing)

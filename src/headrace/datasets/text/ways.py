@@ -37,7 +37,7 @@ def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_l
         return None
     slow = SampleBySample(dataset, collating)
     joined, source, mode = JoinedIds(dataset, slow), dataset.sample_source, dataset.mode
-    is_lazy = not (mode.holds_samples or mode.reads_records_ahead(source))
+    is_lazy = not (mode.caches_samples or mode.prefetches_records(source))
     if (
         is_lazy
         and isinstance(source, LinesSource)
@@ -52,7 +52,7 @@ def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_l
 def way_of_blocks(dataset: BaseDataset, collating: Collating) -> BatchWay | None:
     """The way to batches of blocks, where they are stacked and not held; None: they are made one by one."""
     source = dataset.sample_source
-    fits = isinstance(source, BlocksSource) and collating.stacks and _are_bare(dataset) and not dataset.mode.holds_samples
+    fits = isinstance(source, BlocksSource) and collating.stacks and _are_bare(dataset) and not dataset.mode.caches_samples
     return BlocksFromStorage(dataset, SampleBySample(dataset, collating), source) if fits and isinstance(source, BlocksSource) else None
 
 

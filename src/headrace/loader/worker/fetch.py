@@ -127,7 +127,7 @@ class Fetch(Dataset[Any]):
             return self._collated(samples, request, list(request))
         if (plan := self._plan) is not None:
             steps = range(request.step, plan.steps(), self._stride)
-            self.dataset.expect(request.epoch, steps, plan.batches_of(request.epoch))
+            self.dataset.prefetch(request.epoch, steps, plan.batches_of(request.epoch))
         return self.way.make(request)
 
     def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:

@@ -1,4 +1,4 @@
-"""The base of modes that cache samples in memory: a store, its part of the budget, and shrinking while memory is short."""
+"""What eager and cached share: a sample store, its part of the budget, and its size while memory is short."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from headrace.memory.store import MISSING, SampleStore
 from headrace.modes.mode import Mode
 
 OVERHEAD = 512
-"""Bytes that holding a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
+"""Bytes that caching a sample costs beside its own: the store's header, pickle, padding and table, rounded up."""
 
 
-class Place(NamedTuple):
-    """Where a store lies that all ranks of a machine share."""
+class MachineShare(NamedTuple):
+    """A rank's part in a store that all ranks of a machine share."""
 
     folder: Path
     key: str
-    """Names what is held."""
+    """Names what is cached."""
     rank: int
     """This process among those of its machine."""
     ranks: int
 
 
-class Held(Mode):
-    """Holds samples in a store that all workers share."""
+class Stored(Mode):
+    """Caches samples in a store that all workers share."""
 
-    holds_samples = True
+    caches_samples = True
     _store: SampleStore | None = None
     _reserved: Reservation | None = None
     _watch: PressureWatch | None = None
@@ -45,27 +45,27 @@ class Held(Mode):
         store = self._store
         if store is None:
             return [MISSING] * len(indices)
-        self._look(store)
-        found = [store.get(i) for i in indices]
-        missing = sum(value is MISSING for value in found)
-        store.count(len(found) - missing, missing)
-        return found
+        self._follow_pressure(store)
+        values = [store.get(i) for i in indices]
+        missing = sum(value is MISSING for value in values)
+        store.count(len(values) - missing, missing)
+        return values
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
         store = self._store
         if store is None:
             return None
-        self._look(store)
-        found = store.rows(indices)
-        if found is not None:
+        self._follow_pressure(store)
+        rows = store.rows(indices)
+        if rows is not None:
             store.count(len(indices), 0)
-        return found
+        return rows
 
-    def _look(self, store: SampleStore) -> None:
+    def _follow_pressure(self, store: SampleStore) -> None:
         if self._watch is not None and store.is_time_to_look(PERIOD):
-            relieve(store, self._watch)
+            follow_pressure(store, self._watch)
 
-    def keep(self, index: int, value: Any) -> None:
+    def admit(self, index: int, value: Any) -> None:
         if self._store is not None:
             self._store.put(index, value)
 
@@ -84,8 +84,8 @@ class Held(Mode):
         return {**self.__dict__, "_reserved": None}
 
 
-def relieve(store: SampleStore, watch: PressureWatch) -> None:
-    """Gives samples back where memory is short, and lets a store that did so grow again when it is not."""
+def follow_pressure(store: SampleStore, watch: PressureWatch) -> None:
+    """Evicts samples where memory is short, and lets a store that did so grow again when it is not."""
     excess = watch.excess()
     if excess > 0 and store.nbytes:
         store.release(excess)
@@ -94,9 +94,14 @@ def relieve(store: SampleStore, watch: PressureWatch) -> None:
 
 
 def make_store(
-    place: Place | None, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, layout: Layout | None = None
+    share: MachineShare | None,
+    length: int,
+    capacity: int,
+    policy: str = "keep",
+    max_items: int | None = None,
+    layout: Layout | None = None,
 ) -> SampleStore:
     """A store of this rank alone; or one of all ranks of the machine, each of which brings `capacity` bytes of its budget."""
-    if place is not None:
-        return open_machine_store(place.folder, place.key, length, capacity * place.ranks, policy, max_items, layout)
+    if share is not None:
+        return open_machine_store(share.folder, share.key, length, capacity * share.ranks, policy, max_items, layout)
     return SampleStore(length, capacity, policy, max_items) if layout is None else RowStore(length, capacity, layout)
