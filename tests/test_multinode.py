@@ -92,9 +92,7 @@ def test_a_rank_alone_trains_and_there_is_nothing_to_do_twice(
     assert "epoch 1: 4 steps, 24 samples, missing 0, duplicated 0" in capsys.readouterr().out
 
 
-def test_a_life_that_dies_between_checkpoints_is_gone_on_from_the_last(
-    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_job_resumes_from_its_last_checkpoint(example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [str(photos), *TINY, "--out", str(tmp_path), "--checkpoint-every", "2"]
     write = example.Ledger.write
 
@@ -197,7 +195,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
-def test_a_node_that_does_not_end_is_killed_with_all_that_it_started(example: Any, tmp_path: Path) -> None:
+def test_hanging_node_is_killed_with_its_children(example: Any, tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"]
     with example.one_node(command, tmp_path / "log") as node:
         wait_for(lambda: node.last_lines() == "  | started", 20)

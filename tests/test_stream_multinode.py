@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent.parent / "examples" / "stream_multinode.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_job_that_streams_and_loses_a_node_sees_every_sample_once(tmp_path: Path) -> None:
+def test_streaming_job_that_loses_a_node_is_exactly_once(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--demo", "--images", "400", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     said = done.stdout + done.stderr + "".join(log.read_text() for log in (tmp_path / "demo").glob("*.log"))

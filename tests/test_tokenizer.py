@@ -221,7 +221,7 @@ class TestArrays:
 
 @pytest.mark.parametrize("characters", [None, "abcé\ud83d"])
 @pytest.mark.parametrize("max_length", [None, 2])
-def test_texts_that_are_encoded_together_are_those_encoded_alone(characters: str | None, max_length: int | None) -> None:
+def test_encoding_together_and_alone_agree(characters: str | None, max_length: int | None) -> None:
     """Also where the end of one and the beginning of the next would be one character in UTF-16."""
     tokenizer, texts = CharTokenizer(characters), ["abc", "", "\ud83d", "\ude00é", "", "😀bc", ""]
     found = token_arrays(tokenizer, texts, max_length)

@@ -374,7 +374,7 @@ def test_values_that_fit() -> None:
 # -- on its way
 
 
-def test_a_batch_lies_in_the_ring_slot_where_there_is_one_and_is_a_copy() -> None:
+def test_batch_lies_in_ring_slot_and_is_a_copy() -> None:
     rows = [torch.tensor([1, 2]), torch.tensor([3])]
     pad_collate()(rows).values.fill_(9)
     assert rows[0].tolist() == [1, 2]

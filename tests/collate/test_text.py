@@ -365,7 +365,7 @@ def test_document_mask_is_what_two_loops_say(dtype: torch.dtype) -> None:
                 assert mask[block, 0, i, j] == (ids[block, i] == ids[block, j] and j <= i)
 
 
-def test_attention_by_a_document_mask_is_that_of_each_document_alone() -> None:
+def test_document_mask_isolates_documents() -> None:
     query, key, value = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind()
     attend = torch.nn.functional.scaled_dot_product_attention
     found = attend(query, key, value, attn_mask=document_mask(torch.tensor([[0, 0, 1, 1, 1, 1]])))

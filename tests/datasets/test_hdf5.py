@@ -278,7 +278,7 @@ def test_a_file_that_is_being_written(tmp_path: Path) -> None:
     assert len(dataset) == 40 and dataset[39].tolist() == [8] * 4
 
 
-def test_sources_of_virtual_and_external_datasets_that_are_missing(tmp_path: Path) -> None:
+def test_missing_sources_of_virtual_datasets(tmp_path: Path) -> None:
     write(tmp_path / "source.h5", x=(rows(), {}))
     with h5py.File(tmp_path / "a.h5", "w") as file:
         layout = h5py.VirtualLayout((N, 6, 5), "u1")

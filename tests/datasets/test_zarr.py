@@ -491,7 +491,7 @@ def test_workers_never_mix_two_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_bytes_that_are_flipped_are_found_where_there_is_a_checksum(tmp_path: Path, sharded: bool) -> None:
+def test_checksums_find_flipped_bytes(tmp_path: Path, sharded: bool) -> None:
     data = np.random.default_rng(1).integers(0, 9, (12, 5)).astype("u1")
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")
     codecs = [zarr.codecs.ZstdCodec(checksum=True), zarr.codecs.Crc32cCodec()]

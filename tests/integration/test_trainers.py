@@ -109,7 +109,7 @@ def test_the_plain_loop_loses_and_doubles_nothing(plain: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_trainer_goes_on_within_an_epoch_and_agrees_with_the_plain_loop(name: str, plain: Path, tmp_path: Path) -> None:
+def test_trainer_resumes_within_an_epoch(name: str, plain: Path, tmp_path: Path) -> None:
     needs(PACKAGES[name])
     program, first, second = recipe(name, tmp_path), tmp_path / "first", tmp_path / "second"
     status, said = torchrun(program, book=first, stop_at=LOST)

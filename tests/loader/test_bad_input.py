@@ -326,7 +326,7 @@ def test_skipped_samples_are_skipped_by_every_world_size(loader_of: Any, mode: s
 
 
 @pytest.mark.slow
-def test_a_multi_loader_with_skipped_samples_goes_on_from_every_batch(loader_of: Any) -> None:
+def test_multi_loader_with_skipped_samples_resumes(loader_of: Any) -> None:
     def make() -> Any:
         return MultiDataLoader(
             {name: loader_of(squares("lazy", bad=[3, 20], on_error="skip", transform=RandomProbe())) for name in "ab"}, "weighted", [2, 1]

@@ -111,7 +111,7 @@ def test_values_with_workers() -> None:
     ("option", "value"),
     [("prefetch_factor", 4), ("persistent_workers", True), ("timeout", 3.0), ("multiprocessing_context", "spawn")],
 )
-def test_what_has_no_meaning_without_workers_is_ignored_with_a_warning(option: str, value: Any) -> None:
+def test_worker_options_without_workers_warn(option: str, value: Any) -> None:
     with pytest.warns(HeadraceWarning, match=f"{option}.*num_workers=0") as warned:
         loader = create_dataloader(SquareDataset(), num_workers=0, **{option: value})
     assert [w.filename for w in warned] == [__file__], "a warning should show the user's line"

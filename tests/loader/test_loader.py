@@ -94,7 +94,7 @@ def test_without_set_epoch_epochs_are_counted_on(loader_of: Any, workers: int) -
     assert drawn(loader) == epoch_of(7)
 
 
-def test_the_last_set_epoch_counts_and_only_for_the_next_iterator(loader_of: Any) -> None:
+def test_last_set_epoch_counts_for_the_next_iterator(loader_of: Any) -> None:
     loader = loader_of(SquareDataset())
     iterator = iter(loader)
     first = next(iterator)[:, 0].tolist()
@@ -759,7 +759,7 @@ def test_the_training_loop_s_random_numbers_are_its_own(loader_of: Any, workers:
 
 
 @pytest.mark.parametrize("kind", ["ours", "foreign", "iterable", "sampler"])
-def test_batches_do_not_depend_on_the_training_loop_s_random_numbers(loader_of: Any, kind: str) -> None:
+def test_batches_ignore_the_loops_random_numbers(loader_of: Any, kind: str) -> None:
     datasets = {"ours": lambda: SquareDataset(transform=RandomProbe()), "foreign": Noise, "iterable": NoiseStream, "sampler": Noise}
     results = []
     for noise in range(2):
@@ -903,7 +903,7 @@ def test_a_dataset_s_own_collate_is_the_default(loader_of: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batch_size_none_hands_the_dataset_s_own_batches_through(loader_of: Any, workers: int) -> None:
+def test_batch_size_none_passes_batches_through(loader_of: Any, workers: int) -> None:
     batches = [{"x": torch.full((n, 2), n), "names": ["a"] * n} for n in range(1, 5)]
     loader = loader_of(batches, batch_size=None, shuffle=False, num_workers=workers)
     assert len(loader) == 4 and loader.batch_size is None
@@ -1026,7 +1026,7 @@ class Large:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_fewer_batches_are_on_their_way_where_the_first_one_says_so(loader_of: Any, persistent: bool) -> None:
+def test_large_first_batch_lowers_prefetch(loader_of: Any, persistent: bool) -> None:
     dataset = SquareDataset(transform=Large(), max_memory_usage="17MB")  # a batch of 4 takes 1.6 MB
     loader = loader_of(dataset, num_workers=2, prefetch_factor=3, persistent_workers=persistent)
     with pytest.warns(HeadraceWarning, match=r"batches of 1\.6 MB take 19\.3 MB on their way, and 17\.0 MB are left.*in the next epoch"):

@@ -266,7 +266,7 @@ def test_another_global_batch_is_refused_with_the_remedy(loader_of: Any, options
             loader_of(**options).load_state_dict(state, strict=strict)
 
 
-def test_another_layout_is_refused_where_the_order_depends_on_it(loader_of: Any) -> None:
+def test_state_of_another_layout_is_refused(loader_of: Any) -> None:
     class OtherBlocks(SquareDataset):
         def blocks(self) -> Any:
             return torch.tensor([42]).numpy()

@@ -338,7 +338,7 @@ def test_the_end_is_where_the_user_has_been_told_of_it(life: Any, make: Any, how
     assert list(own.one) == own.epochs[1]
 
 
-def test_a_loop_that_was_saved_in_its_last_step_has_as_many_epochs_as_one_that_was_not(loader_of: Any) -> None:
+def test_resume_in_the_last_step_keeps_the_epochs(loader_of: Any) -> None:
     expected = [list(loader) for loader in [loader_of(Plain())] for _ in range(3)]
     for stop in range(5, 11):  # in the midst of epoch 1, in its last step, and in the first of epoch 2
         loader, saved, steps = loader_of(Plain()), None, 0
@@ -490,7 +490,7 @@ def test_collate_fn_gets_each_sample_without_a_batch_size(loader_of: Any, make: 
 
 
 @pytest.mark.parametrize("how", ["alone", "lasting"])
-def test_a_dataset_beside_a_stateful_iterator_has_a_state_of_its_own(loader_of: Any, how: str) -> None:
+def test_stateful_dataset_beside_a_stateful_iterator(loader_of: Any, how: str) -> None:
     whole = loader_of(Both(), **HOW[how])
     epochs = [list(whole) for _ in range(3)]
     assert max(sample[-1] for batch in epochs[2] for sample in batch) == (60 if how == "alone" else 30)
@@ -642,7 +642,7 @@ def test_error_while_a_state_is_loaded_keeps_its_type(loader_of: Any, workers: i
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_load_state_dict_that_raises_is_an_error_in_place_of_the_batch(loader_of: Any, workers: int) -> None:
+def test_failing_load_state_dict_is_an_error(loader_of: Any, workers: int) -> None:
     loader, other = loader_of(Unloadable(), num_workers=workers), loader_of(Unloadable(), num_workers=workers)
     next(iter(loader))
     other.load_state_dict(loader.state_dict())
@@ -700,7 +700,7 @@ def test_a_copy_of_a_loader_has_the_dataset_s_state(loader_of: Any, workers: int
     other.close()
 
 
-def test_a_stream_whose_iterator_can_t_be_made_does_not_give_the_last_one_s_items(loader_of: Any) -> None:
+def test_failing_iterator_gives_no_items_of_the_last(loader_of: Any) -> None:
     class Once(Stream):
         fails = False
 

@@ -414,7 +414,7 @@ def test_threads_never_exceed_the_limit(total: int, seed: int, n: int) -> None:
     assert [budget.reserved for budget in budgets] == [0] * n
 
 
-def test_a_reservation_that_is_closed_while_it_grows_is_given_back() -> None:
+def test_reservation_closed_while_growing_is_returned() -> None:
     class Closing(MemoryBudget):
         """Stands for another thread, which closes the reservation at the moment when the budget is asked."""
 

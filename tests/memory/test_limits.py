@@ -67,7 +67,7 @@ def v2(limit: object, current: object, inactive: int | None = 0, high: object = 
     return files
 
 
-def test_v1_counts_usage_without_inactive_file_of_the_whole_subtree(machine: Machine) -> None:
+def test_v1_usage_excludes_inactive_file(machine: Machine) -> None:
     machine.inside("5:cpu,cpuacct:/x", "4:memory:/foo").files("memory/foo", **v1(500 * MB, 300 * MB, 120 * MB))
     name = "cgroup v1 /foo memory.limit_in_bytes"
     assert machine.limits() == {name: Limit(name, 500 * MB, 180 * MB)}
@@ -161,7 +161,7 @@ def test_unreadable_files_are_noted_with_their_path(machine: Machine) -> None:
     assert str(machine.sys_fs / "foo" / "memory.max") in note
 
 
-def test_inactive_file_larger_than_the_usage_does_not_make_it_negative(machine: Machine) -> None:
+def test_usage_is_never_negative(machine: Machine) -> None:
     machine.inside("0::/foo").files("foo", **v2(100, 40, 60))
     assert machine.limits()["cgroup v2 /foo memory.max"].used == 0
 
@@ -204,7 +204,7 @@ def test_a_later_mount_hides_an_earlier_one(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("path", ["/not/visible/here", "/../sibling", "/foo (deleted)"])
-def test_a_path_that_is_not_visible_falls_back_to_the_mount_root(machine: Machine, path: str) -> None:
+def test_invisible_path_falls_back_to_the_mount_root(machine: Machine, path: str) -> None:
     machine.inside(f"0::{path}").files("", **v2(500, 100)).files("../sibling", **v2(3, 1)).files("foo", **v2(2, 1))
     assert machine.limits() == {"cgroup v2 / memory.max": Limit("cgroup v2 / memory.max", 500, 100)}
     (note,) = machine.notes

@@ -216,7 +216,7 @@ class TestLRUCache:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     @pytest.mark.parametrize("held", [False, True])
-    def test_fork_keeps_the_contents_unless_a_thread_was_changing_them(self, held: bool) -> None:
+    def test_fork_keeps_contents_unless_being_changed(self, held: bool) -> None:
         cache = new(10)
         cache.put("a", b"1")
         taken, leave = threading.Event(), threading.Event()

@@ -98,7 +98,7 @@ def test_what_a_killed_process_left_is_not_trusted_but_used(tmp_path: Path) -> N
     assert files(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_those_that_hold_other_things(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     with Other(tmp_path, [1]) as other:
         other.kill()
     (tmp_path / "mine.txt").write_text("no store")

@@ -445,7 +445,7 @@ class TestLife:
         ring.take()
         assert os.fstat(ring._memory.fd).st_blocks * 512 <= 2 << 20
 
-    def test_a_larger_batch_in_a_slot_that_was_mapped_for_a_smaller_one(self) -> None:
+    def test_slot_mapped_again_for_a_larger_batch(self) -> None:
         ring = Ring(1)
         small = deliver(ring, torch.ones(10))
         del small

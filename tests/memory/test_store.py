@@ -508,7 +508,7 @@ class TestPressure:
         assert held == set(range(40 - len(held), 40))
         assert all((store.get(i) == i).all() for i in held)
 
-    def test_a_store_that_was_reduced_takes_nothing_until_it_may_grow(self) -> None:
+    def test_reduced_store_admits_nothing_until_it_may_grow(self) -> None:
         store = self.filled()
         store.release(300_000)
         assert not store.put(0, np.zeros(20_000, np.uint8)) and store.is_full

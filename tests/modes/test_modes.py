@@ -206,7 +206,7 @@ class TestEager:
             Eager(100_000, load, budget)
         assert 2 <= len(load.asked) <= 32 and {0, 99_999} <= set(load.asked) and budget.reserved == 0
 
-    def test_large_samples_of_unknown_size_are_not_measured_all_at_once(self) -> None:
+    def test_sizing_reads_few_large_samples_at_once(self) -> None:
         load, budget = Load(lambda i: np.zeros(MB, np.uint8)), budget_of(3 * MB)
         with pytest.raises(BudgetError, match="for 1,000 samples"):
             Eager(1000, load, budget)

@@ -71,7 +71,7 @@ def test_it_measures_by_time_and_not_by_batch(world: World) -> None:
     assert measured == [102.0, 104.0, 106.0] and world.looks == 4
 
 
-def test_stats_are_the_last_measurement_until_the_interval_is_over(world: World) -> None:
+def test_stats_are_cached_for_the_interval(world: World) -> None:
     monitor = world.monitor()
     monitor.get_memory_stats()
     world.used, world.now = 2 * GB, 100.5

@@ -99,7 +99,7 @@ def test_weights_with_replacement_are_frequencies() -> None:
     assert (((drawn[1:5] - expected) ** 2) / expected).sum() < 16.3  # chi-square, 3 degrees of freedom: 0.1 %
 
 
-def test_weights_without_replacement_are_drawn_one_after_the_other() -> None:
+def test_weights_without_replacement_are_successive_draws() -> None:
     weights = np.array([1.0, 2.0, 3.0, 4.0])
     found = Counter(tuple(WeightedOrder(weights, replacement=False, epoch=epoch)[:].tolist()) for epoch in range(4_000))
     statistic = 0.0
@@ -163,7 +163,7 @@ def test_all_classes_come_equally_often() -> None:
     assert all(sorted(one) == list(range(50, 55)) for one in passes) and len(passes) > 10
 
 
-def test_balanced_without_replacement_ends_with_the_smallest_class() -> None:
+def test_balanced_without_replacement_ends_in_time() -> None:
     order = BalancedOrder(CLASSES, replacement=False)
     assert len(order) == 15 == len(set(order)) and Counter(CLASSES[order[:]].tolist()) == {0: 5, 1: 5, 2: 5}
 

@@ -103,7 +103,7 @@ def test_every_world_size_shares_the_same_batches(shuffle: Any, drop_last: bool,
 
 @pytest.mark.parametrize(("drop_last", "pad"), CASES)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_every_step_of_every_world_size_is_gone_on_from_by_every_other(shuffle: Any, drop_last: bool, pad: bool) -> None:
+def test_resume_from_any_world_size_on_any_other(shuffle: Any, drop_last: bool, pad: bool) -> None:
     """By samplers of a plain DataLoader, through their states."""
     for n, global_batch in [(n, 12) for n in LENGTHS] + [(13, 6), (16, 6)]:
         worlds = [world_size for world_size in worlds_of(global_batch) if not is_too_short(n, world_size, drop_last, pad)]

@@ -174,7 +174,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
         EpochOrder(**{"n": 10, **arguments})
 
 
-def test_attributes_and_parameters_say_what_the_order_follows_from() -> None:
+def test_order_attributes_and_parameters() -> None:
     order = EpochOrder(10, blocks=[4, 6], shuffle="block", seed=np.int64(3))
     assert (order.n, order.shuffle, order.seed, order.epoch, order.global_batch) == (10, "block", 3, 0, 64)
     assert (order.interleave, order.turns) == (DEFAULT_INTERLEAVE, DEFAULT_TURNS) == (64, 12)

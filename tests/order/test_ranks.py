@@ -56,9 +56,7 @@ def test_the_union_of_the_ranks_is_the_batch_of_one_rank(world_size: int, shuffl
     drop_last=st.booleans(),
     workers=st.integers(1, 5),
 )
-def test_each_sample_comes_exactly_once_over_all_ranks_and_workers(
-    n: int, world_size: int, batch_size: int, pad: bool, drop_last: bool, workers: int
-) -> None:
+def test_each_sample_comes_exactly_once(n: int, world_size: int, batch_size: int, pad: bool, drop_last: bool, workers: int) -> None:
     assume(pad or drop_last or n == 0 or n >= world_size)
     ranks = make_ranks(n, world_size, batch_size, pad=pad, drop_last=drop_last)
     steps, padding = len(ranks[0]), ranks[0].padding
@@ -149,7 +147,7 @@ def test_an_iteration_over_many_parts_is_complete() -> None:
     assert [batch.tolist() for batch in rank] == [rank.batch(step).tolist() for step in range(len(rank))]
 
 
-def test_an_iteration_begins_with_one_batch_and_computes_no_more_than_a_part_ahead() -> None:
+def test_iteration_computes_one_batch_then_a_part_ahead() -> None:
     asked: list[int] = []
 
     class Order(EpochOrder):

@@ -157,7 +157,7 @@ def test_another_world_size_resumes_without_losing_a_sample() -> None:
     assert sorted(seen) == list(range(100))
 
 
-def test_a_position_that_another_world_size_does_not_have_is_refused() -> None:
+def test_position_unknown_to_the_world_size_is_refused() -> None:
     sampler = make(9, 2, batch_size=2, pad=False)
     list(islice(sampler, 3))  # the second to last step has a single sample a rank
     state = sampler.state_dict()

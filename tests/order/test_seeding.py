@@ -43,7 +43,7 @@ def draw_globals() -> list[float]:
 
 
 @given(seed=st.integers(), epoch=st.integers(0, 2**40), index=st.integers(-3, 2**62), k=st.integers(0, 2**40))
-def test_seeds_follow_from_all_four_numbers_and_fit_their_generators(seed: int, epoch: int, index: int, k: int) -> None:
+def test_seeds_follow_from_all_four_numbers(seed: int, epoch: int, index: int, k: int) -> None:
     first, second, third = sample_seeds(seed, epoch, index, k)
     assert 0 <= first < 2**64 and 0 <= second < 2**32 and 0 <= third < 2**63
     assert sample_seeds(seed, epoch, index, k) == (first, second, third)
@@ -164,7 +164,7 @@ def module(rng: Any) -> torch.nn.Module:
     return inner
 
 
-def test_each_generator_is_found_once_in_the_order_of_the_holders() -> None:
+def test_generators_are_found_once_in_holder_order() -> None:
     first, second, third = (random.Random(number) for number in range(3))
     deep, shallow = Compose(Compose(Jitter(first))), SimpleNamespace(rng=second, again=first)
     circle = SimpleNamespace(deep=deep, rng=third)
@@ -203,7 +203,7 @@ def test_pickled_with_its_holder_it_seeds_the_copies() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**32 - 1])
-def test_seed_everything_is_what_each_library_understands_by_that_seed(seed: int) -> None:
+def test_seed_everything_seeds_each_library(seed: int) -> None:
     seed_everything(seed)
     got = draw_globals()
     random.seed(seed)

@@ -96,7 +96,7 @@ def test_slurm_says_how_many_share_the_machine(monkeypatch: pytest.MonkeyPatch, 
     assert detect_world().local_world_size == expected
 
 
-def test_arguments_count_most_and_the_launcher_still_says_who_shares_the_machine(
+def test_arguments_win_and_the_launcher_gives_local_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert detect_world(1, 2) == World(1, 2, 0, 1, "arguments")
@@ -104,7 +104,7 @@ def test_arguments_count_most_and_the_launcher_still_says_who_shares_the_machine
     assert detect_world(0, 1) == World(0, 1, 1, 2, "arguments")
 
 
-def test_an_initialised_process_group_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_group_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     set_variables(monkeypatch, TORCHRUN)
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

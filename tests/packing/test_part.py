@@ -208,7 +208,7 @@ def test_what_the_system_refuses(
     assert os.listdir(tmp_path) == ["out.h5"] and (tmp_path / "out.h5").read_bytes() == b"before"
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_read(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_reading(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: free)
     monkeypatch.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
@@ -261,9 +261,7 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_memory_or_disk_that_changes_bits_is_found_before_the_file_stands(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bit_flips_are_found_before_the_file_is_named(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reread = PartFile.reread
 
     def flip(self: PartFile) -> None:

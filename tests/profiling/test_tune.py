@@ -297,7 +297,7 @@ def test_frames_are_emptied_along_the_whole_chain() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real")
-def test_random_generators_are_put_back_and_reset_is_called_after_each_size() -> None:
+def test_generators_are_restored_and_reset_is_called() -> None:
     calls: list[Any] = []
 
     def step(size: int) -> None:

@@ -161,7 +161,7 @@ def test_a_zarr_array_of_very_large_chunks(tmp_path: Path, peak: Callable[[], in
         ZarrDataset(path, "x")[0]
 
 
-def test_an_hdf5_dataset_of_very_many_rows_of_which_few_were_written(tmp_path: Path, peak: Callable[[], int]) -> None:
+def test_hdf5_dataset_of_many_unwritten_rows(tmp_path: Path, peak: Callable[[], int]) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, how in {"x": {"compression": "gzip"}, "raw": {}}.items():
             rows = file.create_dataset(name, (1 << 40, 8), "i4", chunks=(16, 8), fillvalue=7, **how)

@@ -158,7 +158,7 @@ def make() -> Iterator[Callable[..., Any]]:
 
 
 class TestOwnFormat:
-    def test_decoded_together_means_one_by_one_where_nobody_says_how(self, make: Any) -> None:
+    def test_decode_batch_defaults_to_one_by_one(self, make: Any) -> None:
         dataset = make(cls=Together, undecodable=4, on_error="skip")
         assert numbers(dataset.__getitems__([5, 4, 3])) == [5, 3] and first_of(dataset[6]) == 6
         with pytest.raises(SampleError, match=r"sample 4 can't be decoded: .*not a square"):

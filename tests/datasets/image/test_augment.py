@@ -45,7 +45,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestCrop:
     @pytest.mark.parametrize("shape", [(100, 200), (300, 50), (7, 7), (1, 1), (1, 40)])
-    def test_parts_lie_inside_and_are_as_large_and_as_wide_as_was_said(self, shape: tuple[int, int]) -> None:
+    def test_crops_lie_inside_with_given_scale_and_ratio(self, shape: tuple[int, int]) -> None:
         crop = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
         random.seed(3)
         for _ in range(500):

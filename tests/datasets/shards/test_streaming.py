@@ -182,7 +182,7 @@ def test_loaders_give_each_sample_once(shards: Path, ranks: int, workers: int, m
 
 
 @pytest.mark.slow
-def test_every_step_is_gone_on_from_with_another_number_of_ranks(tmp_path: Path, make_loader: Any) -> None:
+def test_resume_at_every_step_on_other_ranks(tmp_path: Path, make_loader: Any) -> None:
     shards = make_shards(tmp_path / "shards", UNEVEN, "jsonl")
 
     def loaders(ranks: int) -> list[Any]:
@@ -384,12 +384,12 @@ def test_packed_images_come_as_images(tmp_path: Path, tiny_photos: Path) -> None
         *((1, 10, 3, 1), (5, 0, 0, 1), (1000, 7, 1, 1)),
     ],
 )
-def test_as_many_blocks_are_open_as_have_the_samples_to_be_mixed(mixed: int, samples: int, blocks: int, expected: int) -> None:
+def test_open_blocks_hold_the_shuffle_buffer(mixed: int, samples: int, blocks: int, expected: int) -> None:
     assert interleave_for(mixed, samples, blocks) == expected
     assert interleave_for(mixed, samples, blocks, least=8) == max(expected, 1 << (min(8, max(1, blocks)).bit_length() - 1))
 
 
-def test_the_order_follows_from_layout_buffer_size_seed_and_epoch(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_is_a_function_of_its_parameters(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(*args: Any, epoch: int = 0, **options: Any) -> list[int]:
         dataset = StreamingDataset(*args, **options)
         dataset.set_epoch(epoch)

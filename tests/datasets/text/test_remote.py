@@ -125,7 +125,7 @@ def test_with_workers_of_each_kind(what: str, mode: str, method: str, opened: An
     assert batches(opened(what, True, loading_mode=mode), make_loader, **options) == expected
 
 
-def test_a_later_start_takes_no_data_and_an_epoch_each_block_once(server: RangeServer, opened: Any, make_loader: Any) -> None:
+def test_warm_start_reads_each_block_once(server: RangeServer, opened: Any, make_loader: Any) -> None:
     for what in ("line", "record"):
         opened(what, True)
         server.counts()

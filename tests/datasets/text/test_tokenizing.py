@@ -82,7 +82,7 @@ def test_nothing(tokenizer: Any, documents: Any, tmp_path: Path) -> None:
     assert rows(tokens) == [[]] * len(documents) and not len(tokens.long)
 
 
-def test_what_is_kept_is_of_this_tokenizer_these_texts_and_this_end(tmp_path: Path) -> None:
+def test_cached_tokens_fit_tokenizer_texts_and_end_token(tmp_path: Path) -> None:
     given: list[dict[str, Any]] = [{}, {"tokenizer": CharTokenizer("ab")}, {"end": 1}, {"about": "others"}]
     makings = [Making(tmp_path, **some) for some in given]
     assert len({making.tokens().path for making in makings}) == 4
@@ -97,7 +97,7 @@ def test_documents_that_are_left_out_are_noted(tmp_path: Path) -> None:
             assert tokens.short[1].tolist() == [1, 3] and rows(tokens) == [[0, 1, 2, 9], [], [9], []]
 
 
-def test_an_error_of_a_document_is_raised_once_and_leaves_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_document_error_is_raised_once_and_caches_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     making = Making(tmp_path)
 
     def fail(indices: Any) -> Any:

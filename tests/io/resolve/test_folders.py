@@ -78,7 +78,7 @@ class TestOrder:
             assert set(found.roots) == {str(roots[i]) for i in entries}
             assert (found.root_of is None) == (len(found.roots) == 1)
 
-    def test_files_and_folders_of_one_folder_stand_between_each_other(self, tmp_path: Path) -> None:
+    def test_files_and_folders_sort_together(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.jpg", "a/1.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "b.jpg", "a/b/3.jpg", "a/b-.jpg", "B/c.jpg")
         wanted = ["B/c.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg", "a-b.jpg", "a.jpg", "b.jpg"]
         assert listed(tmp_path) == wanted

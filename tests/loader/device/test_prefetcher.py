@@ -142,7 +142,7 @@ def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPr
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_stream_waits_for_the_copy_and_every_tensor_is_recorded(late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool) -> None:
+def test_stream_waits_for_copy_and_records_tensors(late: LateAccelerator, way: CudaPrefetcher, is_pinned: bool) -> None:
     a, b = rows(2)
     batch = {"a": a, "rest": [b, (a, "text")]}
     received(way, Deliveries([pinned(batch) if is_pinned else batch]))
@@ -226,7 +226,7 @@ def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> No
     assert not late.side.ops and not late.living and not late.hazards
 
 
-def test_the_stream_is_the_one_that_is_current_when_the_batch_is_handed_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
+def test_stream_is_the_current_one_at_hand_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found, streams = Deliveries([pinned(row) for row in rows(4)]), [], [late.another_stream(), late.another_stream()]
     for step in range(4):
         with late.using(streams[step % 2]):
@@ -421,9 +421,7 @@ def next_with_another_behind_it(iterator: Any) -> Any:
 
 
 @pytest.mark.parametrize(("workers", "pin_memory"), [(0, True), (0, False), (1, False), (2, True)])
-def test_a_loader_gives_the_same_batches_and_counts_those_received(
-    late: LateAccelerator, make: Make, workers: int, pin_memory: bool
-) -> None:
+def test_loader_batches_and_counts_on_a_device(late: LateAccelerator, make: Make, workers: int, pin_memory: bool) -> None:
     loader, plain = make(num_workers=workers, pin_memory=pin_memory, shuffle=True), expected(shuffle=True)
     found: list[torch.Tensor] = []
     for epoch in range(2):
@@ -440,7 +438,7 @@ def test_a_loader_gives_the_same_batches_and_counts_those_received(
     assert loader.get_stats()["ring_in_use"] == 0 and loader.get_stats()["ring_grown"] == 0
 
 
-def test_the_batch_that_was_taken_early_counts_when_it_is_received(late: LateAccelerator, make: Make) -> None:
+def test_early_batch_counts_when_received(late: LateAccelerator, make: Make) -> None:
     loader, plain = make(), expected()
     iterator = iter(loader)
     for step in range(1, 4):

@@ -162,7 +162,7 @@ def test_a_sampler_of_one_s_own_is_not_compared() -> None:
     assert differing([{"sampler": range(10 + 10 * rank), "seed": rank} for rank in range(2)]) == ["3", "5"]
 
 
-def test_a_group_of_another_size_than_the_launcher_s_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_another_size_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     built = loader()
@@ -176,7 +176,7 @@ def test_a_group_of_another_size_than_the_launcher_s_is_not_asked(monkeypatch: p
 # -- who builds what, and when
 
 
-def test_a_loader_that_one_rank_alone_builds_waits_for_nobody_and_confuses_nobody() -> None:
+def test_loader_of_one_rank_alone_waits_for_nobody() -> None:
     def body(rank: int, barrier: Callable[[], None]) -> list[int]:
         counts = []
         if rank == 0:
@@ -209,7 +209,7 @@ def test_a_rank_that_is_late_is_heard_in_the_midst_of_the_epoch() -> None:
     assert ranks(2, body) == [(5, True), (0, True)]  # the 2nd batch was too early, the 6th is the next that asks
 
 
-def test_a_group_that_comes_up_after_the_loader_is_asked_when_the_epoch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_group_is_asked_at_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def body(rank: int, barrier: Callable[[], None]) -> Any:

@@ -106,7 +106,7 @@ def test_random_transforms_do_not_depend_on_the_workers(loader_of: Any, make: An
     assert not set(epochs[0]) & set(epochs[1]), "an epoch repeats the random numbers of another"
 
 
-def test_a_sample_of_a_plain_dataset_does_not_depend_on_its_batch(loader_of: Any) -> None:
+def test_foreign_sample_is_independent_of_its_batch(loader_of: Any) -> None:
     for make in (Noise, lambda: Subset(Noise(), range(21)), lambda: Subset(Subset(Noise(), range(21)), range(21))):
         by_size = []
         for size in (1, 4, 21):
@@ -646,7 +646,7 @@ def test_indices_of_any_integer_type(loader_of: Any) -> None:
 
 
 @WORKERS
-def test_a_sampler_that_fails_is_an_error_and_does_not_end_the_epoch_in_silence(loader_of: Any, workers: int) -> None:
+def test_failing_sampler_is_an_error(loader_of: Any, workers: int) -> None:
     class Fails:
         def __iter__(self) -> Iterator[int]:
             yield from range(4)

@@ -259,7 +259,7 @@ def test_no_pass_is_another_epoch() -> None:
     assert pass_epoch(3, 1) == 3562855653138988437  # golden: an order that is resumed depends on it
 
 
-def test_two_ranks_draw_from_the_same_loaders_and_share_the_samples(multi_of: Any) -> None:
+def test_ranks_draw_alike_and_share_samples(multi_of: Any) -> None:
     datasets = {"a": Numbers(12), "b": Numbers(8, 100)}
     parts = [seen(multi_of(datasets, "weighted", rank=r, world_size=2)) for r in range(2)]
     assert names(parts[0]) == names(parts[1])
@@ -309,7 +309,7 @@ def test_a_stream_without_batches_is_left_out(multi_of: Any) -> None:
         assert list(multi_of({"a": Stream(0)}, steps=3)) == []
 
 
-def test_a_sample_that_can_t_be_read_is_an_error_and_the_rest_comes(multi_of: Any) -> None:
+def test_unreadable_sample_is_an_error_and_the_rest_comes(multi_of: Any) -> None:
     multi = multi_of({"a": SquareDataset([0]), "b": SquareDataset()}, shuffle=False, batch_size=21, cycle_short_loaders=False)
     iterator = iter(multi)
     with pytest.raises(SampleError):

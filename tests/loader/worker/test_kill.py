@@ -109,7 +109,7 @@ def test_two_ranks_go_on_where_one_was_killed_and_the_reverse(photos: Path, tmp_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_worker_is_an_error_and_the_next_iterator_works(photos: Path, mode: str) -> None:
+def test_killed_worker_is_an_error_and_iteration_restarts(photos: Path, mode: str) -> None:
     with ImageDataset(photos, image_size=16, loading_mode=mode, progress=False) as dataset:
         loader = create_dataloader(dataset, batch_size=2, num_workers=2, shuffle=True)
         expected = [targets.tolist() for _, targets in create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=True)]

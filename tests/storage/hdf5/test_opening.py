@@ -118,7 +118,7 @@ def test_a_user_block_may_come_first(tmp_path: Path, userblock: int) -> None:
     assert isinstance(open_dataset(path), HDF5Dataset)
 
 
-def test_places_that_are_counted_from_a_user_block_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_after_a_user_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As some versions of HDF5 counted them."""
     from headrace.storage.hdf5 import chunks as hdf5_chunks
 

@@ -114,9 +114,7 @@ def test_a_file_object_is_read_in_pieces_that_grow(server: RangeServer, opened_o
 
 @pytest.mark.parametrize("name", ["raw", "packed", "library", "group/texts", ["raw", "packed"]])
 @pytest.mark.parametrize("direct", [True, False])
-def test_rows_are_those_of_a_near_file_and_an_index_is_all_that_opening_needs(
-    server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool
-) -> None:
+def test_remote_rows_and_opening_by_index_alone(server: RangeServer, opened_of: Any, folder: Path, name: Any, direct: bool) -> None:
     url, near = server.url + "/a.h5", HDF5Source(folder / "a.h5", name, direct=direct)
     for attempt in range(2):
         far = source_of(opened_of(), url, name, direct=direct)
@@ -287,9 +285,7 @@ def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_
 
 
 @pytest.mark.parametrize("disk", [None, "10MB"])
-def test_metadata_that_come_damaged_are_fetched_again_and_never_kept(
-    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None
-) -> None:
+def test_damaged_metadata_are_fetched_again(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None) -> None:
     url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
     remote, damaged = opened.files._bytes.remote, [0, 9]
     fetch = remote.fetch

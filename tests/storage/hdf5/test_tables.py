@@ -91,7 +91,7 @@ def test_the_default_folder(tmp_path: Path, counted: list[str], monkeypatch: pyt
     assert counted == ["/x"] and len(list((tmp_path / "not yet" / "there" / "headrace").iterdir())) == 1
 
 
-def test_offsets_beyond_the_file_are_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_beyond_the_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, count = write(tmp_path / "a.h5", x=DATA), hdf5_chunks._counted
 
     def huge(*given: Any) -> Any:

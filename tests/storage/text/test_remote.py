@@ -265,7 +265,7 @@ def test_what_is_damaged_on_the_way_is_fetched_again(both: Any, server: RangeSer
     source.close()
 
 
-def test_without_leave_to_write_a_copy_is_refused_and_a_table_held(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "far").write_bytes(b"a file, and no folder")
     with pytest.raises(AccessError, match=r"^http://.*a.txt.gz is read through a plain copy of its text, in .*: pass another cache_dir="):
         both({"a.txt.gz": packed(b"1\n", ".gz")})

@@ -353,7 +353,7 @@ def test_a_bytes_window_holds_whole_files(far: Any) -> None:
     assert np.array_equal(source.read([0, 7])[1], ROWS[7]) and source.files.bytes_prefetched == 0
 
 
-def test_indices_of_shards_are_read_together_where_there_are_too_many(far: Any, trips: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shard_indices_are_read_together(far: Any, trips: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr_shards, "_MADE", 3)
     dataset = far("a.zarr", "checked")
     trips()
@@ -450,7 +450,7 @@ def changing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def test_a_shard_that_is_replaced_is_an_error_until_the_store_is_opened_again(changing: Path, far: Any) -> None:
+def test_replaced_shard_is_an_error_until_reopened(changing: Path, far: Any) -> None:
     dataset = far("changing.zarr")
     assert np.array_equal(dataset[0], ROWS[0])
     zarr.open_array(changing)[8:16] = 1
