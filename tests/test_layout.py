@@ -85,7 +85,7 @@ INSIDE: dict[str, list[str]] = {
     "profiling": ["room", "tune", "workers"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "resolver"],
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
-    "storage/hdf5": ["filters", "probe", "remote", "versions", "chunks", "files", "objects", "links", "packed", "index", "rows"],
+    "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "opened", "rows", "volumes"),
     ],

@@ -14,7 +14,7 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.hdf5.files import only_dataset, reading_hdf5
+from headrace.storage.hdf5.files import only_dataset
 from headrace.storage.hdf5.packed import DATA
 from headrace.storage.hdf5.rows import HDF5Source, open_files
 
@@ -76,12 +76,12 @@ class HDF5Dataset(ArrayDataset):
         def one(path: str) -> tuple[HDF5Source, Any]:
             nonlocal wanted
             if wanted is None:
-                with reading_hdf5(path, opened.far) as file:
+                with opened.hdf5.reading(path) as file:
                     wanted = only_dataset(file, path, DATA, target_name)
             source = HDF5Source(path, wanted, direct=direct, cache_dir=reach.cache_dir, opened=opened)
             return source, None if target_name is None else source.column(target_name)
 
-        found = opened.read_each(paths, one)
+        found = opened.hdf5.read_each(paths, one)
         source, rows = joined_rows([one for one, _ in found], dtype, codec)
         targets = None if target_name is None else joined_targets([column for _, column in found], codec)
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)

@@ -17,7 +17,7 @@ from headrace.io.remote_files import RemoteFiles, with_index
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import resolve
-from headrace.storage.hdf5.index import INDEX as HDF5
+from headrace.storage.hdf5.rows import INDEX as HDF5
 from headrace.storage.tar.index import INDEX as TAR
 from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed

@@ -21,9 +21,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5 import remote as hdf5_far
-from headrace.storage.hdf5.index import INDEX
-from headrace.storage.hdf5.remote import Extents, FarFile, _Known
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.storage.hdf5.remote import RemoteFile, _Known
+from headrace.storage.hdf5.rows import INDEX, HDF5Source, OpenHDF5
 from tests.servers.ranges import RangeServer
 
 N = 300
@@ -62,7 +61,7 @@ def opened_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Ope
 
 
 def source_of(opened: OpenHDF5, url: str, name: Any, **options: Any) -> HDF5Source:
-    return opened.read_each([url], lambda one: HDF5Source(one, name, opened=opened, **options))[0]
+    return opened.hdf5.read_each([url], lambda one: HDF5Source(one, name, opened=opened, **options))[0]
 
 
 def ranges(server: RangeServer) -> list[Any]:
@@ -74,27 +73,31 @@ def ranges(server: RangeServer) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_extents_hold_what_was_added(seed: int) -> None:
+def test_an_index_holds_what_was_read(seed: int) -> None:
     draws, size = random.Random(seed), 400
-    whole, there, extents = draws.randbytes(size), [False] * size, Extents()
+    whole, is_read, known = draws.randbytes(size), [False] * size, _Known()
     for step in range(300):
         start = draws.randrange(size)
-        stop = min(size, start + draws.choice([0, 1, 3, 40]))
+        stop = min(size, start + draws.choice([1, 3, 40]))
         out = bytearray(stop - start)
-        assert extents.fill(start, memoryview(out)) == all(there[start:stop])
-        assert not all(there[start:stop]) or out == whole[start:stop]
+        is_known = known.fill(start, memoryview(out))
+        assert not is_known or (all(is_read[start:stop]) and out == whole[start:stop])
         if step % 3 == 0:
-            extents.add(start, memoryview(whole)[start:stop])
-            there[start:stop] = [True] * (stop - start)
+            known.is_recording = True
+            known.hold(0, memoryview(whole))
+            assert known.fill(start, memoryview(out)) and out == whole[start:stop]
+            known._pieces.clear()
+            is_read[start:stop] = [True] * (stop - start)
         if step % 50 == 0:
-            extents = Extents.of(*extents.arrays())
-    offsets, lengths, data = extents.arrays()
-    assert lengths.sum() == sum(there) == len(data) and (np.diff(offsets) >= lengths[:-1]).all()
+            known = _Known(known.arrays())
+            assert known.fill(start, memoryview(out)) == all(is_read[start:stop])
+    offsets, lengths, data, _ = known.arrays()
+    assert lengths.sum() == sum(is_read) == len(data) and (np.diff(offsets) > lengths[:-1]).all()
 
 
 def test_a_file_object_is_read_in_pieces_that_grow(server: RangeServer, opened_of: Any, folder: Path) -> None:
     opened, content = opened_of(), (folder / "a.h5").read_bytes()
-    far = FarFile(opened.files, server.url + "/a.h5", _Known())
+    far = RemoteFile(opened.files, server.url + "/a.h5", _Known())
     found = b""
     for start in range(0, len(content), 10_000):
         far.seek(start)
@@ -161,7 +164,7 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(server: RangeServer, open
     (folder / "b.h5.index").write_bytes(index_bytes(made, INDEX, path.stat().st_size))
     for name in ("raw", "packed", "library", "group/texts"):
         opened = opened_of()
-        opened.read_each([server.url + "/b.h5"], lambda url: HDF5Source(url, name, opened=opened).column("targets"))  # noqa: B023
+        opened.hdf5.read_each([server.url + "/b.h5"], lambda url: HDF5Source(url, name, opened=opened).column("targets"))  # noqa: B023
         assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
     with pytest.raises(MissingNameError, match="it has: group/texts, library, link, packed, raw, targets"):
         source_of(opened_of(), server.url + "/b.h5", "other")

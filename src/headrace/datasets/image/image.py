@@ -212,7 +212,7 @@ def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgumen
 
     if targets is not None and not _are_folders(targets):
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    found = opened.read_each(paths, one)
+    found = opened.hdf5.read_each(paths, one)
     sources, columns = [source for source, _ in found], [column for _, column in found if column is not None]
     first = sources[0]
     assert first.info is not None

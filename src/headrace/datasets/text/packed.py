@@ -25,7 +25,7 @@ _CHARACTERS = "CharTokenizer("
 
 
 def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | FarTokens | None:
-    """The tokens of a packed file, near or far away; None where the path is none.
+    """The tokens of a packed file, local or remote; None where the path is none.
 
     Args:
         data_path: of the dataset.
@@ -58,8 +58,8 @@ def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | 
                 f"{redact(paths[0])} is one of {len(paths):,} files that are named, and packed tokens are read from one: pack the texts "
                 "into one file, or make a dataset of each"
             )
-        far = opened.far
-        return PackedTokens(paths[0]) if far is None else far.read_each(paths, lambda url: FarTokens(url, far))[0]
+        hdf5 = opened.hdf5
+        return hdf5.read_each(paths, lambda path: FarTokens(path, hdf5) if hdf5.files.is_remote else PackedTokens(path))[0]
     except BaseException:
         opened.close()
         raise

@@ -9,7 +9,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,11 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.io.files import Files
+from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.storage.arrays.codecs import Pipeline
+
+COUNTABLE = (1 << 63) - 1
 
 
 class Grid(NamedTuple):
@@ -39,7 +42,28 @@ class Grid(NamedTuple):
 
     def place(self, number: int) -> tuple[int, ...]:
         """The coordinates of a chunk, counted in chunks."""
-        return tuple(int(i) for i in np.unravel_index(number, self.counts))
+        number, place = int(number), list[int]()
+        for count in reversed(self.counts):
+            number, at = divmod(number, count)
+            place.append(at)
+        return tuple(reversed(place))
+
+
+class ChunkNames(NamedTuple):
+    """Names the chunks of an array for messages.
+
+    Attributes:
+        path, name: of the file or store, and of the array in it.
+        grid: of the array.
+    """
+
+    path: str
+    name: str
+    grid: Grid
+
+    def __call__(self, number: int) -> str:
+        of = f" of {self.name!r}" if self.name else ""
+        return f"{redact(self.path)}, chunk {self.grid.place(number)}{of}"
 
 
 class ChunkIndex(ABC):
@@ -131,7 +155,7 @@ class DirectChunks(Chunks):
         files: by which they are read.
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
-        where: the number of a chunk -> its name for messages.
+        where: names chunks for messages.
         check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the bytes are not what is known of them.
         required: a chunk that is missing is an error.
     """
@@ -144,9 +168,9 @@ class DirectChunks(Chunks):
         pipeline: Pipeline,
         files: Files,
         *,
+        where: ChunkNames,
         fill: Any = 0,
         order: str = "C",
-        where: Callable[[int], str] = str,
         how: str = "",
         check: Callable[[int, Any], None] | None = None,
         required: bool = False,
@@ -157,7 +181,7 @@ class DirectChunks(Chunks):
         self.files: Files = files
         self.index: ChunkIndex = index
         self.order: str = order
-        self.where: Callable[[int], str] = where
+        self.where: ChunkNames = where
         self._fill = fill
         self._check, self._required = check, required
         self.decodes: bool = bool(pipeline)
@@ -262,40 +286,51 @@ class _RowIndex(ChunkIndex):
         return ByteRanges(found.paths, found.file, start, stop)
 
 
+class LibraryArray(Protocol):
+    """An array as another library reads it."""
+
+    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+        """The part that lies inside of slices, one an axis."""
+
+    def check(self, part: tuple[slice, ...]) -> None:
+        """Compares the local files that a part lies in with what they were when the array was opened.
+
+        Raises:
+            FileChangedError: one has been changed.
+        """
+
+
 class LibraryChunks(Chunks):
     """Chunks that another library reads.
 
     Args:
-        load: slices, one an axis and inside of the array, -> that part of it.
+        array: reads them.
         how: which library, and why.
         fill: the value of what was never written.
-        check: slices -> nothing; raises a FileChangedError where that part lies in a file that was changed.
     """
 
     def __init__(
         self,
         grid: Grid,
         dtype: np.dtype[Any],
-        load: Callable[[tuple[slice, ...]], npt.NDArray[Any]],
+        array: LibraryArray,
         how: str,
         fill: Any = 0,
-        check: Callable[[tuple[slice, ...]], None] | None = None,
     ) -> None:
         super().__init__(grid, dtype, how)
-        self._load, self._fill, self._check = load, fill, check
+        self._array, self._fill = array, fill
 
     def fill_value(self) -> Any:
         return self._fill
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        return list(numbers)
+        return list(map(self._part, numbers))
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
-        return self._load(self._part(number))
+        return self._array(data)
 
     def check_held(self, number: int) -> None:
-        if self._check is not None:
-            self._check(self._part(number))
+        self._array.check(self._part(number))
 
     def _part(self, number: int) -> tuple[slice, ...]:
         corner = [place * extent for place, extent in zip(self.grid.place(number), self.grid.chunks, strict=True)]

@@ -18,7 +18,7 @@ from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
-from headrace.storage.arrays.chunks import DirectChunks
+from headrace.storage.arrays.chunks import COUNTABLE, DirectChunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
 from headrace.storage.source import ArraySource, Rows
 
@@ -27,7 +27,6 @@ BLOCK_BYTES = 2 << 20
 stay below 2 GiB."""
 
 
-_COUNTABLE = (1 << 63) - 1
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
 
@@ -75,7 +74,7 @@ class ArraysSource(ArraySource):
         """
         for name, field in self._fields.items():
             across = field.chunks.grid.inner if isinstance(field, ArrayReader) and all(field.shape) else 1
-            if field.shape[0] * across > _COUNTABLE:
+            if field.shape[0] * across > COUNTABLE:
                 raise FormatError(f"{self.path}: {name!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
         if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
             raise BudgetError(

@@ -30,12 +30,14 @@ from headrace.io.library_errors import asking
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import ChunkIndex, Chunks, DirectChunks, Grid, LibraryChunks
+from headrace.storage.arrays.chunks import COUNTABLE, ChunkIndex, ChunkNames, Chunks, DirectChunks, Grid, LibraryChunks
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.hdf5.filters import codecs_of
+from headrace.storage.arrays.rows import LibraryRows
+from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.hdf5.filters import check_filters, codecs_of
+from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored
-from headrace.storage.hdf5.remote import FarHDF5, patiently
-from headrace.storage.hdf5.versions import Versions
+from headrace.storage.hdf5.remote import patiently
 
 _log = logging.getLogger(__name__)
 
@@ -43,178 +45,207 @@ TABLE_VERSION = 1
 KEPT_FROM = 20_000
 """Chunks from which on a table is kept in the cache folder: fewer are counted in some 40 ms."""
 
-_COUNTABLE = (1 << 63) - 1
 _SPARSE = 4  # times as many chunks as were written, from which on those are listed alone
 
 
-class _Library:
-    """Reads parts of a dataset through h5py."""
+class HDF5Array:
+    """A dataset as h5py reads it.
 
-    def __init__(self, opened: WorkerFiles[h5py.File], path: str, name: str, versions: Versions, axes: int) -> None:
-        self._opened, self._path, self._name, self._versions, self._axes = opened, path, name, versions, axes
+    Args:
+        library: the files, as each process has them open.
+        path, name: of the file, and in it.
+        versions: of the files that hold the dataset.
+    """
 
-    def check(self, numbers: Sequence[int]) -> None:
-        """Are the files that hold chunks still those that were opened? The chunks of what lies in several files are rows."""
-        with self._opened.reading(self._path) as file:
-            self._versions.check(file, numbers)
+    def __init__(self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions) -> None:
+        self._library, self._path, self._name, self._versions = library, path, name, versions
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        return patiently(functools.partial(self._read, part))
+        (whole,) = self.read([part])
+        return whole
 
-    def _read(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self._opened.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
-            found = np.asarray(file[self._name][part[: self._axes]])
-        rest: Any = (..., *part[self._axes :])  # elements may be arrays, which have axes of their own
-        return np.asarray(found[rest])
+    def read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
+        """Parts of the dataset, of versions that `check` has compared.
+
+        Raises:
+            FormatError, BudgetError: they are damaged.
+        """
+        return patiently(functools.partial(self._read, parts))
+
+    def _read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
+        with self._library.reading(self._path) as file, asking("h5py", f"{redact(self._path)}: {self._name!r}"):
+            dataset = file[self._name]
+            axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
+            arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
+        rest: list[Any] = [(..., *part[axes:]) for part in parts]
+        return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
+
+    def check(self, *parts: tuple[slice, ...]) -> None:
+        """Compares the files that parts lie in with their versions. The parts of what lies in several files are rows.
+
+        Raises:
+            FileChangedError, DataNotFoundError: one has been changed, or is gone.
+        """
+        patiently(functools.partial(self._check, parts))
+
+    def _check(self, parts: Sequence[tuple[slice, ...]]) -> None:
+        with self._library.reading(self._path) as file:
+            self._versions.check(file, [part[0].start for part in parts])
 
 
 class _LibraryChunks(LibraryChunks):
-    """Chunks that h5py reads, of the versions of files that were opened; what is read from a server is checked there."""
-
-    def __init__(self, grid: Grid, dtype: np.dtype[Any], library: _Library, how: str, is_local: bool) -> None:
-        super().__init__(grid, dtype, library, how)
-        self._library, self._is_local = library, is_local
+    _array: HDF5Array
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        if self._is_local:
-            self._library.check(numbers)
-        return super().read(numbers)
-
-    def check_held(self, number: int) -> None:
-        """As `read` checks it, for a chunk that is held decoded."""
-        if self._is_local:
-            self._library.check([number])
+        parts = super().read(numbers)
+        self._array.check(*parts)
+        return parts
 
 
-class _Contiguous(ChunkIndex):
-    """Where a contiguous dataset lies, as if it were one chunk."""
+class ObjectRows(LibraryRows):
+    """Rows of strings, of arrays of any length, and of compounds with such."""
 
-    def __init__(self, path: str, files: Files, begin: int, nbytes: int) -> None:
-        self._path, self._files, self._begin, self._end = path, files, begin, begin + nbytes
+    how = "h5py: elements of any size"
 
-    def ranges(self, numbers: IntArray) -> ByteRanges:
-        zeros = np.zeros(len(numbers), np.int64)
-        return ByteRanges([self._path], zeros, zeros + self._begin, zeros + self._end)
+    def __init__(self, dataset: h5py.Dataset, array: HDF5Array) -> None:
+        self.shape, self.dtype, self._array = tuple(dataset.shape), dataset.dtype, array
 
-    def check(self, number: int) -> None:
-        self._files.check(self._path)
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        parts = [(slice(row, row + 1),) for row in rows]
+        self._array.check(*parts)
+        return [part[0] for part in self._array.read(parts)]
 
 
 class _Table(ChunkIndex):
-    """Where the chunks of a dataset lie.
+    """Where the chunks of a dataset lie; a contiguous one is one chunk.
 
     Args:
         path, files: of the file which they lie in, and by which it is read.
-        rows: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
-        numbers: of the chunks, sorted, where most were never written and only the others have a place in `rows`; None: it has all.
+        table: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
+        numbers: of the chunks in `table`, sorted, where most were never written; None: it has all.
     """
 
-    def __init__(self, path: str, files: Files, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
-        self._path, self._files, self._rows = path, files, SharedArray(rows)
+    def __init__(self, path: str, files: Files, table: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64] | None = None) -> None:
+        self._path, self._files = path, files
+        offsets, sizes, masks = table
+        self._starts = SharedArray(np.where(sizes > 0, offsets, -1))
+        self._stops = SharedArray(np.where(sizes > 0, offsets + sizes, -1))
+        self._masks = SharedArray(masks) if masks.any() else None
         self._numbers = None if numbers is None else SharedArray(numbers)
-        self._has_masks = bool(rows[2].any())
 
-    def _find(self, numbers: IntArray) -> npt.NDArray[np.int64]:
+    def _of(self, numbers: IntArray, column: SharedArray, missing: int) -> IntArray:
         if self._numbers is None:
-            return self._rows.array[:, numbers]
-        if not len(self._numbers):
-            return np.zeros((3, len(numbers)), np.int64)
+            values: IntArray = column.array[numbers]
+            return values
         known = self._numbers.array
+        if not len(known):
+            return np.full(len(numbers), missing, np.int64)
         places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return np.where(known[places] == numbers, self._rows.array[:, places], 0)
+        return np.where(known[places] == numbers, column.array[places], missing)
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        offsets, nbytes, _ = self._find(numbers)
-        is_written = nbytes > 0
-        return ByteRanges.in_file(self._path, np.where(is_written, offsets, -1), np.where(is_written, offsets + nbytes, -1))
+        return ByteRanges.in_file(self._path, self._of(numbers, self._starts, -1), self._of(numbers, self._stops, -1))
 
     def unused_codecs(self, numbers: IntArray) -> IntArray | None:
-        return self._find(numbers)[2] if self._has_masks else None
+        return None if self._masks is None else self._of(numbers, self._masks, 0)
 
     @property
     def nbytes(self) -> int:
-        return int(self._rows.array[1].sum())
+        return int((self._stops.array - self._starts.array).sum())
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
-        return np.flatnonzero(self._rows.array[1]) if self._numbers is None else self._numbers.array
+        return np.flatnonzero(self._starts.array >= 0) if self._numbers is None else self._numbers.array
 
 
-class _Where:
-    """Names a chunk for messages."""
-
-    def __init__(self, path: str, name: str, grid: Grid) -> None:
-        self._path, self._name, self._grid = path, name, grid
-
-    def __call__(self, number: int) -> str:
-        return f"{redact(self._path)}, chunk {self._grid.place(number)} of {self._name!r}"
-
-
-def chunks_of(
+def rows_of(
     dataset: h5py.Dataset,
     path: str,
     name: str,
-    files: Files,
-    opened: WorkerFiles[h5py.File],
-    versions: Versions,
+    hdf5: HDF5Files,
+    library: WorkerFiles[h5py.File],
     *,
-    far: FarHDF5 | None = None,
     direct: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> Chunks:
-    """The chunks of a dataset of numbers with at least one axis.
+) -> Chunks | ObjectRows:
+    """The chunks of a dataset of numbers, or the rows of one of objects.
 
     Args:
         dataset: open.
         path, name: of the file, and in it.
-        files, opened: what each process opens to read from it, itself and through h5py.
-        versions: of the files that hold it.
-        far: of the server, for a URL.
+        hdf5, library: the files, and those that each process has open by h5py.
         direct: False: through h5py in any case.
         cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache folder.
 
     Raises:
-        FormatError: the file is shorter than its own table says; a source of a virtual dataset is missing.
+        FormatError: no axis of rows, references, a filter that is missing, or a file that is shorter than its own table says.
+        DataNotFoundError: a source of a virtual dataset is missing.
     """
+    where = f"{redact(path)}: {name!r}"
+    if not dataset.shape:
+        raise FormatError(f"{where} is a single value, it has no axis of samples")
+    versions = Versions(dataset, path, name, hdf5)
+    array = HDF5Array(library, path, name, versions)
+    if holds_objects(dataset.dtype, where):
+        check_filters(dataset, where)
+        return ObjectRows(dataset, array)
+    chunks = _direct_chunks(dataset, name, hdf5, versions, cache_dir) if direct else "direct=False"
+    if isinstance(chunks, DirectChunks):
+        return chunks
+    check_filters(dataset, where)
+    elements, dtype = _elements(dataset)
+    height = dataset.chunks or (1, *dataset.shape[1:])
+    return _LibraryChunks(Grid((*dataset.shape, *elements), (*height, *elements)), dtype, array, f"h5py: {chunks}")
+
+
+def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
+    """True if elements of that dtype lie elsewhere in the file, each of its own size.
+
+    Raises:
+        FormatError: they are references, which mean nothing outside of their file.
+    """
+    if h5py.check_ref_dtype(dtype) is not None:
+        raise FormatError(f"{where} holds references to other objects of its file, and no values: name the dataset that they lead to")
+    if dtype.names is not None:
+        return any([holds_objects(dtype[name], f"{where}, field {name!r},") for name in dtype.names])
+    return bool(dtype.hasobject) or (dtype.subdtype is not None and holds_objects(dtype.subdtype[0], where))
+
+
+def _direct_chunks(
+    dataset: h5py.Dataset, name: str, hdf5: HDF5Files, versions: Versions, cache_dir: str | os.PathLike[str] | None
+) -> DirectChunks | str:
+    """The chunks as they are read without h5py; or why they can't be."""
+    why, known, path = _obstacle(dataset), versions.known, versions.path
+    if why is not None or known is None:
+        return str(why)
+    if not dataset.size:
+        return "it has no elements"
     elements, dtype = _elements(dataset)
     shape = (*dataset.shape, *elements)
-    why = _obstacle(dataset) if direct else "direct=False"
-    load, known = _Library(opened, path, name, versions, len(dataset.shape)), versions.known
-    height = dataset.chunks or (1, *dataset.shape[1:])
-    library = _LibraryChunks(Grid(shape, (*height, *elements)), dtype, load, f"h5py: {why}", far is None)
-    if why is not None or known is None or not dataset.size:
-        return library
+    grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
+    names = ChunkNames(path, name, grid)
     if dataset.chunks is None:
         begin, nbytes = dataset.id.get_offset(), math.prod(shape) * dtype.itemsize
         if begin is None:
-            library.how = "h5py: nothing has been written"
-            return library
+            return "nothing has been written"
         if begin + nbytes > known.size:
-            raise FormatError(f"{redact(versions.path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
-        where = _Where(versions.path, name, Grid(shape, shape))
-        return DirectChunks(Grid(shape, shape), dtype, _Contiguous(versions.path, files, begin, nbytes), Pipeline(), files, where=where)
-    grid = Grid(tuple(dataset.shape), dataset.chunks)
-    if math.prod(grid.counts) > _COUNTABLE:
+            raise FormatError(f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}")
+        table = _Table(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
+        return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
+    if math.prod(grid.counts) > COUNTABLE:
         raise FormatError(f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: the file is damaged")
-    table = _table(dataset, versions, files, far, name, grid, cache_dir)
-    if table is None:
-        library.how = "h5py: the index of its chunks is unusual"
-        return library
-    written, fill = table.written(), _fill_value(dataset, dtype)
+    chunked = _table(dataset, versions, hdf5, names, cache_dir)
+    if chunked is None:
+        return "the index of its chunks is unusual"
+    written, fill = chunked.written(), _fill_value(dataset, dtype)
     if fill is None and len(written) < math.prod(grid.counts):
-        library.how = "h5py: what was not written is no zeros, and each element an array"
-        return library
-    pipeline, where = Pipeline(codecs_of(dataset)), _Where(versions.path, name, grid)
-    found = DirectChunks(Grid(shape, (*grid.chunks, *elements)), dtype, table, pipeline, files, fill=fill, where=where)
-    look = functools.partial(doubt_of, dataset, found, written)
-    doubt = look() if far is None else far.doubt(path, name, look)
-    if doubt is not None:
-        library.how = f"h5py: {doubt}"
-        return library
-    return found
+        return "what was not written is no zeros, and each element an array"
+    whole = Grid(shape, (*grid.chunks, *elements))
+    chunks = DirectChunks(whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names)
+    return hdf5.doubt(path, name, functools.partial(doubt_of, dataset, chunks, written)) or chunks
 
 
 def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -261,34 +292,29 @@ def _obstacle(dataset: h5py.Dataset) -> str | None:
 
 
 def _table(
-    dataset: h5py.Dataset,
-    versions: Versions,
-    files: Files,
-    far: FarHDF5 | None,
-    name: str,
-    grid: Grid,
-    cache_dir: str | os.PathLike[str] | None,
+    dataset: h5py.Dataset, versions: Versions, hdf5: HDF5Files, names: ChunkNames, cache_dir: str | os.PathLike[str] | None
 ) -> _Table | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
-    number, version = math.prod(grid.counts), versions.known
+    _, name, grid = names
+    number, version, shown = math.prod(grid.counts), versions.known, redact(versions.path)
     assert version is not None
-    shown = redact(versions.path)
     about = {"path": shown, "size": version.size, "mtime": version.tag, "name": name, "grid": [grid.shape, grid.chunks]}
     if versions.is_linked:  # the name is none of that file
         about["header"] = h5py.h5o.get_info(dataset.id).addr
-    if far is not None:
-        about["place"] = far.files.place
+    if hdf5.files.is_remote:
+        about["place"] = hdf5.files.identity(versions.path)[0]
     folder = cache_folder(cache_dir)
     is_kept = number >= KEPT_FROM and version.tag is not None
     kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
-    # h5py's own list must be part of the index of what is far away
-    is_wanted = kept is not None and (far is None or far.is_found(versions.path))
-    table, numbers = _kept(kept, number) if kept is not None and is_wanted else None, None
+    table, numbers = None, None
+    if kept is not None and hdf5.is_indexed(versions.path):  # else h5py's own list must become part of the index
+        arrays = kept.loaded()
+        table = arrays[0].reshape(3, number) if arrays is not None and arrays[0].size == 3 * number else None
     if table is None:
-        found = _counted(dataset, grid, shown)
-        if found is None:
+        written = _counted(dataset, grid, shown)
+        if written is None:
             return None
-        numbers, table = found
+        numbers, table = written
         if number <= max(KEPT_FROM, _SPARSE * len(numbers)):
             whole = np.zeros((3, number), np.int64)
             whole[:, numbers] = table
@@ -300,7 +326,7 @@ def _table(
         at = np.flatnonzero(outside)[0]
         place = grid.place(int(at if numbers is None else numbers[at]))
         raise FormatError(f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} bytes")
-    return _Table(versions.path, files, table, numbers)
+    return _Table(versions.path, hdf5.files, table, numbers)
 
 
 def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
@@ -340,11 +366,6 @@ def _in_order(places: npt.NDArray[np.int64]) -> bool:
     steps = np.diff(places, axis=0)
     first = np.argmax(steps != 0, axis=1)  # the first coordinate that changes
     return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())
-
-
-def _kept(kept: ArrayFile, number: int) -> npt.NDArray[np.int64] | None:
-    arrays = kept.loaded()
-    return arrays[0].reshape(3, number) if arrays is not None and arrays[0].size == 3 * number else None
 
 
 def _keep(kept: ArrayFile, table: npt.NDArray[np.int64], folder: Path, is_default: bool) -> None:

@@ -6,26 +6,29 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import h5py
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.io.files import Files
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
+from headrace.io.local.files import LocalFiles
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import Kind
-from headrace.storage.hdf5.remote import FarHDF5
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
-"""Of URLs of HDF5 files: what lies far away is not looked into to find out its format."""
+"""Of URLs of HDF5 files: remote files are not opened to find out their format."""
 
 _LINKS, _LINKS_OUT = 1000, 32
 _CAN_NOT_LOCK = "unable to lock file"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
+
+T = TypeVar("T")
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
@@ -55,41 +58,102 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
 HDF5 = Kind("HDF5 files", ENDINGS, keeps_order=True, recognizes=is_hdf5)
 
 
-def open_hdf5(path: str, far: FarHDF5 | None = None) -> h5py.File:
-    """The file, opened for reading.
+class HDF5Files:
+    """HDF5 files of this machine; those of a server are `headrace.storage.hdf5.remote.RemoteHDF5`.
 
     Args:
-        path: of the file; or its URL.
-        far: of the URL's server.
-
-    Raises:
-        DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
-        RemoteError, FileChangedError: of files that are far away, see `RemoteFiles.read`.
+        files: by which their bytes are read, where that is not h5py.
     """
-    if far is not None:
-        return far.open(path)
-    try:
-        file = _open(path)
-    except FileNotFoundError as error:
-        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
-    except OSError as error:
-        if _CAN_NOT_LOCK in str(error):
-            raise _locked(path, error) from error
-        if isinstance(error, PermissionError):
-            raise AccessError(f"{redact(path)}: this user may not read the file") from error
-        failure = unreadable(redact(path), error)
-        if failure is not None:
-            raise failure from error
-        if "already open for" in str(error):
-            return _open_beside_its_writer(path)
-        if error.errno in OF_THE_MACHINE:
-            raise
-        cause = " ".join(str(error).split())
-        raise FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {cause}") from error
-    if file.mode != "r":  # HDF5 gives the very file that is open already
-        file.close()
-        raise AccessError(f"{redact(path)} is open for writing in this process: close it first")
-    return file
+
+    def __init__(self, files: Files | None = None) -> None:
+        self.files: Files = files or LocalFiles()
+
+    def open(self, path: str) -> h5py.File:
+        """The file, opened for reading.
+
+        Raises:
+            DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being written; no (whole) HDF5 file.
+        """
+        try:
+            file = _open(path)
+        except FileNotFoundError as error:
+            raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})") from error
+        except OSError as error:
+            if _CAN_NOT_LOCK in str(error):
+                raise _locked(path, error) from error
+            if isinstance(error, PermissionError):
+                raise AccessError(f"{redact(path)}: this user may not read the file") from error
+            if (failure := unreadable(redact(path), error)) is not None:
+                raise failure from error
+            if "already open for" in str(error):
+                return _open_beside_its_writer(path)
+            if error.errno in OF_THE_MACHINE:
+                raise
+            raise not_whole(path, error) from error
+        if file.mode != "r":  # HDF5 gives the very file that is open already
+            file.close()
+            raise AccessError(f"{redact(path)} is open for writing in this process: close it first")
+        return file
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[h5py.File]:
+        """The file, open for reading: whatever h5py raises becomes an error that names the file.
+
+        Raises:
+            DataNotFoundError, AccessError, FormatError: as `open`.
+            FormatError, BudgetError: something inside is damaged.
+        """
+        with self.open(path) as file, asking("h5py", redact(path)):
+            yield file
+
+    def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
+        """A dataset of the file, or of one that its links lead into.
+
+        Raises:
+            MissingNameError: there is none; the message lists those there are, of many the nearest.
+            DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
+        """
+        dataset = file.get(name)
+        if isinstance(dataset, h5py.Dataset):
+            return dataset
+        if (out := leads_out(file, name)) is not None:
+            self._raise_of_target(*out, path, 0)
+        raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
+
+    def _raise_of_target(self, part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int) -> NoReturn:
+        """Says why what a link leads to can't be opened."""
+        where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
+        target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
+        if target is None:
+            raise DataNotFoundError(f"{where}, which is missing")
+        if steps > _LINKS_OUT:
+            raise FormatError(f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} files")
+        with self.open(target) as file:
+            if (out := leads_out(file, rest)) is not None:
+                self._raise_of_target(*out, target, steps + 1)
+            self.dataset(file, rest, target)
+        raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
+
+    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
+        """What a function makes of each file. What it reads of a remote file through h5py is cached as the file's index.
+
+        Raises:
+            Exception: what the function raises.
+        """
+        return [function(path) for path in paths]
+
+    def is_indexed(self, path: str) -> bool:
+        """True if all that h5py has read of a file is part of its index; local files need none."""
+        return True
+
+    def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
+        """What speaks against decoding a dataset here: as `find` finds out, or as a remote file's index says."""
+        return find()
+
+
+def not_whole(path: str, error: OSError) -> FormatError:
+    """The error of what h5py can't open."""
+    return FormatError(f"{redact(path)} is no HDF5 file, or not a whole one: {' '.join(str(error).split())}")
 
 
 _locked_here: set[str] = set()
@@ -152,36 +216,6 @@ def _open_beside_its_writer(path: str) -> h5py.File:
         ) from error
 
 
-@contextlib.contextmanager
-def reading_hdf5(path: str, far: FarHDF5 | None = None) -> Iterator[h5py.File]:
-    """The file, open for reading: whatever h5py raises becomes an error that names the file. See `open_hdf5`.
-
-    Raises:
-        DataNotFoundError, AccessError, FormatError: as `open_hdf5`.
-        FormatError, BudgetError: something inside is damaged.
-    """
-    with contextlib.ExitStack() as opened:
-        file = opened.enter_context(open_hdf5(path) if far is None else far.reading(path))
-        with asking("h5py", redact(path)):
-            yield file
-
-
-def dataset_named(file: h5py.File, name: str, path: str) -> h5py.Dataset:
-    """A dataset of the file, or of one that its links lead into.
-
-    Raises:
-        MissingNameError: there is none; the message lists those there are, of many the nearest.
-        DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or can't be opened.
-    """
-    found = file.get(name)
-    if isinstance(found, h5py.Dataset):
-        return found
-    out = leads_out(file, name)
-    if out is not None:
-        _raise_of_target(*out, path, 0)
-    raise MissingNameError(f"{redact(path)} has no dataset {name!r}; it has: {listed_names(dataset_names(file), name)}")
-
-
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
     """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets.
 
@@ -222,22 +256,6 @@ def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] 
         else:
             return None  # there is no such thing: whoever opens it will say so
     return None
-
-
-def _raise_of_target(part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int) -> NoReturn:
-    """Says why what a link leads to can't be opened."""
-    where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
-    target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
-    if target is None:
-        raise DataNotFoundError(f"{where}, which is missing")
-    if steps > _LINKS_OUT:
-        raise FormatError(f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} files")
-    with open_hdf5(target) as file:
-        out = leads_out(file, rest)
-        if out is not None:
-            _raise_of_target(*out, target, steps + 1)
-        dataset_named(file, rest, target)
-    raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
 
 
 def found_from(name: str, path: str, variable: str) -> str | None:

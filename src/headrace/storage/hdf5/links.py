@@ -1,4 +1,4 @@
-"""Finds the other files and datasets that a dataset's values lie in.
+"""Finds the files that a dataset's values lie in, and checks that h5py reads those that were there when it was opened.
 
 HDF5 gives the fill value for a part of a virtual dataset whose source is missing, and follows sources that lead back to where they came
 from until its stack ends. Both are errors here. Of remote files nothing may lead to another file: HDF5 would look for it in the very same
@@ -9,62 +9,104 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import h5py
+import numpy as np
 
 from headrace.errors import DataNotFoundError, FormatError
+from headrace.io.files import Version
+from headrace.io.local.files import changed, version_of
 from headrace.io.paths import redact
-from headrace.storage.hdf5.files import found_from, leads_out, reading_hdf5
+from headrace.storage.hdf5.files import HDF5Files, found_from
 from headrace.storage.hdf5.filters import check_filters
-from headrace.storage.hdf5.remote import FarHDF5
-from headrace.storage.hdf5.versions import ALL_ROWS, OtherFile
+from headrace.storage.hdf5.remote import other_file
+
+ALL_ROWS = (0, (1 << 63) - 1)
 
 _DEPTH = 32
 _Rows = tuple[int, int]
 
 
-def other_files(dataset: h5py.Dataset, path: str, far: FarHDF5 | None = None) -> list[OtherFile]:
-    """The files beside its own that a virtual or external dataset is made of.
+class Versions:
+    """The versions of the files that hold a dataset's bytes.
 
     Args:
         dataset: open.
-        path: of the file that holds it; or its URL.
-        far: of the URL's server.
+        path: of the file in which it was looked for; or its URL.
+        name: by which it was found; a link to another file may have led there.
+        hdf5: opens that file, and others.
+
+    Attributes:
+        path: of the file that holds it.
+        is_linked: True if that is another file.
+        known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so that it may change.
 
     Raises:
-        DataNotFoundError: a file is missing; the message names it.
+        DataNotFoundError: a file that a virtual or external dataset is made of is missing; the message names it.
         FormatError: a source is missing in its file, h5py lacks a filter of it, or a virtual dataset leads back to itself; or, of a remote
             file, to another.
+        FileChangedError: the file has been changed since it was opened.
     """
-    found = _Found(far)
-    found.add_external(dataset, path, ALL_ROWS)
-    if dataset.is_virtual:
-        found.follow(dataset, path, None, [])
-    return [OtherFile(name, first, last) for name, (first, last) in found.files.items()]
 
+    def __init__(self, dataset: h5py.Dataset, path: str, name: str, hdf5: HDF5Files) -> None:
+        file = dataset.file
+        self._name, self.path, self.is_linked = name, path, False
+        if not hdf5.files.is_remote:  # what is remote leads nowhere else
+            self.path = os.path.abspath(file.filename)
+            self.is_linked = self.path != path
+        self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
+        self._check(file)
+        found = _Found(hdf5)
+        found.add_external(dataset, self.path, ALL_ROWS)
+        if dataset.is_virtual:
+            found.follow(dataset, self.path, None, [])
+        self._others = [(other, version_of(os.stat(other))) for other in found.files]
+        self._rows = np.array([*found.files.values()], np.int64).reshape(-1, 2)
 
-def check_way(file: h5py.File, name: str, path: str) -> None:
-    """Looks whether a name leads out of a remote file.
+    def _check(self, file: h5py.File) -> None:
+        """Compares the file as h5py has it open with its version."""
+        if self.known is not None and file.driver == "sec2" and version_of(os.fstat(file.id.get_vfd_handle())) != self.known:
+            raise changed(self.path)
 
-    Raises:
-        FormatError: it does.
-    """
-    out = leads_out(file, name)
-    if out is not None:
-        part, link, _ = out
-        raise _other_file(f"{redact(path)}: the link {part!r} on the way to {name!r} leads into {redact(link.filename)!r}")
+    def check(self, file: h5py.File, rows: Sequence[int]) -> None:
+        """Compares the file that holds the dataset, as h5py has it open, and the others that hold some rows.
 
+        Args:
+            file: in which it was looked for.
+            rows: that are to be read.
 
-def _other_file(what: str) -> FormatError:
-    return FormatError(f"{what}: far away other files are not followed: open that file itself, or a copy of all of them on this machine")
+        Raises:
+            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5 would give the fill value.
+        """
+        if self.known is not None:
+            dataset = file.get(self._name) if self.is_linked else None
+            if self.is_linked and dataset is None:
+                raise changed(file.filename)
+            self._check(file if dataset is None else dataset.file)
+        if not self._others:
+            return
+        asked = np.sort(np.asarray(rows, np.int64))
+        needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(asked, self._rows[:, 1], "right")
+        for number in np.flatnonzero(needed).tolist():
+            path, version = self._others[number]
+            try:
+                now = version_of(os.stat(path))
+            except FileNotFoundError as error:
+                raise DataNotFoundError(f"{redact(path)} is gone, which holds rows of {redact(file.filename)}") from error
+            if now != version:
+                raise changed(path)
 
 
 class _Found:
-    """What is found on the way through the sources of a virtual dataset."""
+    """The files beside its own that a virtual or external dataset is made of.
 
-    def __init__(self, far: FarHDF5 | None) -> None:
-        self._far, self._seen = far, set[tuple[str, str]]()
+    Attributes:
+        files: where HDF5 finds each, and the first and last row that may lie there.
+    """
+
+    def __init__(self, hdf5: HDF5Files) -> None:
+        self._hdf5, self._seen = hdf5, set[tuple[str, str]]()
         self.files: dict[str, _Rows] = {}
 
     def _add(self, path: str, rows: _Rows) -> None:
@@ -75,8 +117,8 @@ class _Found:
         """Notes the files of external storage."""
         for name, _, _ in dataset.external or ():
             where = f"{redact(path)}: {dataset.name!r} lies in the external file {redact(name)!r}"
-            if self._far is not None:
-                raise _other_file(where)
+            if self._hdf5.files.is_remote:
+                raise other_file(where)
             place = _external_place(name, path)
             if not os.path.exists(place):
                 raise DataNotFoundError(f"{where}, which does not exist (working folder: {os.getcwd()})")
@@ -90,8 +132,8 @@ class _Found:
             rows: of the dataset where the way began which may lie here; None: it begins here.
             way: the steps before.
         """
-        far = self._far
-        here = os.path.realpath(path) if far is None else path, str(dataset.name)
+        is_remote = self._hdf5.files.is_remote
+        here = path if is_remote else os.path.realpath(path), str(dataset.name)
         what = f"{redact(path)}: the virtual dataset {dataset.name!r}"
         if here in way or len(way) > _DEPTH:
             raise FormatError(f"{what} leads back to itself, or through more than {_DEPTH} others")
@@ -103,15 +145,15 @@ class _Found:
             self.add_external(dataset, path, ALL_ROWS)
             return
         for source in dataset.virtual_sources():
-            if far is not None and source.file_name != ".":
-                raise _other_file(f"{what} needs {redact(source.file_name)!r}")
+            if is_remote and source.file_name != ".":
+                raise other_file(f"{what} needs {redact(source.file_name)!r}")
             lies_in = _rows_of(source.vspace) if rows is None else ALL_ROWS
             for file_name in _files_of(source.file_name, path, what):
                 if file_name != path:
                     self._add(file_name, lies_in)
                 if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
                     continue  # there are as many sources as there are: none is missing
-                with reading_hdf5(file_name, far) as file:
+                with self._hdf5.reading(file_name) as file:
                     target = file.get(_plain(source.dset_name))
                     if not isinstance(target, h5py.Dataset):
                         raise FormatError(f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is missing")

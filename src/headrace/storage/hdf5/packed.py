@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError
 from headrace.io.paths import redact
-from headrace.storage.hdf5.files import reading_hdf5
-from headrace.storage.hdf5.remote import FarHDF5
+from headrace.storage.hdf5.files import HDF5Files
 
 PACKED_VERSION = 2  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a packed file: the JSON text of a PackedInfo
@@ -55,17 +54,17 @@ class PackedInfo:
         return self.store != "decoded"
 
 
-def packed_info(path: str | os.PathLike[Any], far: FarHDF5 | None = None) -> PackedInfo | None:
+def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
     """What a packed file says about itself; None for any other HDF5 file.
 
     Args:
         path: of the file; or its URL.
-        far: of the URL's server.
+        hdf5: the files of the URL's server.
 
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
     """
-    with reading_hdf5(os.fspath(path), far) as file:
+    with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
         text, checksum = file.attrs.get(PACKED_ATTRIBUTE), file.attrs.get(PACKED_CHECKSUM)
     if text is None:
         return None

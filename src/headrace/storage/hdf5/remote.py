@@ -1,8 +1,8 @@
 """Gives h5py a remote file to read, and caches what opening it reads, so that the next start asks for nothing.
 
-NOTE [ h5py far away ]
+NOTE [ h5py and remote files ]
 
-* h5py reads through a file object, here `FarFile`: from what is known of the file already, else in aligned pieces from the server.
+* h5py reads through a file object, here `RemoteFile`: from what is known of the file already, else in aligned pieces from the server.
 * While a dataset is opened, exactly what h5py reads is recorded, and becomes the file's index: superblock, groups, headers, lists of
   chunks, the columns of packed files. A later opening finds it all there. What it needs beside it (another name) is fetched, and the
   index is kept anew, with both. Chunks that are read to compare our decoding with h5py's are no part of it; what came of it is.
@@ -15,10 +15,9 @@ NOTE [ h5py far away ]
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
 import gc
+import itertools
 import json
 import time
 from collections import OrderedDict
@@ -33,8 +32,9 @@ from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, found_index, is_unknown, keep_index
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
-from headrace.io.ranges import ByteRanges
+from headrace.io.ranges import ByteRanges, coalesce
 from headrace.io.remote_files import RemoteFiles
+from headrace.storage.hdf5.files import HDF5Files, leads_out, not_whole
 
 PIECE, WIDEST = 64 << 10, 4 << 20
 """Bytes that are fetched at least; and at most of what nobody has asked for, where one read follows the other."""
@@ -67,100 +67,72 @@ def patiently(function: Callable[[], T]) -> T:
         wait()
 
 
-class Extents:
-    """Stretches of one file that are held."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._parts: list[memoryview] = []
-
-    def fill(self, start: int, out: memoryview) -> bool:
-        """Copies the bytes from `start` on, if all of them are held."""
-        at, done = bisect.bisect_right(self._starts, start) - 1, 0
-        while done < len(out):
-            if not 0 <= at < len(self._starts):
-                return False
-            part, skipped = self._parts[at], start + done - self._starts[at]
-            if not 0 <= skipped < len(part):
-                return False
-            some = part[skipped : skipped + len(out) - done]
-            out[done : done + len(some)] = some
-            done, at = done + len(some), at + 1
-        return True
-
-    def add(self, start: int, data: memoryview) -> None:
-        """Holds a copy of bytes, as far as they are not held already."""
-        at, stop = bisect.bisect_right(self._starts, start), start + len(data)
-        if at:
-            start = max(start, self._starts[at - 1] + len(self._parts[at - 1]))
-        while start < stop:
-            end = min(stop, self._starts[at]) if at < len(self._starts) else stop
-            if start < end:
-                self._starts.insert(at, start)
-                self._parts.insert(at, memoryview(bytes(data[len(data) - (stop - start) : len(data) - (stop - end)])))
-                at += 1
-            if end == stop:
-                break
-            start, at = self._starts[at] + len(self._parts[at]), at + 1
-
-    def arrays(self) -> Arrays:
-        """Offsets, lengths, and the bytes one after the other."""
-        lengths = np.array([len(part) for part in self._parts], np.int64)
-        return [np.array(self._starts, np.int64), lengths, np.frombuffer(b"".join(self._parts), np.uint8)]
-
-    @classmethod
-    def of(cls, offsets: Any, lengths: Any, data: Any) -> Extents:
-        """From what `arrays` gave."""
-        made, whole = cls(), memoryview(data)
-        made._starts = offsets.tolist()
-        ends = np.cumsum(lengths).tolist()
-        made._parts = [whole[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
-        return made
-
-
 class _Known:
-    """What is known of a file.
+    """What is known of a file: what h5py has read of it, and what was fetched beside that.
 
     Args:
         arrays: its index, if there is one.
-        is_afresh: is it read past everything that is kept?
+        is_afresh: True if it is read past everything that is cached.
     """
 
     def __init__(self, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
-        self.extents: Extents = Extents() if arrays is None else Extents.of(*arrays[:3])
+        empty = np.empty(0, np.int64)
+        offsets, lengths, data = (empty, empty, empty) if arrays is None else arrays[:3]
+        self._ranges = coalesce(ByteRanges.in_file("", offsets, offsets + lengths), 0).ranges  # of the index
+        self._edges, self._data = np.append(0, np.cumsum(self._ranges.nbytes)), memoryview(data)  # type: ignore[arg-type]
+        self._reads: dict[int, memoryview] = {}  # what was read since, by first byte
+        self._pieces: OrderedDict[int, memoryview] = OrderedDict()
         self.doubts: dict[str, str | None] = {} if arrays is None else json.loads(arrays[3].tobytes())
-        self.is_afresh: bool = is_afresh
-        self.is_new: bool = False
+        self.is_afresh = is_afresh
+        self.is_new = False
         self.is_recording = False
-        self.pieces: OrderedDict[int, memoryview] = OrderedDict()
+        self.stays_open = False
+        self.file: h5py.File | None = None
+        """What is open for as long as it stays so."""
         self.patience = PATIENCE
 
     def arrays(self) -> Arrays:
-        return [*self.extents.arrays(), np.frombuffer(json.dumps(self.doubts).encode(), np.uint8)]
+        """The index: offsets and lengths, sorted, the bytes one after the other, and what speaks against decoding, as JSON."""
+        edges = self._edges.tolist()
+        parts = [self._data[first:last] for first, last in itertools.pairwise(edges)] + [*self._reads.values()]
+        starts = np.array([*self._ranges.start.tolist(), *self._reads], np.int64)
+        requests = coalesce(ByteRanges.in_file("", starts, starts + np.array(list(map(len, parts)), np.int64)), 0)
+        sizes = requests.ranges.nbytes
+        places = starts[requests.order] - np.repeat(requests.ranges.start - np.cumsum(sizes) + sizes, np.diff(requests.edges))
+        data = bytearray(int(sizes.sum()))
+        for number, place in zip(requests.order.tolist(), places.tolist(), strict=True):
+            data[place : place + len(parts[number])] = parts[number]
+        return [requests.ranges.start, sizes, np.frombuffer(data, np.uint8), np.frombuffer(json.dumps(self.doubts).encode(), np.uint8)]
 
     def hold(self, start: int, data: memoryview) -> None:
         """Holds a piece for a while."""
-        self.pieces[start] = data
-        self.pieces.move_to_end(start)
-        while sum(map(len, self.pieces.values())) > _HELD and len(self.pieces) > 1:
-            self.pieces.popitem(last=False)
+        self._pieces[start] = data
+        self._pieces.move_to_end(start)
+        while sum(map(len, self._pieces.values())) > _HELD and len(self._pieces) > 1:
+            self._pieces.popitem(last=False)
 
     def fill(self, start: int, out: memoryview) -> bool:
         """Copies bytes, if they are there; records them where that is wanted."""
-        if self.extents.fill(start, out):
+        at = int(self._ranges.start.searchsorted(start, "right")) - 1
+        if at >= 0 and start + len(out) <= self._ranges.stop[at]:
+            place = int(self._edges[at] + start - self._ranges.start[at])
+            out[:] = self._data[place : place + len(out)]
             return True
-        for first, data in reversed(self.pieces.items()):
-            if first <= start and start + len(out) <= first + len(data):
-                out[:] = data[start - first : start - first + len(out)]
+        if len(data := self._reads.get(start, b"")) >= len(out):
+            out[:] = data[: len(out)]
+            return True
+        for first, piece in reversed(self._pieces.items()):
+            if first <= start and start + len(out) <= first + len(piece):
+                out[:] = piece[start - first : start - first + len(out)]
                 if self.is_recording:
-                    self.extents.add(start, out)
+                    self._reads[start] = memoryview(bytes(out))
                     self.is_new = True
                 return True
         return False
 
 
-class FarFile:
-    """A file that is far away as h5py wants it: seekable, and read in one thread at a time.
+class RemoteFile:
+    """A remote file as h5py wants it: seekable, and read in one thread at a time.
 
     Args:
         files: its server's.
@@ -221,13 +193,12 @@ class FarFile:
             raise FormatError(f"{redact(self._url)}: bytes {start:,} to {stop:,} did not come")
 
     def _fetch(self, first: int, end: int) -> None:
-        """Begins to fetch bytes, and waits; see NOTE [ h5py far away ]."""
-        wanted, known = ByteRanges.of([(self._url, first, end)]), self._known
-        collects = gc.isenabled()
+        """Begins to fetch bytes, and waits; see NOTE [ h5py and remote files ]."""
+        known, collects = self._known, gc.isenabled()
         gc.disable()
         try:
             with self._files.bypassing_cache() if known.is_afresh else contextlib.nullcontext():
-                future = self._files.begin(wanted)
+                future = self._files.begin(ByteRanges.of([(self._url, first, end)]))
 
             def take(patience: float | None = None) -> None:
                 known.hold(first, future.result(patience)[0] or memoryview(b""))
@@ -243,7 +214,7 @@ class FarFile:
                 gc.enable()
 
 
-class FarHDF5:
+class RemoteHDF5(HDF5Files):
     """The HDF5 files of one server. A pickle takes along how to reach them; what is known of them is found anew.
 
     Args:
@@ -251,39 +222,35 @@ class FarHDF5:
         kind: of their indices.
     """
 
+    files: RemoteFiles
+
     def __init__(self, files: RemoteFiles, kind: IndexKind) -> None:
-        self.files: RemoteFiles = files
+        super().__init__(files)
         self._kind = kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
-        self._read_now: dict[str, h5py.File | None] = {}  # of these, those that `read_each` or `arrays_of` is about, once they are open
 
-    def read_each(self, urls: Sequence[str], function: Callable[[str], T]) -> list[T]:
-        """What a function makes of each file; what it reads of them through h5py is kept as their index.
-
-        Raises:
-            Exception: what the function raises.
-        """
-        self.files.learn(urls, beside=lambda url: is_unknown(self.files, url, self._kind))
-        found: list[T] = []
-        for start in range(0, len(urls), TOGETHER):
-            some = urls[start : start + TOGETHER]
+    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
+        self.files.learn(paths, beside=lambda url: is_unknown(self.files, url, self._kind))
+        results: list[T] = []
+        for start in range(0, len(paths), TOGETHER):
+            urls = paths[start : start + TOGETHER]
             try:
-                self._look(some)
-                found += [self._read(url, function) for url in some]
+                self._look(urls)
+                results += [self._read(url, function) for url in urls]
             finally:
                 self._known.clear()
-        return found
+        return results
 
     def _look(self, urls: Sequence[str]) -> None:
         """Finds their indices, or fetches their ends, all at once."""
-        spans: list[tuple[str, int, int]] = []
+        ends: list[tuple[str, int, int]] = []
         for url in dict.fromkeys(urls):
             arrays, size = found_index(self.files, url, self._kind), self.files.version(url).size
             self._known[url] = _Known(arrays)
             if arrays is None:
                 first = min(ENDS, size)
-                spans += [(url, 0, first), (url, max(first, size - ENDS), size)]
-        for (url, start, _), data in zip(spans, self.files.read(ByteRanges.of(spans)), strict=True):
+                ends += [(url, 0, first), (url, max(first, size - ENDS), size)]
+        for (url, start, _), data in zip(ends, self.files.read(ByteRanges.of(ends)), strict=True):
             self._known[url].hold(start, data or memoryview(b""))
 
     def _read(self, url: str, function: Callable[[str], T]) -> T:
@@ -291,100 +258,102 @@ class FarHDF5:
         if url not in self._known:  # it is named twice
             self._look([url])
         try:
-            found, known = self._recorded(url, function)
+            result = self._recorded(url, function)
         except (FormatError, MissingNameError, BudgetError):
             self._known[url] = _Known(is_afresh=True)  # what was read before may have been damaged on its way, or here
             with self.files.bypassing_cache():
-                found, known = self._recorded(url, function)
+                result = self._recorded(url, function)
+        known = self._known.pop(url)
         if known.is_new:
             keep_index(self.files, url, self._kind, known.arrays(), time.monotonic() - began)
-        del self._known[url]
-        return found
+        return result
 
-    def _recorded(self, url: str, function: Callable[[str], T]) -> tuple[T, _Known]:
-        known = self._known[url]
-        known.is_recording = True
-        try:
-            return patiently(functools.partial(self._in_one_file, url, function)), known
-        finally:
-            del self._read_now[url]
-
-    def _in_one_file(self, url: str, function: Callable[[str], T]) -> T:
+    def _recorded(self, url: str, function: Callable[[str], T]) -> T:
         """What a function gives; it opens the file once, however often it asks for it."""
-        self._read_now[url] = None
+        known = self._known[url]
+
+        def call() -> T:
+            try:
+                return function(url)
+            finally:
+                file, known.file = known.file, None
+                if file is not None:
+                    file.close()
+
+        known.is_recording = known.stays_open = True
         try:
-            return function(url)
+            return patiently(call)
         finally:
-            file, self._read_now[url] = self._read_now[url], None
-            if file is not None:
-                file.close()
+            known.stays_open = False
 
     def arrays_of(self, url: str, function: Callable[[str], object]) -> Arrays:
         """The index of a file: what a function reads of it through h5py."""
-        self._known[url] = _Known()
+        known = self._known[url] = _Known()
         try:
-            return self._recorded(url, function)[1].arrays()
+            self._recorded(url, function)
+            return known.arrays()
         finally:
             del self._known[url]
 
-    def open(self, url: str) -> h5py.File:
-        """A file, open for reading.
+    def open(self, path: str) -> h5py.File:
+        """The file, opened for reading.
 
         Raises:
             FormatError: no HDF5 file, or not a whole one.
             RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
             LaterError: see `patiently`.
         """
-        if url not in self._known:
-            self._look([url])
-        known = self._known[url]
-        with asking("h5py", redact(url)):
+        if path not in self._known:
+            self._look([path])
+        known = self._known[path]
+        with asking("h5py", redact(path)):
             try:
-                file = h5py.File(FarFile(self.files, url, known), "r")
+                file = h5py.File(RemoteFile(self.files, path, known), "r")
             except OSError as error:
                 if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
                     raise
-                cause = " ".join(str(error).split())
-                raise FormatError(f"{redact(url)} is no HDF5 file, or not a whole one: {cause}") from error
-        if url not in self._read_now:  # after a LaterError it stays: what has come by then would have to come again
-            del self._known[url]
+                raise not_whole(path, error) from error
+        if not known.stays_open:  # after a LaterError it is known still: what has come by then would have to come again
+            del self._known[path]
         return file
 
     @contextlib.contextmanager
-    def reading(self, url: str) -> Iterator[h5py.File]:
-        """The same for as long as the context lasts; see `open`."""
-        if url not in self._read_now:
-            with self.open(url) as file:
+    def reading(self, path: str) -> Iterator[h5py.File]:
+        known = self._known.get(path)
+        with contextlib.ExitStack() as stack:
+            if known is None or not known.stays_open:
+                file = stack.enter_context(self.open(path))
+            else:
+                file = known.file = known.file or self.open(path)
+            with asking("h5py", redact(path)):
                 yield file
-            return
-        file = self._read_now[url]
-        if file is None:
-            file = self._read_now[url] = self.open(url)
-        yield file
 
-    def is_found(self, url: str) -> bool:
-        """Did all that h5py has read of a file so far stand in its index?"""
-        return url not in self._known or not self._known[url].is_new
+    def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
+        if (out := leads_out(file, name)) is not None:  # perhaps to a file of this machine
+            part, link, _ = out
+            raise other_file(f"{redact(path)}: the link {part!r} on the way to {name!r} leads into {redact(link.filename)!r}")
+        return super().dataset(file, name, path)
 
-    def doubt(self, url: str, name: str, find: Callable[[], str | None]) -> str | None:
-        """What speaks against decoding a dataset here, as its index says; else as is found out, by chunks that are no part of the index."""
-        known = self._known.get(url)
+    def is_indexed(self, path: str) -> bool:
+        return path not in self._known or not self._known[path].is_new
+
+    def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
+        known = self._known.get(path)
         if known is None:
             return find()
         if name not in known.doubts:
-            with _unrecorded(known):
+            was, known.is_recording = known.is_recording, False
+            try:
                 known.doubts[name] = find()
+            finally:
+                known.is_recording = was
             known.is_new = True
         return known.doubts[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_read_now": {}}
+        return {**self.__dict__, "_known": {}}
 
 
-@contextlib.contextmanager
-def _unrecorded(known: _Known) -> Iterator[None]:
-    was, known.is_recording = known.is_recording, False
-    try:
-        yield
-    finally:
-        known.is_recording = was
+def other_file(what: str) -> FormatError:
+    """The error of a remote file that leads to another file."""
+    return FormatError(f"{what}: far away other files are not followed: open that file itself, or a copy of all of them on this machine")

@@ -5,19 +5,21 @@ Rows of one dataset or of several, and the flat bytes with offsets that `headrac
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec
-from headrace.errors import FormatError
+from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
+from headrace.io.array_file import Arrays
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
-from headrace.io.local.files import LocalFiles
+from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -27,21 +29,47 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import LibraryChunks
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
 from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
-from headrace.storage.hdf5.chunks import chunks_of
-from headrace.storage.hdf5.files import HDF5, dataset_named, is_hdf5, open_hdf5, reading_hdf5
-from headrace.storage.hdf5.filters import check_filters
-from headrace.storage.hdf5.index import INDEX
-from headrace.storage.hdf5.links import check_way, other_files
-from headrace.storage.hdf5.objects import ObjectRows, holds_objects
-from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, PackedInfo, are_offsets, crc_of, packed_info
-from headrace.storage.hdf5.remote import FarHDF5
-from headrace.storage.hdf5.versions import Versions
+from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
+from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
+from headrace.storage.hdf5.links import Versions
+from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, are_offsets, crc_of, packed_info
+from headrace.storage.hdf5.remote import RemoteHDF5
 from headrace.storage.source import Rows
 
-T = TypeVar("T")
+_COLUMN_BYTES = 64 << 20
+
+
+def _make_index(files: RemoteFiles, url: str) -> Arrays:
+    """Of all datasets of a file, whichever will be asked for."""
+    files.learn([url])
+    opened = OpenHDF5(files)
+    assert isinstance(opened.hdf5, RemoteHDF5)
+    return opened.hdf5.arrays_of(url, functools.partial(_read_all, opened))
+
+
+def _read_all(opened: OpenHDF5, url: str) -> None:
+    """Reads what opening each dataset takes, and the values of those that may be targets, or columns of a packed file."""
+    info = packed_info(url, opened.hdf5)
+    columns = [OFFSETS, CRC, NAMES, NAME_OFFSETS, TARGETS] if info is not None else []
+    with opened.hdf5.reading(url) as file:
+        for name in dataset_names(file):
+            dataset = file[name]
+            try:
+                if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
+                    rows_of(dataset, url, name, opened.hdf5, opened.library)
+                if name in columns or (dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES):
+                    np.asarray(dataset)
+            except (RemoteError, FileChangedError):
+                raise
+            except HeadraceError as error:
+                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
+
+
+INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
+"""Offsets and lengths of what h5py reads of a file to open datasets; these bytes; and as JSON, by dataset, what speaks against decoding it
+here."""
 
 
 class OpenHDF5:
@@ -52,17 +80,10 @@ class OpenHDF5:
     """
 
     def __init__(self, files: RemoteFiles | None = None) -> None:
-        self.far: FarHDF5 | None = None if files is None else FarHDF5(files, INDEX)
-        self.files: Files = files or LocalFiles()
-        opener = open_hdf5 if self.far is None else self.far.open
-        self.library: WorkerFiles[h5py.File] = WorkerFiles(opener, h5py.File.close, 16, survives_fork=False)
+        self.hdf5: HDF5Files = HDF5Files() if files is None else RemoteHDF5(files, INDEX)
+        self.files: Files = self.hdf5.files
+        self.library: WorkerFiles[h5py.File] = WorkerFiles(self.hdf5.open, h5py.File.close, 16, survives_fork=False)
         self.chunks: ChunkCache = ChunkCache(0)
-
-    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
-        """What a function makes of each file. Of files that are far away, what it reads through h5py is kept as their index."""
-        if self.far is None:
-            return [function(path) for path in paths]
-        return self.far.read_each(paths, function)
 
     def close(self) -> None:
         """Closes and forgets it all; it is opened again when it is needed."""
@@ -78,15 +99,15 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
         FormatError: one of them is no HDF5 file.
     """
     files = resolve(data_path, HDF5, options)
-    paths = files.urls()
+    paths, opened = files.urls(), OpenHDF5(files.server)
     for path in [] if files.is_remote else paths:
         if not is_hdf5(path):
             if os.access(path, os.R_OK):
                 raise FormatError(
                     f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a server's page: fetch it again"
                 )
-            open_hdf5(path)  # says what is wrong
-    return paths, OpenHDF5(files.server)
+            opened.hdf5.open(path)  # says what is wrong
+    return paths, opened
 
 
 def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
@@ -97,7 +118,7 @@ def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
     """
     paths, opened = open_files(data_path, options)
     try:
-        info = opened.read_each(paths[:1], lambda path: packed_info(path, opened.far))[0]
+        info = opened.hdf5.read_each(paths[:1], lambda path: packed_info(path, opened.hdf5))[0]
     finally:
         if not isinstance(data_path, FileSet):
             opened.close()
@@ -133,43 +154,27 @@ class HDF5Source(ArraysSource):
         opened: OpenHDF5 | None = None,
     ) -> None:
         self._opened = opened or OpenHDF5()
-        self._far = self._opened.far
+        self._chunks = self._opened.chunks
         self.files = self._opened.files
-        self._file = os.path.abspath(os.path.expanduser(os.fspath(path))) if self._far is None else os.fspath(path)
-        self.path: str = self._file if self._far is None else redact(path)
+        hdf5, is_remote = self._opened.hdf5, self.files.is_remote
+        self._file = os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self.path: str = redact(path) if is_remote else self._file
         self.name: str | tuple[str, ...] = name if isinstance(name, str) else tuple(name)
-        self.info: PackedInfo | None = packed_info(self._file, self._far)
-        packed = self.info if name == DATA else None
+        self.info: PackedInfo | None = packed_info(self._file, hdf5)
         self._offsets: SharedArray | None = None
         self._crc: SharedArray | None = None
         self.names: PackedNames | None = None
-        self._chunks = self._opened.chunks
-        with reading_hdf5(self._file, self._far) as file:
-            options: dict[str, Any] = {"far": self._far, "direct": direct, "cache_dir": cache_dir}
-            self._fields = {one: self._field(file, one, options) for one in self._names}
-            self.grids: list[list[Any]] = [[one, f.shape, f.dtype.str, file[one].chunks] for one, f in self._fields.items()]
-            if packed is not None:
-                self._read_index(file, packed)
+        with hdf5.reading(self._file) as file:
+            self._fields, self.grids = {}, []
+            for one in self._names:
+                dataset = hdf5.dataset(file, one, self._file)
+                rows = rows_of(dataset, self._file, one, hdf5, self._opened.library, direct=direct, cache_dir=cache_dir)
+                field = rows if isinstance(rows, ObjectRows) else ArrayReader(rows, self._chunks, f"{self._file}\0{one}")
+                self._fields[one] = field
+                self.grids.append([one, field.shape, field.dtype.str, dataset.chunks])
+            if self.info is not None and name == DATA:
+                self._read_index(file, self.info)
         self._check_lengths()
-
-    def _field(self, file: h5py.File, name: str, options: dict[str, Any]) -> ArrayReader | ObjectRows:
-        dataset, where = self._named(file, name), f"{redact(self.path)}: {name!r}"
-        if not dataset.shape:
-            raise FormatError(f"{where} is a single value, it has no axis of samples")
-        versions = Versions(dataset, self._file, name, self._opened.files)
-        versions.add(other_files(dataset, versions.path, self._far))
-        if holds_objects(dataset.dtype, where):
-            check_filters(dataset, where)
-            return ObjectRows(self._opened.library, self._file, name, dataset, versions if self._far is None else None)
-        chunks = chunks_of(dataset, self._file, name, self._opened.files, self._opened.library, versions, **options)
-        if isinstance(chunks, LibraryChunks):
-            check_filters(dataset, where)
-        return ArrayReader(chunks, self._opened.chunks, f"{self._file}\0{name}")
-
-    def _named(self, file: h5py.File, name: str) -> h5py.Dataset:
-        if self._far is not None:
-            check_way(file, name, self._file)
-        return dataset_named(file, name, self._file)
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
@@ -193,8 +198,8 @@ class HDF5Source(ArraysSource):
             )
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        dataset = self._named(file, name)
-        other_files(dataset, Versions(dataset, self._file, name, self._opened.files).path, self._far)
+        dataset = self._opened.hdf5.dataset(file, name, self._file)
+        Versions(dataset, self._file, name, self._opened.hdf5)
         column = np.asarray(dataset)
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
@@ -285,7 +290,7 @@ class HDF5Source(ArraysSource):
         Raises:
             MissingNameError, FormatError: no such dataset; another number of rows.
         """
-        with reading_hdf5(self._file, self._far) as file:
+        with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
         if column.ndim == 0 or len(column) != len(self):
             raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
@@ -293,5 +298,5 @@ class HDF5Source(ArraysSource):
 
     def has_column(self, name: str) -> bool:
         """Is there a dataset of that name?"""
-        with reading_hdf5(self._file, self._far) as file:
+        with self._opened.hdf5.reading(self._file) as file:
             return name in file

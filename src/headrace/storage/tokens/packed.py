@@ -23,9 +23,8 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.version import Stamp
 from headrace.memory.whole import read_full
-from headrace.storage.hdf5.files import dataset_named, leads_out, reading_hdf5
+from headrace.storage.hdf5.files import HDF5Files, leads_out
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
-from headrace.storage.hdf5.remote import FarHDF5
 from headrace.storage.tokens.source import AnyTokens, DocumentsSource
 
 KIND, STORE = "text", "tokens"
@@ -48,7 +47,7 @@ class TokensFile:
 
     Args:
         path: of the file, absolute; or its URL.
-        far: of the URL's server.
+        hdf5: opens it.
 
     Attributes:
         path: the same.
@@ -64,16 +63,17 @@ class TokensFile:
     targets: npt.NDArray[Any] | None = None
     names: PackedNames | None = None
 
-    def __init__(self, path: str, far: FarHDF5 | None = None) -> None:
+    def __init__(self, path: str, hdf5: HDF5Files) -> None:
         self.path: str = path
+        self._hdf5 = hdf5
         self._shown = redact(path)
-        info = packed_info(path, far)
+        info = packed_info(path, hdf5)
         if info is None or info.kind != KIND:
             raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         self.info = info
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
-        return dataset_named(file, name, self.path)
+        return self._hdf5.dataset(file, name, self.path)
 
     def _place(self, file: h5py.File, name: str, size: int) -> Place:
         """Where a dataset lies in the file, which has so many bytes."""
@@ -148,9 +148,9 @@ class PackedTokens(TokensFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(os.path.abspath(os.path.expanduser(os.fspath(path))))
+        super().__init__(os.path.abspath(os.path.expanduser(os.fspath(path))), HDF5Files())
         self._views: tuple[npt.NDArray[Any], IntArray] | None = None
-        with reading_hdf5(self.path) as file:
+        with self._hdf5.reading(self.path) as file:
             self._stamp = Stamp(self.path)
             self._data, self._offsets = (self._place(file, name, self._stamp.size) for name in (DATA, OFFSETS))
             self._read_columns(file)

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.hdf5.files import reading_hdf5
-from headrace.storage.hdf5.links import check_way
+from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.packed import CRC, DATA, OFFSETS
-from headrace.storage.hdf5.remote import FarHDF5
 from headrace.storage.tokens.packed import TokensFile
 from headrace.storage.tokens.source import RangedTokens
 
@@ -29,7 +26,7 @@ class FarTokens(TokensFile, RangedTokens):
 
     Args:
         url: of a file that `headrace.pack` made of texts.
-        opened: of its server; it keeps what is read here as the file's index where `FarHDF5.read_each` calls.
+        hdf5: the files of its server; what is read here becomes the file's index where its `read_each` calls.
 
     Attributes: those of `TokensFile` and `RangedTokens`.
 
@@ -38,10 +35,10 @@ class FarTokens(TokensFile, RangedTokens):
         RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
     """
 
-    def __init__(self, url: str, opened: FarHDF5) -> None:
-        super().__init__(url, opened)
-        self.files = opened.files
-        with reading_hdf5(url, opened) as file:
+    def __init__(self, url: str, hdf5: HDF5Files) -> None:
+        super().__init__(url, hdf5)
+        self.files = hdf5.files
+        with hdf5.reading(url) as file:
             size = self.files.version(url).size
             data, _ = (self._place(file, name, size) for name in (DATA, OFFSETS))
             self._read_columns(file)
@@ -52,10 +49,6 @@ class FarTokens(TokensFile, RangedTokens):
         self.dtype: np.dtype[Any] = data.dtype
         self._begin = data.begin
         self._edges = SharedArray(edges)
-
-    def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
-        check_way(file, name, self.path)  # a link may lead to a file of this machine
-        return super()._dataset(file, name)
 
     @property
     def short(self) -> list[npt.NDArray[Any]]:

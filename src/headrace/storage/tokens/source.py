@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
+from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
 from headrace.storage.source import Locatable, Rows
@@ -47,7 +47,7 @@ class RangedTokens(ABC):
     """
 
     path: str
-    files: RemoteFiles
+    files: Files
     count: int
     dtype: np.dtype[Any]
 
@@ -105,7 +105,7 @@ class TokensSource(Locatable):
         self.count: int
         self.dtype: np.dtype[Any]
         self.count, self.dtype = _size_of(tokens)
-        self.files = tokens.files if isinstance(tokens, RangedTokens) else LocalFiles()
+        self.files: Files = tokens.files if isinstance(tokens, RangedTokens) else LocalFiles()
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.storage.arrays.chunks import COUNTABLE
 from headrace.storage.arrays.codecs import GZIP, ZLIB, Blosc, Codec, Crc32c, Inflate, Pipeline, Unshuffle, Zstd
 
 _KINDS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
 _KINDS += ["complex64", "complex128"]
-_COUNTABLE = (1 << 63) - 1
 _BLOSC = {"typesize": int, "cname": str, "clevel": int, "shuffle": str, "blocksize": int}
 _OPTIONS_3: dict[str, dict[str, type]] = {
     "gzip": {"level": int},
@@ -73,7 +73,7 @@ def layout_of(said: dict[str, Any]) -> Layout:
         found = _layout_3(said) if said.get("zarr_format") == 3 else _layout_2(said)
         if len(found.files) != len(found.shape):
             raise UnknownLayout(f"chunks of {len(found.files)} axes")
-        if max(map(math.prod, (found.files, found.chunks))) * 16 > _COUNTABLE:
+        if max(map(math.prod, (found.files, found.chunks))) * 16 > COUNTABLE:
             raise UnknownLayout(f"chunks of {list(found.files)} elements")
         return found
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -168,7 +168,7 @@ def _named(given: Any, known: Mapping[str, Mapping[str, type]], what: str, requi
 
 
 def _extents(given: Any, least: int = 1) -> tuple[int, ...]:
-    if not isinstance(given, list) or any(type(extent) is not int or not least <= extent <= _COUNTABLE for extent in given):
+    if not isinstance(given, list) or any(type(extent) is not int or not least <= extent <= COUNTABLE for extent in given):
         raise ValueError(f"extents {given!r}")
     return tuple(given)
 

@@ -16,11 +16,9 @@ from headrace.errors import FormatError, HeadraceError
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
-from headrace.storage.arrays.chunks import Grid, LibraryChunks
+from headrace.storage.arrays.chunks import COUNTABLE, Grid, LibraryChunks
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.zarr.store import Store, key_of
-
-_COUNTABLE = (1 << 63) - 1
 
 
 class LibraryArrays:
@@ -128,12 +126,12 @@ def library_chunks(load: LibraryArray, where: str, why: str) -> LibraryChunks:
     """
     with load.reading(f" ({why})") as array:
         shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), array.dtype
-        if 0 not in shape and (min(chunks, default=1) < 1 or math.prod(chunks) * dtype.itemsize > _COUNTABLE):
+        if 0 not in shape and (min(chunks, default=1) < 1 or math.prod(chunks) * dtype.itemsize > COUNTABLE):
             raise FormatError(f"{where} has chunks of {list(chunks)} elements: its metadata are damaged")
         fill = 0 if array.fill_value is None else array.fill_value
     if dtype.hasobject or dtype.kind not in "biufcSUV":
         raise FormatError(f"{where} holds {dtype}, of which samples can't be made: numbers can, and strings as rows")
-    return LibraryChunks(Grid(shape, chunks), dtype, load, f"zarr-python: {why}", fill, load.check)
+    return LibraryChunks(Grid(shape, chunks), dtype, load, f"zarr-python: {why}", fill)
 
 
 def holds_strings(metadata: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote_files import RemoteFiles
-from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
+from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
@@ -121,7 +121,7 @@ class OpenZarr:
         way = "files fetched whole" if as_files else "ranges" if self.files.is_remote else "pread"
         how = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
         return DirectChunks(
-            grid, layout.dtype, index, pipeline, self.files, fill=layout.fill, order=layout.order, where=_Where(store.path, name, grid),
+            grid, layout.dtype, index, pipeline, self.files, fill=layout.fill, order=layout.order, where=ChunkNames(store.path, name, grid),
             how=how, check=None if is_sharded else store.check_content, required=missing == "error",
         )  # fmt: skip
 
@@ -129,14 +129,3 @@ class OpenZarr:
         """Closes and forgets it all; it is opened again when it is needed."""
         for part in (self._library, self.files, self.chunks):
             part.close()
-
-
-class _Where:
-    """Names a chunk for messages."""
-
-    def __init__(self, path: str, name: str, grid: Grid) -> None:
-        self._path, self._name, self._grid = path, name, grid
-
-    def __call__(self, number: int) -> str:
-        of = f" of {self._name!r}" if self._name else ""
-        return f"{redact(self._path)}, chunk {self._grid.place(number)}{of}"
