@@ -54,7 +54,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "loader/device": ["transfer", "prefetcher"],
     "loader/worker": ["served", "start", "fetch", "fetch_stream", "processes", "pool"],
-    "loader/multi": ["foreign", "schedule", "passes", "multi"],
+    "loader/multi": ["foreign", "schedule", "multi"],
     "datasets": [
         *(
             "core",

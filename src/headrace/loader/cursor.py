@@ -17,15 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-
-class HasEpoch(Protocol):
-    """A position of some kind."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that it lies in."""
+from typing import Any, Generic, NamedTuple, TypeVar
 
 
 class Position(NamedTuple):
@@ -35,7 +27,7 @@ class Position(NamedTuple):
     batches: int
 
 
-P = TypeVar("P", bound=HasEpoch)
+P = TypeVar("P", bound=Any)  # a position, which has an epoch
 
 
 class Cursor(Generic[P]):

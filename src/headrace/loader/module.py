@@ -77,8 +77,10 @@ class DataModule:
             raise ConfigError(f"val and val_split={val_split} can't be given together: pass one of them")
         if val_transform is not None and val is None and not val_split:
             raise ConfigError("val_transform needs validation data: pass val= or val_split=")
-        for name, data in (("train", train), ("val", val)):
-            _check_data(name, data, is_optional=name == "val")
+        for name, data in (("train", train), *(() if val is None else (("val", val),))):
+            if isinstance(data, Mapping):
+                raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
+            check_dataset("DataModule", name, data)
         self._opened: list[BaseDataset] = []
         rest: dict[str, Any] = {**overrides}
         datasets: list[Any] = []
@@ -156,14 +158,6 @@ class DataModule:
         return (
             f"DataModule(train=<{length_of(self.train)} samples>, val={None if self.val is None else f'<{length_of(self.val)} samples>'})"
         )
-
-
-def _check_data(name: str, data: Any, is_optional: bool) -> None:
-    if data is None and is_optional:
-        return
-    if isinstance(data, Mapping):
-        raise ConfigError(f"{name} must be one dataset; of several by name ({', '.join(map(str, data))}) pass {name}=data[name]")
-    check_dataset("DataModule", name, data)
 
 
 def _is_huggingface(dataset: Any) -> bool:

@@ -60,10 +60,8 @@ def get_train_dataloader_steps(
     """What an epoch is for an optimizer that makes a step every `accumulate` batches, and one over what is left at the end.
 
     Args:
-        loader: see `get_epoch_length`.
-        length: batches of an epoch on each rank; see `get_epoch_length`.
+        loader, length, samples: see `get_epoch_length`.
         accumulate: batches of a rank that a step sees.
-        samples: samples of an epoch on all ranks, instead of `length`; see `get_epoch_length`.
 
     Returns:
         ``(global_batch, steps, accumulate)``: the samples that a full step sees, over all ranks and accumulated batches; the steps of
@@ -82,10 +80,8 @@ def get_val_dataloader_steps(loader: Any, length: int | None = None, sanity_step
     """The batches that each rank gets in a validation; 0 where `loader` is None, as it is without validation data.
 
     Args:
-        loader: see `get_epoch_length`; or None.
-        length: batches of an epoch on each rank; see `get_epoch_length`.
+        loader, length, samples: see `get_epoch_length`.
         sanity_steps: for the short check before a training: so many batches at most. 0: all of them.
-        samples: samples of an epoch on all ranks, instead of `length`; see `get_epoch_length`.
 
     Raises:
         ConfigError: see `get_epoch_length`; `sanity_steps` below 0.

@@ -30,6 +30,7 @@ _ALWAYS = (
 """Options that are shown in any case, in this order; the others where they are not as they are by default."""
 _OF_LANES = ("interleave", "turns")  # which mean nothing elsewhere
 _WIDEST = 16  # letters of a value before its reason moves to the right
+_STACKED = "samples of one shape are stacked"
 
 _MEANINGS: dict[tuple[str, Any], str] = {
     ("drop_last", True): "the last, incomplete global batch is left out",
@@ -73,8 +74,10 @@ def explain_loader(
         reserved: bytes of the budget set aside for batches; None: not known yet.
         way: how batches are made; None: a foreign dataset makes samples, which are collated.
     """
+    parameters = plan.parameters()
+    known = {name: parameters[name] for name in _OF_LANES if parameters.get(name) is not None}
     lines = [
-        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, _known(plan, collate)),
+        explain_config(config, given, {**reasons, **_chosen(config, given, dataset, plan)}, {**known, "collate_fn": collate}),
         *_epoch(plan, config),
         *explain_blocks(plan, dataset, config.num_workers or 0),
         *([] if way is None else [f"batches: {way}"]),
@@ -118,13 +121,6 @@ def _in_words(value: Any) -> str:
     return getattr(value, "__name__", None) or type(value).__name__
 
 
-def _known(plan: Plan, collate: Any) -> dict[str, Any]:
-    """Values that the config leaves open."""
-    parameters = plan.parameters()
-    lanes = {name: parameters.get(name) for name in _OF_LANES}
-    return {"collate_fn": collate, **{name: value for name, value in lanes.items() if value is not None}}
-
-
 def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, plan: Plan) -> Reasons:
     """Reasons for what is chosen outside of the config."""
     reasons: Reasons = {}
@@ -136,9 +132,9 @@ def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, pla
     elif asked is None:
         own = getattr(dataset, "collate", None) if ours else None
         of_dataset = f"{type(dataset).__name__}'s own" + (f", registered as {own!r}" if isinstance(own, str) else "")
-        reasons["collate_fn"] = of_dataset if own is not None else f"the default: {_of_stacking()}"
+        reasons["collate_fn"] = of_dataset if own is not None else f"the default: {_STACKED}"
     elif asked is stack_collate:
-        reasons["collate_fn"] = f"given: {_of_stacking()}"
+        reasons["collate_fn"] = f"given: {_STACKED}"
     if given.rank is not None:
         reasons["rank"] = reasons["world_size"] = "given"
     if config.max_memory_usage is None:
@@ -148,10 +144,6 @@ def _chosen(config: DataLoaderConfig, given: DataLoaderConfig, dataset: Any, pla
             if getattr(given, name) is None:
                 reasons[name] = "from the layout"
     return reasons
-
-
-def _of_stacking() -> str:
-    return "samples of one shape are stacked"
 
 
 def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
@@ -175,7 +167,9 @@ def _epoch(plan: Plan, config: DataLoaderConfig) -> Iterator[str]:
     if batches.padding:
         yield f"padding: {batches.padding} samples come twice in an epoch, so that all ranks have as many (pad=False: none)"
     yield from _dropped(max(0, order.n - batches.total_size), ", other ones each time" if order.shuffle else ", always the last")
-    yield f"order: {_order(plan)}"
+    again = "; after the last sample it begins again, in another order" if order.repeats else ""
+    part = f"; num_samples={order.n:,} positions of it{again}" if isinstance(order, ResizedOrder) else ""
+    yield f"order: {_kind(plan)}{part}"
 
 
 def count_batches(steps: int) -> str:
@@ -186,14 +180,6 @@ def count_batches(steps: int) -> str:
 def _dropped(samples: int, which: str) -> Iterator[str]:
     if samples:
         yield f"dropped: {samples:,} samples are left out of each epoch{which} (drop_last=False: none)"
-
-
-def _order(plan: OrderPlan) -> str:
-    order = plan.batches.order
-    if isinstance(order, ResizedOrder):
-        again = "; after the last sample it begins again, in another order" if order.repeats else ""
-        return f"{_kind(plan)}; num_samples={order.n:,} positions of it{again}"
-    return _kind(plan)
 
 
 def _kind(plan: OrderPlan) -> str:

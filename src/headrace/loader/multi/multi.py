@@ -27,8 +27,7 @@ from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.explain.options import count_batches
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
-from headrace.loader.multi.passes import MultiIterator, MultiPosition
-from headrace.loader.multi.schedule import Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.loader.multi.schedule import MultiIterator, Schedule, check_schedule, pattern_of, split_workers, whole_weights
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
@@ -96,7 +95,7 @@ class MultiDataLoader:
         if empty:
             warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
         self._steps()  # raises where the length is not known
-        self._cursor = Cursor(self._begin)
+        self._cursor = Cursor(self._new_schedule)
 
     # -- set-up
 
@@ -151,8 +150,8 @@ class MultiDataLoader:
             return (length_of(dataset) or 1) / (self._sizes.get(name, config.batch_size) or 1)
         return self._pattern.count(number)
 
-    def _new_schedule(self) -> Schedule:
-        schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles)
+    def _new_schedule(self, epoch: int = 0) -> Schedule:
+        schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles, epoch)
         schedule.out = {i for i in schedule.drawn if length_of(self.loaders[self._names[i]]) == 0}
         return schedule
 
@@ -207,7 +206,7 @@ class MultiDataLoader:
         position = self._cursor.at
         for number, name in enumerate(self._names):
             loader, named = self.loaders[name], pass_epoch(position.epoch, position.passes[number])
-            if not position.schedule.counts[number]:
+            if not position.counts[number]:
                 loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
             loader.set_epoch(named)
         iterator = MultiIterator(self.loaders, position, self._steps())
@@ -235,23 +234,18 @@ class MultiDataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands: which batches the user has received, and the state of each loader."""
         position = self._cursor.position
-        schedule = position.schedule
         return {
             "version": _VERSION,
             **self._parameters(),
             "epoch": position.epoch,
-            "batches": schedule.step,
-            "counts": dict(zip(self._names, schedule.counts, strict=True)),
+            "batches": position.step,
+            "counts": dict(zip(self._names, position.counts, strict=True)),
             "passes": dict(zip(self._names, position.passes, strict=True)),
-            "cursor": schedule.cursor,
-            "out": [self._names[i] for i in sorted(schedule.out)],
+            "cursor": position.cursor,
+            "out": [self._names[i] for i in sorted(position.out)],
             "ended": position.has_ended,
             "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
         }
-
-    def _begin(self, epoch: int) -> MultiPosition:
-        """The beginning of an epoch."""
-        return MultiPosition(epoch, self._new_schedule(), [0] * len(self._names))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins where this one stands."""
@@ -260,7 +254,7 @@ class MultiDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         position: Any = state["_cursor"]
-        self._cursor = Cursor(self._begin)
+        self._cursor = Cursor(self._new_schedule)
         self._cursor.load(position, position.has_ended)
 
     def _parameters(self) -> dict[str, Any]:
@@ -300,8 +294,8 @@ class MultiDataLoader:
             raise
         self._cursor.load(position, position.has_ended)
 
-    def _position_of(self, state: Any) -> MultiPosition:
-        """The place that a state says."""
+    def _position_of(self, state: Any) -> Schedule:
+        """The position of a saved state."""
         if not isinstance(state, dict) or "version" not in state or "loaders" not in state:
             raise StateError("load_state_dict: this is no state of a MultiDataLoader: pass what its state_dict() returned")
         if state["version"] != _VERSION:
@@ -310,16 +304,16 @@ class MultiDataLoader:
         differing = ", ".join(f"{k} was {state.get(k)!r}, is {v!r}" for k, v in own.items() if state.get(k) != v)
         if differing:
             raise StateError(f"load_state_dict: the state is of another schedule: {differing}. Build the MultiDataLoader as it was")
-        position = MultiPosition(0, self._new_schedule(), [])
+        position = self._new_schedule()
         try:
             position.epoch, position.has_ended = int(state["epoch"]), bool(state["ended"])
             position.passes = [int(state["passes"][name]) for name in self._names]
-            position.schedule.counts = [int(state["counts"][name]) for name in self._names]
-            position.schedule.cursor = int(state["cursor"]) % len(self._pattern)
-            position.schedule.out = {self._names.index(name) for name in state["out"]}
-            begun = [i for i, count in enumerate(position.schedule.counts) if count]
+            position.counts = [int(state["counts"][name]) for name in self._names]
+            position.cursor = int(state["cursor"]) % len(self._pattern)
+            position.out = {self._names.index(name) for name in state["out"]}
+            begun = [i for i, count in enumerate(position.counts) if count]
             epochs = {i: state["loaders"][self._names[i]]["epoch"] for i in begun}
-            is_sound = position.schedule.step == state["batches"] and min(*position.passes, *position.schedule.counts, 0) == 0
+            is_sound = position.step == state["batches"] and min(*position.passes, *position.counts, 0) == 0
             is_sound &= set(state["loaders"]) == set(self._names)
             is_sound &= epochs == {i: pass_epoch(position.epoch, position.passes[i]) for i in begun}
         except (KeyError, TypeError, ValueError) as error:

@@ -1,24 +1,25 @@
-"""Schedules which of several loaders gives the next batch.
+"""Schedules which of several loaders gives the next batch, and iterates over an epoch of them.
 
-A pure function of the strategy and of what was received so far: a few integers, no dice. So every rank draws from the same loaders in
-the same order, and a run can go on anywhere.
+A schedule is a pure function of the strategy and of what was received so far: a few integers, no dice. So every rank draws from the same
+loaders in the same order, and a run can go on anywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from headrace.arguments import check_flag, check_integer
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StateError, WorkerError, warn
+from headrace.order.epoch import pass_epoch
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 
 
 class Schedule:
-    """The loaders' numbers, batch by batch.
+    """The loaders' numbers, batch by batch, and where an epoch of them stands.
 
     "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of Apportionment", Amer. Math. Monthly 82,
     1975): of those loaders whose quota ``weight / sum(weights) * (step + 1)`` exceeds the batches that they gave, the one with the
@@ -32,18 +33,24 @@ class Schedule:
         cycles: True if a loader begins again at its end; else it drops out.
 
     Attributes:
+        epoch: its number.
         counts: batches that each loader has given.
+        passes: number of the pass that each loader is in.
         cursor: where the pattern stands.
         out: loaders that have dropped out.
+        has_ended: True if all loaders ended before the number of batches was reached.
     """
 
-    def __init__(self, strategy: str, weights: Sequence[int], pattern: Sequence[int], cycles: bool) -> None:
+    def __init__(self, strategy: str, weights: Sequence[int], pattern: Sequence[int], cycles: bool, epoch: int = 0) -> None:
         self.weights: list[int] = list(weights)
         self.pattern: list[int] = list(pattern)
         self._strategy, self._cycles = strategy, cycles
+        self.epoch: int = epoch
         self.counts: list[int] = [0] * len(weights)
+        self.passes: list[int] = [0] * len(weights)
         self.cursor: int = 0
         self.out: set[int] = set()
+        self.has_ended: bool = False
 
     @property
     def step(self) -> int:
@@ -92,6 +99,72 @@ class Schedule:
             if best is None or self.weights[i] * (self.counts[best] + 1) > self.weights[best] * (self.counts[i] + 1):
                 best = i
         return best
+
+
+class MultiIterator:
+    """One epoch of a `MultiDataLoader`, from a position on, which it moves."""
+
+    def __init__(self, loaders: dict[str, Any], position: Schedule, steps: int) -> None:
+        self._loaders, self._names = loaders, list(loaders)
+        self._position, self._steps = position, steps
+        self._batches: dict[int, Iterator[Any]] = {}  # begun at the first batch: a loader that waits for its turn holds nothing
+        self._fruitless = [0] * len(position.passes)  # passes in a row that gave nothing
+        self.is_done: bool = False
+        self._is_left = False
+
+    def __iter__(self) -> MultiIterator:
+        return self
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return 0 if self.is_done else max(0, self._steps - self._position.step)
+
+    def __next__(self) -> tuple[str, Any]:
+        if self._is_left:
+            raise StateError("this iterator can't go on: its MultiDataLoader has begun another one, loaded a state, or was closed")
+        position, names = self._position, self._names
+        while not self.is_done:
+            number = position.pick() if position.step < self._steps else None
+            if number is None:
+                position.has_ended = True
+                self._end()
+                break
+            if number not in self._batches:
+                self._batches[number] = iter(self._loaders[names[number]])
+            try:
+                batch = next(self._batches[number])
+            except StopIteration:
+                self._through(number)
+                continue
+            except WorkerError:
+                self._end()
+                raise
+            position.took(number)
+            self._fruitless[number] = 0
+            return names[number], batch
+        raise StopIteration
+
+    def _through(self, number: int) -> None:
+        """A loader's pass is at its end."""
+        position, name = self._position, self._names[number]
+        del self._batches[number]
+        self._fruitless[number] += 1
+        if self._fruitless[number] > 1:
+            warn(f"loader {name!r} has no batches, and is left out")
+            position.out.add(number)
+        position.ended(number)
+        if number not in position.out:
+            position.passes[number] += 1
+            self._loaders[name].set_epoch(pass_epoch(position.epoch, position.passes[number]))
+
+    def _end(self) -> None:
+        self.is_done = True
+        self._batches.clear()
+
+    def leave(self) -> None:
+        """Frees the loaders; what comes after it is an error."""
+        self._end()
+        self._is_left = True
 
 
 def check_schedule(strategy: Any, weights: Any, pattern: Any, epoch_length: Any, steps: Any, cycles: Any) -> None:
