@@ -52,7 +52,6 @@ INSIDE: dict[str, list[str]] = {
         *("torch_private", "config", "data", "cursor", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
     ],
-    "loader/device": ["transfer", "prefetcher"],
     "loader/worker": ["served", "start", "fetch", "fetch_stream", "processes", "pool"],
     "loader/multi": ["foreign", "schedule", "multi"],
     "datasets": [

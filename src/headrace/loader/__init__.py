@@ -2,7 +2,7 @@
 
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.create import create_dataloader
-from headrace.loader.device.transfer import move_to_device
+from headrace.loader.device import move_to_device
 from headrace.loader.loader import Loader
 from headrace.loader.module import DataModule, DataModuleProtocol
 from headrace.loader.multi.multi import MultiDataLoader

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from headrace import create_dataloader, move_to_device
-from headrace.loader.device.prefetcher import CudaPrefetcher, TorchAccelerator, transfer_to
+from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
 from headrace.testing.contract import same
 from tests.loader.device.test_prefetcher import (
     Deliveries,

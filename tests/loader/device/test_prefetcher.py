@@ -20,9 +20,8 @@ from torch.utils.data import IterableDataset
 
 from headrace import BaseDataset, WorkerError, create_dataloader, move_to_device
 from headrace.errors import HeadraceError
-from headrace.loader.device import prefetcher as prefetcher
-from headrace.loader.device.prefetcher import CudaPrefetcher, TorchAccelerator, accelerator_of, transfer_to
-from headrace.loader.device.transfer import Transfer
+from headrace.loader import device as prefetcher
+from headrace.loader.device import CudaPrefetcher, TorchAccelerator, Transfer, accelerator_of, transfer_to
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
 from tests.loader.device.late_device import POISON, REUSED, LateAccelerator, pin

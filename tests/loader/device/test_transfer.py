@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import create_dataloader, move_to_device
-from headrace.loader.device import transfer as device_module
+from headrace.loader import device as device_module
 from headrace.testing.contract import same
 from tests.testing.test_contract import SquareDataset
 

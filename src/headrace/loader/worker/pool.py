@@ -18,7 +18,7 @@ import torch
 
 from headrace.errors import WorkerError
 from headrace.loader.config import DataLoaderConfig
-from headrace.loader.device.transfer import Deliveries
+from headrace.loader.device import Deliveries
 from headrace.loader.plan import Plan
 from headrace.loader.stateful import States
 from headrace.loader.torch_private import workers_of
