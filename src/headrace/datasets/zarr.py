@@ -23,7 +23,7 @@ from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.opened import OpenZarr
 from headrace.storage.zarr.rows import ZarrSource
 from headrace.storage.zarr.stores import ZARR
-from headrace.storage.zarr.volumes import Extents, Found, Patches, array_or_level, patch_source, position
+from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, patch_source
 
 
 class LabelledPatches(ArrayFormat):
@@ -119,7 +119,7 @@ class ZarrDataset(ArrayDataset):
         reach, common = split_options(options)
         files = resolve(data_path, ZARR, reach)
         paths, opened = files.urls(), OpenZarr(files.server, direct=direct, missing=missing)
-        self._volumes: list[tuple[PatchSource, Found]] = []
+        self._volumes: list[tuple[PatchSource, ZarrArray]] = []
         targets: Any = None
         source: Any
         if patch_shape is None:
@@ -136,8 +136,9 @@ class ZarrDataset(ArrayDataset):
             if boxes is not None and len(paths) > 1:
                 raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
             cast_to = dtype_named(dtype)
-            patches = Patches(patch_shape, stride, edges, pad, boxes)
-            self._volumes = [patch_source(path, dataset_name, target_name, scale, patches, opened) for path in paths]
+            arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
+            how = patch_shape, stride, edges, pad, boxes
+            self._volumes = [(patch_source(array, target_name, opened, *how), array) for array in arrays]
             source = _joined_volumes(self._volumes)
             sample_format = ArrayFormat(cast_to, None, source.array_spec, True) if target_name is None else LabelledPatches(cast_to)
         super().__init__(source, sample_format=sample_format, targets=targets, transform=transform, loading_mode=loading_mode, **common)
@@ -174,8 +175,8 @@ class ZarrDataset(ArrayDataset):
             ConfigError: samples are rows, or the volume is no image of OME-NGFF.
         """
         number, inner = self._place_of(index)
-        patches, found = self._volumes[number]
-        return position(found, patches.grid.corner(inner))
+        patches, array = self._volumes[number]
+        return array.position(patches.grid.corner(inner))
 
     @property
     def axes(self) -> tuple[str, ...] | None:
@@ -206,7 +207,7 @@ class ZarrDataset(ArrayDataset):
         return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
 
 
-def _joined_volumes(volumes: Sequence[tuple[PatchSource, Found]]) -> PatchSource | ConcatSource[PatchSource]:
+def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSource | ConcatSource[PatchSource]:
     """The patches of all volumes, one volume after the other.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Finds the arrays of a Zarr store that are a volume and its labels, and aligns them."""
+"""Volumes and their labels in Zarr stores, and how they lie to one another."""
 
 from __future__ import annotations
 
@@ -22,33 +22,65 @@ Extents = Sequence[int] | Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Patches:
-    """How patches are to be taken; see `ZarrDataset` for what each means."""
-
-    shape: Extents | int
-    stride: Extents | int | None
-    edges: str
-    pad: str
-    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None
-
-
-@dataclass(frozen=True)
-class Found:
+class ZarrArray:
     """An array that a user named.
 
     Attributes:
+        store: that it lies in.
         name: its path in the store.
-        said: its metadata.
+        metadata: of it.
         image, level: if it is of an image of OME-NGFF.
     """
 
+    store: Store
     name: str
-    said: dict[str, Any]
+    metadata: dict[str, Any]
     image: Image | None = None
     level: Level | None = None
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The names of the axes; empty ones where the store doesn't say."""
+        if self.image is not None:
+            return self.image.names
+        axes = len(self.metadata["shape"])
+        names = self.metadata.get("dimension_names") or self.store.attributes(self.name).get("_ARRAY_DIMENSIONS")
+        return tuple(str(name or "") for name in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
 
-def array_or_level(store: Store, name: str | None, scale: Scale | None) -> Found:
+    @property
+    def spatial_axes(self) -> list[int]:
+        """The axes that a single extent means: those of space, as an image of OME-NGFF says; those that are named x, y and z; else the
+        last three."""
+        if self.image is not None:
+            space = [number for number, axis in enumerate(self.image.axes) if axis.kind == "space"]
+        else:
+            space = [number for number, name in enumerate(self.axis_names) if name.lower() in ("x", "y", "z")]
+        return space or [*range(len(self.axis_names))][-3:]
+
+    def reader(self, opened: OpenZarr) -> ArrayReader:
+        """A reader of boxes.
+
+        Raises:
+            FormatError: the array has other axes than its image says, or can't be read.
+        """
+        reader = opened.reader(self.store, self.name, self.metadata, by_row=False)
+        if self.image is not None and len(self.image.axes) != len(reader.shape):
+            raise FormatError(f"{self.image.where} has {len(self.image.axes)} axes, and {self.name!r} has shape {list(reader.shape)}")
+        return reader
+
+    def position(self, corner: Sequence[int]) -> tuple[float, ...]:
+        """Where the centre of a voxel lies, along the last axes.
+
+        Raises:
+            ConfigError: the store doesn't say.
+        """
+        if self.level is None:
+            raise ConfigError(f"{self.name!r} is no image of OME-NGFF: its voxels have an index and no position")
+        scale, translation = self.level.scale[-len(corner) :], self.level.translation[-len(corner) :]
+        return tuple(one * at + offset for one, at, offset in zip(scale, corner, translation, strict=True))
+
+
+def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrArray:
     """An array, or the level of an image of OME-NGFF, that a path in a store leads to.
 
     Raises:
@@ -58,92 +90,70 @@ def array_or_level(store: Store, name: str | None, scale: Scale | None) -> Found
     """
     group = (name or "").strip("/")
     image = image_at(store, group)
-    if image is None:
-        if scale is not None:
-            raise ConfigError(f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of {redact(store.path)} is none")
-        return Found(*store.array(name))
-    return _level_of(store, image, image.level(scale))
+    if image is not None:
+        return _level_of(store, image, image.level(scale))
+    if scale is not None:
+        raise ConfigError(f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of {redact(store.path)} is none")
+    return ZarrArray(store, *store.array(name))
 
 
-def _level_of(store: Store, image: Image, level: Level) -> Found:
-    """The array that a level of an image is.
-
-    Raises:
-        FormatError: there is none.
-    """
-    said = store.metadata(level.path)
-    if said is None or said["node_type"] != "array":
+def _level_of(store: Store, image: Image, level: Level) -> ZarrArray:
+    metadata = store.metadata(level.path)
+    if metadata is None or metadata["node_type"] != "array":
         raise FormatError(f"{image.where} lists {level.path!r} as a level, and there is no such array")
-    return Found(level.path, said, image, level)
-
-
-def _reader_of(store: Store, found: Found, opened: OpenZarr) -> ArrayReader:
-    """A reader of an array, which has the axes that its image says.
-
-    Raises:
-        FormatError: it has not; or it can't be read.
-    """
-    reader = opened.reader(store, found.name, found.said, by_row=False)
-    if found.image is not None and len(found.image.axes) != len(reader.shape):
-        raise FormatError(f"{found.image.where} has {len(found.image.axes)} axes, and {found.name!r} has shape {list(reader.shape)}")
-    return reader
+    return ZarrArray(store, level.path, metadata, image, level)
 
 
 def patch_source(
-    path: str,
-    name: str | None,
+    array: ZarrArray,
     target_name: str | None,
-    scale: Scale | None,
-    patches: Patches,
     opened: OpenZarr,
-) -> tuple[PatchSource, Found]:
-    """Patches of the volume at a path in a store, with those of its labels; and what the volume is.
+    patch_shape: Extents | int,
+    stride: Extents | int | None,
+    edges: str,
+    pad: str,
+    boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None,
+) -> PatchSource:
+    """Patches of a volume, with those of its labels.
 
     Args:
-        path, name, target_name, scale: of the store, and in it.
-        patches: how they are taken.
+        array: the volume.
+        target_name: path of the labels in the store, or their name in the image; None: there are none.
         opened: what is open and decoded; for a URL it knows the server.
+        patch_shape, stride, edges, pad, boxes: see `ZarrDataset`.
 
     Raises:
         ConfigError: extents, axes or units that don't fit; no patch fits into the volume.
-        MissingNameError, FormatError: no such array or labels; damaged metadata.
+        MissingNameError, FormatError: no such labels; damaged metadata.
     """
-    store = opened.store(path, [name, target_name])
-    found = array_or_level(store, name, scale)
-    reader = _reader_of(store, found, opened)
-    patch = _extents("patch_shape", patches.shape, store, found, reader.shape)
+    reader = array.reader(opened)
+    patch = _extents(array, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
-    names, shape = _axis_names(store, found)[before:], reader.shape[before:]
-    if patches.stride is None:
+    names, shape = array.axis_names[before:], reader.shape[before:]
+    if stride is None:
         steps = patch
-    elif isinstance(patches.stride, int | np.integer):
-        steps = [int(patches.stride)] * len(patch)
-    elif isinstance(patches.stride, Mapping):
-        _check_names("stride", patches.stride, names)
-        steps = [patches.stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
+    elif isinstance(stride, int | np.integer):
+        steps = [int(stride)] * len(patch)
+    elif isinstance(stride, Mapping):
+        _check_names("stride", stride, names)
+        steps = [stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
     else:
-        steps = list(patches.stride)
-    boxes = None if patches.boxes is None else [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in patches.boxes]
-    grid = PatchGrid(shape, patch, steps, patches.edges, boxes)
+        steps = list(stride)
+    parts = None if boxes is None else [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in boxes]
+    grid = PatchGrid(shape, patch, steps, edges, parts)
     if not len(grid):
-        raise _too_large(store, found, grid, names)
-    axes = (*[None] * before, *range(len(patch)))
-    volumes = [Volume(found.name, reader, patches.pad, reader.chunks.fill_value(), axes)]
+        short = [f"axis {names[axis] or axis!r} has {grid.shape[axis]} of {grid.patch[axis]}" for axis in grid.too_short()]
+        is_whole = len(grid.boxes) == 1 and grid.boxes[0].stop == grid.shape
+        raise ConfigError(
+            f"{redact(array.store.path)}, {array.name or 'the array'}: no patch of {list(grid.patch)} fits "
+            f"{f'into a volume of {list(grid.shape)}' if is_whole else 'into any of the boxes'}"
+            f"{': ' + ', '.join(short) if short else ''}; use a smaller patch_shape, or edges='pad', which fills patches up "
+            "(edges='shift' only moves back patches that fit)"
+        )
+    volumes = [Volume(array.name, reader, pad, reader.chunks.fill_value(), (*[None] * before, *range(len(patch))))]
     if target_name is not None:
-        volumes.append(_labels(store, found, target_name, grid, patches.pad, opened))
-    return PatchSource(store.path, volumes, grid, opened), found
-
-
-# -- extents by the names of axes
-
-
-def _axis_names(store: Store, found: Found) -> tuple[str, ...]:
-    """The names of an array's axes; empty ones where the store doesn't say."""
-    axes = len(found.said["shape"])
-    if found.image is not None:
-        return found.image.names
-    names = found.said.get("dimension_names") or store.attributes(found.name).get("_ARRAY_DIMENSIONS")
-    return tuple(str(name or "") for name in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
+        volumes.append(_labels(array, target_name, grid, pad, opened))
+    return PatchSource(array.store.path, volumes, grid, opened)
 
 
 def _check_names(what: str, given: Mapping[str, int], names: Sequence[str]) -> None:
@@ -153,68 +163,45 @@ def _check_names(what: str, given: Mapping[str, int], names: Sequence[str]) -> N
         raise ConfigError(f"{what}={dict(given)}: the axes have {has}")
 
 
-def _spatial_axes(store: Store, found: Found) -> list[int]:
-    """The axes that a single extent means: those of space, as an image of OME-NGFF says; those that are named x, y and z; else the last
-    three."""
-    names = _axis_names(store, found)
-    if found.image is not None:
-        space = [number for number, axis in enumerate(found.image.axes) if axis.kind == "space"]
-    else:
-        space = [number for number, name in enumerate(names) if name.lower() in ("x", "y", "z")]
-    return space or [*range(len(names))][-3:]
-
-
-def _too_large(store: Store, found: Found, grid: PatchGrid, names: Sequence[str]) -> ConfigError:
-    """What to say when there is no patch."""
-    short = [f"axis {names[axis] or axis!r} has {grid.shape[axis]} of {grid.patch[axis]}" for axis in grid.too_short()]
-    where = "into any of the boxes" if grid.boxes[0].stop != grid.shape or len(grid.boxes) > 1 else f"into a volume of {list(grid.shape)}"
-    return ConfigError(
-        f"{redact(store.path)}, {found.name or 'the array'}: no patch of {list(grid.patch)} fits {where}"
-        f"{': ' + ', '.join(short) if short else ''}; use a smaller patch_shape, or edges='pad', which fills patches up "
-        "(edges='shift' only moves back patches that fit)"
-    )
-
-
-def _extents(what: str, given: Extents | int, store: Store, found: Found, shape: Sequence[int]) -> list[int]:
+def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> list[int]:
     """Extents along the last axes, as many as there are; -1 becomes the whole axis."""
-    names, array = _axis_names(store, found), found.name
     if isinstance(given, int | np.integer):
-        space = _spatial_axes(store, found)
+        space = array.spatial_axes
         wanted = [int(given) if axis in space else -1 for axis in range(min(space), len(shape))] if space else []
     elif isinstance(given, Mapping):
-        _check_names(what, given, names)
-        first = min(names.index(name) for name in given)
-        wanted = [given.get(name, -1) for name in names[first:]]
+        names = array.axis_names
+        _check_names("patch_shape", given, names)
+        wanted = [given.get(name, -1) for name in names[min(names.index(name) for name in given) :]]
     else:
         wanted = list(given)
     if not 1 <= len(wanted) <= len(shape):
-        raise ConfigError(f"{what}={wanted} has {len(wanted)} extents, and {array!r} has shape {list(shape)}")
+        raise ConfigError(f"patch_shape={wanted} has {len(wanted)} extents, and {array.name!r} has shape {list(shape)}")
     return [extent if asked == -1 else asked for asked, extent in zip(wanted, shape[len(shape) - len(wanted) :], strict=True)]
 
 
 # -- labels
 
 
-def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
+def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it lies, with voxels of any size."""
-    if found.image is None or found.level is None:
-        return _plain_labels(store, found, name, grid, pad, opened)
-    path = labels_at(store, found.image.group, name)
+    if array.image is None or array.level is None:
+        return _plain_labels(array, name, grid, pad, opened)
+    path = labels_at(array.store, array.image.group, name)
     if path is None:
-        raise missing_labels(store, found.image.group, name)
-    image = image_at(store, path)
+        raise missing_labels(array.store, array.image.group, name)
+    image = image_at(array.store, path)
     if image is None:
-        return _plain_labels(store, found, path, grid, pad, opened)
-    axes = _follow(found.image, image, len(grid.patch))
-    level = _nearest_level(found.image, found.level, image)
-    reader = _reader_of(store, _level_of(store, image, level), opened)
-    before, tables = len(found.image.axes) - len(grid.patch), dict[int, npt.NDArray[np.int64]]()
+        return _plain_labels(array, path, grid, pad, opened)
+    axes = _follow(array.image, image, len(grid.patch))
+    level = _nearest_level(array.image, array.level, image)
+    reader = _level_of(array.store, image, level).reader(opened)
+    before, tables = len(array.image.axes) - len(grid.patch), dict[int, npt.NDArray[np.int64]]()
     for number, axis in enumerate(axes):
         if axis is None:
             continue
         size, extent = reader.shape[number], grid.shape[axis]
         if image.axes[number].kind in ("space", "time"):
-            here = found.level.scale[before + axis], found.level.translation[before + axis]
+            here = array.level.scale[before + axis], array.level.translation[before + axis]
             table = nearest(here, extent, (level.scale[number], level.translation[number]), size)
         elif size == extent:
             continue
@@ -228,13 +215,13 @@ def _labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, op
     return Volume(level.path, reader, pad, 0, tuple(axes), tables)
 
 
-def _plain_labels(store: Store, found: Found, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
-    label, said = store.array(name)
-    reader, axes = opened.reader(store, label, said, by_row=False), len(grid.patch)
+def _plain_labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
+    label = ZarrArray(array.store, *array.store.array(name))
+    reader, axes = label.reader(opened), len(grid.patch)
     before = max(0, len(reader.shape) - axes)
     if reader.shape[before:] != grid.shape:
-        raise ConfigError(f"{label!r} has shape {list(reader.shape)}, which does not end in {list(grid.shape)} as {found.name!r} does")
-    return Volume(label, reader, pad, 0, (*[None] * before, *range(axes)))
+        raise ConfigError(f"{label.name!r} has shape {list(reader.shape)}, which does not end in {list(grid.shape)} as {array.name!r} does")
+    return Volume(label.name, reader, pad, 0, (*[None] * before, *range(axes)))
 
 
 def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:
@@ -267,15 +254,3 @@ def _nearest_level(image: Image, level: Level, labels: Image) -> Level:
         return float(sum(abs(np.log(other.scale[theirs] / level.scale[ours])) for ours, theirs in shared))
 
     return min(labels.levels, key=lambda other: round(off(other), 6))
-
-
-def position(found: Found, corner: Sequence[int]) -> tuple[float, ...]:
-    """Where the centre of a voxel lies, along the last axes.
-
-    Raises:
-        ConfigError: the store doesn't say.
-    """
-    if found.level is None:
-        raise ConfigError(f"{found.name!r} is no image of OME-NGFF: its voxels have an index and no position")
-    scale, translation = found.level.scale[-len(corner) :], found.level.translation[-len(corner) :]
-    return tuple(one * at + offset for one, at, offset in zip(scale, corner, translation, strict=True))
