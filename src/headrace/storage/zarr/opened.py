@@ -18,7 +18,6 @@ from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
-from headrace.io.remote_files import RemoteFiles
 from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache
@@ -33,14 +32,13 @@ class OpenZarr:
     """What each process has open of Zarr stores, and the chunks that it has decoded.
 
     Args:
-        far: the files of the server that they lie on; None: of this machine.
+        files: of the server that they lie on; None: of this machine.
         direct: read the files themselves where their layout is known; False: through zarr-python alone.
         missing: "fill": a chunk that was never written has the fill value; "error": it is an error.
     """
 
-    def __init__(self, far: RemoteFiles | None = None, *, direct: bool = True, missing: str = "fill") -> None:
-        self.far = far
-        self.files: Files = far or LocalFiles()
+    def __init__(self, files: Files | None = None, *, direct: bool = True, missing: str = "fill") -> None:
+        self.files: Files = files or LocalFiles()
         self._direct, self._missing = direct, missing
         self._arrays = LibraryArrays()
         self._library: WorkerFiles[Any] = WorkerFiles(self._arrays, close_array, 16, survives_fork=False)
