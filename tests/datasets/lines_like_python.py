@@ -31,7 +31,7 @@ def differences(folder: str | Path, workers: int, newline: Any, encoding: str = 
     dataset = TextDataset(
         folder, unit="line", max_length=None, newline=newline, encoding=encoding, return_index=True, progress=False, **options
     )
-    files = sorted({dataset._source.location(n).rpartition(", line")[0] for n in range(len(dataset))})
+    files = sorted({dataset.sample_source.location(n).rpartition(", line")[0] for n in range(len(dataset))})
     expected = {(path, number): line for path in files for number, line in enumerate(python_lines(path, newline, encoding, errors), 1)}
     characters, seen = CharTokenizer(), set()
     loader = create_dataloader(dataset, batch_size=64, num_workers=workers, seed=3, collate_fn="list")

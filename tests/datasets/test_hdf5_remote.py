@@ -213,7 +213,7 @@ def test_a_streaming_epoch_asks_for_each_block_once(
 def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     far = far_of(["a.h5", "b.h5"] * 8, "raw")
     asked: list[Any] = []
-    prefetcher = far._source.files._prefetcher
+    prefetcher = far.sample_source.files._prefetcher
     fetch = prefetcher._fetch
     prefetcher._fetch = lambda ranges, urgent: (asked.append(ranges.size), fetch(ranges, urgent))[1]
     server.counts()
@@ -243,15 +243,15 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, fa
 @pytest.mark.parametrize("store", ["encoded", "decoded"])
 def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, folder: Path, tmp_path: Path, store: str) -> None:
     far, near = far_of(f"{store}.h5", of=ImageDataset, disk_cache_size="10MB"), ImageDataset(folder / f"{store}.h5")
-    start = int(far._source.byte_ranges(np.array([9])).start[0]) + 5
+    start = int(far.sample_source.byte_ranges(np.array([9])).start[0]) + 5
     content = (folder / f"{store}.h5").read_bytes()
     wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
-    cache, files = far._source.files._bytes.cache, far._source.files
+    cache, files = far.sample_source.files._bytes.cache, far.sample_source.files
     url = far._arguments["data_path"]
     block = files._bytes._key(url, files.version(url), 0)
     assert cache.get(block) == content
     cache.put(block, wrong)
-    far._source._opened.close()
+    far.sample_source._opened.close()
     for count in (1, 1, 1):  # once fetched again, and no more
         same([far[number] for number in range(len(near))], [near[number] for number in range(len(near))])
         assert far.sample_reader.counts["refetched"] == count

@@ -214,7 +214,7 @@ class OwnFormat(BaseDataset):
         return {"value": value, "target": target}
 
     def held_nbytes(self) -> int:
-        return 16 * len(self._source)
+        return 16 * len(self.sample_source)
 
     def sample_nbytes(self) -> int:
         return 24
@@ -501,7 +501,7 @@ class TestOfHeadraces:
     def test_a_view(self, make: Any, mode: str) -> None:
         inner = OwnFormat(transform=RandomProbe(), return_index=True)
         view = inner.subset([9, 3, 3, 28, 7, 1])[:5]
-        reads = inner._source.reads
+        reads = inner.sample_source.reads
         wanted = samples_of(view)
         before = reads.value
         dataset = make(view, loading_mode=mode)
@@ -519,7 +519,7 @@ class TestOfHeadraces:
         with pytest.raises(SampleError, match=rf"sample 1 can't be decoded: {files[2]}"):
             dataset[1]
         skipping = make(ImageDataset(tmp_path / "p", on_error="skip")[1:])
-        assert len(skipping.__getitems__([0, 1, 2])) == 2 and skipping.take_report()["skipped"] == 1
+        assert len(skipping.__getitems__([0, 1, 2])) == 2 and skipping.sample_reader.take_report()["skipped"] == 1
 
     @pytest.mark.parametrize("mode", MODES)
     def test_pairs_of_its_own(self, make: Any, mode: str) -> None:
@@ -553,7 +553,7 @@ class TestForeign:
         dataset = make(foreign, loading_mode=mode)
         for _ in range(2):
             samples_of(dataset)
-        assert foreign.reads.value == reads and not dataset._source.thread_safe
+        assert foreign.reads.value == reads and not dataset.sample_source.thread_safe
 
     def test_tuples_of_two(self, make: Any) -> None:
         dataset = make(Arrays(), transform=np.sum, target_transform=negative)
@@ -627,7 +627,7 @@ class TestForeign:
         samples_of(dataset)
         stats = dataset.mode.stats()
         assert stats["held"] == 1000 and 1_024_000 < stats["held_bytes"] < 2_000_000
-        assert 1_024_000 < dataset.take_report()["bytes_read"] < 2_000_000
+        assert 1_024_000 < dataset.sample_reader.take_report()["bytes_read"] < 2_000_000
 
     @pytest.mark.parametrize("mode", MAP_MODES)
     def test_what_can_not_be_pickled_is_named(self, make: Any, mode: str) -> None:
@@ -650,7 +650,7 @@ class TestForeign:
             make(foreign(bad=[7]), loading_mode=mode).__getitems__([6, 7])
         assert type(caught.value.__cause__) is OSError
         skipping = make(foreign(bad=[7]), loading_mode=mode, on_error="skip")
-        assert len(skipping.__getitems__([6, 7, 8])) == 2 and skipping.take_report()["skipped"] == 1
+        assert len(skipping.__getitems__([6, 7, 8])) == 2 and skipping.sample_reader.take_report()["skipped"] == 1
         instead = make(foreign(bad=[7]), loading_mode=mode, on_error=lambda i, path, error: (i, path, str(error)))
         assert instead[7] == (7, f"{foreign.__name__}[7]", "there is no 7")
 
@@ -856,7 +856,7 @@ class TestLife:
             options = {"dataset_name": "x"} if data is rows else {}
             with MemoryEfficientDataset(data, **options) as dataset:
                 dataset[0]
-                files = dataset._inner._source._opened.files.descriptors
+                files = dataset._inner.sample_source._opened.files.descriptors
                 assert len(files._open) == 1
             assert (len(files._open) == 1) is stays_open
         given.close()

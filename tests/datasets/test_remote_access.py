@@ -60,7 +60,7 @@ def test_one_file_that_is_denied_is_a_bad_sample(server: RangeServer, served: An
     with ImageDataset(urls, image_size=8, targets=None, on_error="skip") as dataset:
         server.set(denied=["3.jpg"])
         assert len(dataset.__getitems__([3, 0, 2])) == 2
-        assert "access is denied" in dataset.take_report()["skipped_samples"][0][2]
+        assert "access is denied" in dataset.sample_reader.take_report()["skipped_samples"][0][2]
         server.set(denied=served[1])
         with pytest.raises(AccessError, match=r"\.jpg: access is denied"):
             dataset.__getitems__([*range(len(dataset))])

@@ -35,7 +35,7 @@ def check(case: foreign_zarr.Case) -> None:
         dataset = ZarrDataset(case.path, case.name, direct=direct)
         assert len(dataset) == len(case.values)
         if direct and case.is_direct is not None:
-            assert dataset._source.is_direct == case.is_direct, dataset.explain()
+            assert dataset.sample_source.is_direct == case.is_direct, dataset.explain()
         assert all(same(found, expected) for found, expected in zip(dataset, case.values, strict=True)), f"{case.path} {case.name}"
         batches = create_dataloader(dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False)
         assert all(same(row, one) for row, one in zip((row for batch in batches for row in batch), case.values, strict=True))

@@ -140,7 +140,7 @@ def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) ->
     dataset = dataset_of(max_memory_usage="60MB")
     dataset.mode.window = 40_000
     loader = make_loader(dataset, batch_size=16, num_workers=0, interleave=2, turns=1)
-    far = dataset._source.files
+    far = dataset.sample_source.files
     most = max(ROW * size for size in BLOCKS)
     for _ in loader:
         assert far.bytes_prefetched < 40_000 + 2 * most

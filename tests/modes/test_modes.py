@@ -126,10 +126,10 @@ class TestLoadingMode:
 class TestLazy:
     def test_reads_at_each_access_and_holds_nothing(self, closing: Any) -> None:
         dataset = closing(loading_mode="lazy")
-        assert dataset._source.reads.value == 0
+        assert dataset.sample_source.reads.value == 0
         for round in (1, 2, 3):
             assert values(dataset, [3, 1, 3]) == [3, 1, 3]
-            assert dataset._source.reads.value == 3 * round
+            assert dataset.sample_source.reads.value == 3 * round
         assert Lazy().get([1, 2]) == [MISSING] * 2 and Lazy().stats() == {}
 
 
@@ -262,9 +262,9 @@ class TestEager:
 
     def test_no_sample_is_asked_for_again(self, closing: Any) -> None:
         dataset = closing(loading_mode="eager", progress=False)
-        assert dataset._source.reads.value == 40
+        assert dataset.sample_source.reads.value == 40
         assert values(dataset, range(40)) == values(dataset, range(40)) == list(range(40))
-        assert dataset._source.reads.value == 40
+        assert dataset.sample_source.reads.value == 40
 
     def test_progress(self, capsys: pytest.CaptureFixture[str]) -> None:
         for progress, shown in {None: False, False: False, True: True}.items():
@@ -282,20 +282,20 @@ class TestEager:
 class TestCached:
     def test_a_second_pass_reads_nothing(self, closing: Any) -> None:
         dataset = closing(loading_mode="cached")
-        assert dataset._source.reads.value == 0
+        assert dataset.sample_source.reads.value == 0
         for _ in range(3):
             assert values(dataset, range(40)) == list(range(40))
-        assert dataset._source.reads.value == 40
-        report = dataset.take_report()
+        assert dataset.sample_source.reads.value == 40
+        report = dataset.sample_reader.take_report()
         assert (report["cache_hits"], report["cache_misses"]) == (80, 40)
-        assert dataset.take_report().get("cache_hits", 0) == 0
+        assert dataset.sample_reader.take_report().get("cache_hits", 0) == 0
 
     def test_a_batch_may_hold_some_of_both(self, closing: Any) -> None:
         dataset = closing(loading_mode="cached")
         assert values(dataset, [3, 5]) == [3, 5]
         assert values(dataset, [5, 7, 3, 7, 9]) == [5, 7, 3, 7, 9]
         assert values(dataset, [9, 3, 7]) == [9, 3, 7]
-        assert dataset._source.reads.value == 5
+        assert dataset.sample_source.reads.value == 5
 
     @pytest.mark.parametrize(
         ("size", "most_items", "most_bytes"),
@@ -500,11 +500,11 @@ class TestPickles:
         data = pickle.dumps(dataset)
         assert len(data) < 5000
         copy = pickle.loads(data)
-        assert copy._mode is None and copy._source.reads is not dataset._source.reads
-        before = copy._source.reads.value
+        assert copy._mode is None and copy.sample_source.reads is not dataset.sample_source.reads
+        before = copy.sample_source.reads.value
         assert values(copy, [5, 6]) == values(copy, [5, 6]) == [5, 6]
-        assert copy._source.reads.value - before == (40 if mode == "eager" else 2)
-        assert dataset._source.reads.value == 40
+        assert copy.sample_source.reads.value - before == (40 if mode == "eager" else 2)
+        assert dataset.sample_source.reads.value == 40
         copy.close()
 
     @pytest.mark.parametrize("mode", ["eager", "cached"])
@@ -521,10 +521,10 @@ class TestPickles:
         both = _Pairs(held, fills)
         loader = DataLoader(both, batch_size=5, num_workers=2, multiprocessing_context=method, collate_fn=list)
         assert [pair for batch in loader for pair in batch] == [(i, i) for i in range(40)]
-        assert held._source.reads.value == 40  # read by the parent, before
+        assert held.sample_source.reads.value == 40  # read by the parent, before
         assert fills.mode.stats()["admitted"] == 40  # three by the parent, the rest by one worker or the other
-        before = fills._source.reads.value
-        assert values(fills, range(40)) == list(range(40)) and fills._source.reads.value == before
+        before = fills.sample_source.reads.value
+        assert values(fills, range(40)) == list(range(40)) and fills.sample_source.reads.value == before
 
 
 class _Pairs:

@@ -204,7 +204,7 @@ def test_arrays(tmp_path: Path, dtype: str, row: tuple[int, ...]) -> None:
     out = pack(source, tmp_path / "out.h5")
     packed = open_dataset(out, target_name="targets")
     assert type(packed) is HDF5Dataset and packed.fingerprint == source.fingerprint
-    for i, (record, expected) in enumerate(zip(packed._source.read(range(40)), source._source.read(range(40)), strict=True)):
+    for i, (record, expected) in enumerate(zip(packed.sample_source.read(range(40)), source.sample_source.read(range(40)), strict=True)):
         assert (record.dtype, record.shape) == (expected.dtype, expected.shape) == (np.dtype(dtype), row)
         assert record.tobytes() == expected.tobytes() == data[i : i + 1].tobytes()
     assert [int(t) for t in packed.targets] == labels.tolist()
@@ -242,7 +242,7 @@ def test_datasets_that_can_not_be_packed(photos: Path, tmp_path: Path) -> None:
         pass
 
     with pytest.raises(ConfigError, match=r"sample 0 can't be packed: it is a bytes\. Packing takes arrays.*convert it in decode"):
-        pack(Mine(images(photos)._source), tmp_path / "out.h5")
+        pack(Mine(images(photos).sample_source), tmp_path / "out.h5")
     with pytest.raises(ConfigError, match="workers must be at least 1, not 0"):
         pack(photos, tmp_path / "out.h5", workers=0)
 
@@ -298,8 +298,8 @@ def test_a_file_that_changes_while_it_is_packed(photos: Path, tmp_path: Path) ->
     shutil.copytree(photos, tmp_path / "in")
     source = images(tmp_path / "in")
     path = Path(source.samples[7][0])
-    sizes = source._source.sizes()
-    source._source.sizes = lambda: sizes  # type: ignore[method-assign]  # as they were when packing began
+    sizes = source.sample_source.sizes()
+    source.sample_source.sizes = lambda: sizes  # type: ignore[method-assign]  # as they were when packing began
     path.write_bytes(path.read_bytes() + b"more")
     with pytest.raises(SampleError, match=rf"{path.name} changed while it was packed: {sizes[7]:,} bytes.*{sizes[7] + 4:,}"):
         pack(source, tmp_path / "out.h5")

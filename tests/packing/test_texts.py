@@ -250,8 +250,8 @@ def test_other_things_that_make_no_sense(texts: Path, tmp_path: Path) -> None:
 
 def content(path: Path) -> list[Any]:
     with TextDataset(path, max_length=None) as dataset:
-        tokens: Any = dataset._source
-        rows = [row.tobytes() for row in dataset._source.read(range(7))]
+        tokens: Any = dataset.sample_source
+        rows = [row.tobytes() for row in dataset.sample_source.read(range(7))]
         return [tokens.tokens.info, dataset.targets.tolist(), [dataset.source_of(i) for i in range(7)], *rows]
 
 
@@ -353,7 +353,7 @@ def test_a_file_that_changes_under_its_reader(texts: Path, tmp_path: Path, way: 
             pack(opened(texts)[:6], tmp_path / "new.h5")
             os.replace(tmp_path / "new.h5", path)
         with pytest.raises((AccessError, FileChangedError), match=r"out\.h5 (can't be read any more|has been changed since it was opened)"):
-            _ = dataset._source.read([0])
+            _ = dataset.sample_source.read([0])
         with pytest.raises(HeadraceError, match=r"out\.h5"):
             _ = dataset[0]
 

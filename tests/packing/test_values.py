@@ -213,7 +213,7 @@ def test_flipped_bytes_are_found(tmp_path: Path) -> None:
     out.write_bytes(data)
     assert [index for index, *_ in verify(out, progress=False).bad] == [7]
     with pytest.raises(FormatError, match="wrong checksum"):
-        HDF5Dataset(out)._source.read([7])
+        HDF5Dataset(out).sample_source.read([7])
 
 
 ZEROS = np.zeros(3)

@@ -43,7 +43,7 @@ def test_a_sound_file(packed: Path) -> None:
 
 def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
     with ImageDataset(packed) as dataset:
-        start = int(dataset._source._offsets.array[2])
+        start = int(dataset.sample_source._offsets.array[2])
     flip(packed, place(packed, DATA) + start + 30, bit=5)
     result = verify(packed)
     assert not result.ok and [index for index, _, _ in result.bad] == [2]
@@ -82,13 +82,13 @@ def test_every_flipped_bit_is_found(tiny_photos: Path, tmp_path: Path, store: st
 
 def content(path: Path) -> list[object]:
     with ImageDataset(path) as dataset:
-        info = dataset._source.info
+        info = dataset.sample_source.info
         return [
             info,
             dataset.classes,
             dataset.targets.tolist(),
             list(dataset.samples),
-            *(r.tobytes() for r in dataset._source.read(range(4))),
+            *(r.tobytes() for r in dataset.sample_source.read(range(4))),
         ]
 
 

@@ -163,7 +163,7 @@ def _by_source(path: Path, kind: str, hold: int) -> Outcome:
 
 def _by_dataset(path: Path, kind: str) -> Outcome:
     with HDF5Dataset(path, NAME) if kind == HDF5 else ZarrDataset(path, NAME) as dataset:
-        source = dataset._source
+        source = dataset.sample_source
         outcome: Outcome = {"length": ("value", len(dataset)), "how": ("value", source.how()[NAME])}
         for row in rows_of(len(dataset), getattr(source, "_row_bytes", 0)):
             outcome[row] = _row(lambda row=row: source.read([row])[0] if _is_object(source) else _numpy(dataset[row]))

@@ -75,7 +75,7 @@ def main() -> None:
     before, MadeUp.listed = held(), 0
     dataset = ImageDataset(f"madeup://{n}")
     taken = held() - before
-    names = sum(len(name) for name in dataset._source.listing.names)
+    names = sum(len(name) for name in dataset.sample_source.listing.names)
     said: dict[str, Any] = {"path_bytes": names / n, "bytes_a_sample": (taken - names) / n, "classes": len(dataset.classes)}
     for method in ("fork", "spawn"):
         length, _, listed, large = worker_of(dataset, method)

@@ -174,7 +174,7 @@ class TestErrors:
         dataset = BaseDataset(FilesSource("memory://d", ENDINGS), on_error="skip")
         memory.rm("/d/2.jpg")
         assert dataset.__getitems__([0, 1, 2, 3]) == [b"\0", b"\1", b"\3"]
-        assert dataset.take_report()["skipped_samples"][0][:2] == (2, "memory://d/2.jpg")
+        assert dataset.sample_reader.take_report()["skipped_samples"][0][:2] == (2, "memory://d/2.jpg")
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

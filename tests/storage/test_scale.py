@@ -35,7 +35,7 @@ def test_an_index_of_many_files_is_small(monkeypatch: pytest.MonkeyPatch) -> Non
     tracemalloc.stop()
     assert MadeUp.listed == 2 and len(dataset) == n and len(dataset.classes) == n // CLASS_SIZE
     path_bytes = sum(len(name_of(i)) for i in range(n))
-    arrays = [*dataset._source.listing.names.arrays, dataset.targets]
+    arrays = [*dataset.sample_source.listing.names.arrays, dataset.targets]
     assert sum(array.nbytes for array in arrays) == path_bytes + 8 * (n + 1) + 8 * n
     assert held - path_bytes < 20 * n < LIMIT * n
     assert peak < 4 * path_bytes + 100 * n  # the file system's own list is most of it

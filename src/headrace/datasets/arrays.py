@@ -75,7 +75,7 @@ class ArrayDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if not self._format.is_plain or "decode" in self._overridden:
             return None
-        sources: list[Any] = self._source.sources if isinstance(self._source, ConcatSource) else [self._source]
+        sources: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
         dtype = self._format.dtype
         factor = 1 if dtype is None else dtype.itemsize / max(1, sources[0].dtype.itemsize)
         return int(sum(source.total_bytes for source in sources) * factor)

@@ -164,7 +164,7 @@ class ZarrDataset(ArrayDataset):
         """The number of the volume, and that of the patch in it."""
         if not self._volumes:
             raise ConfigError("samples are rows, which have no corner: give patch_shape")
-        source: Any = self._source
+        source: Any = self.sample_source
         whole = int(self.whole_indices(range(len(self))[index]))
         return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
 

@@ -212,7 +212,7 @@ class TestOwnFormat:
             assert numbers(dataset) == list(range(30))
         held = dataset.mode.get([4])[0]
         assert held == "4" if hold == "encoded" else held.tolist() == [4, 16]
-        assert dataset._source.reads.value == 30
+        assert dataset.sample_source.reads.value == 30
 
     @pytest.mark.parametrize(
         "wrong",
@@ -328,7 +328,7 @@ class TestViews:
         dataset = make(loading_mode=mode)
         one, two = dataset.split(0.5)
         assert sorted(numbers(one) + numbers(two) + numbers(one)) == sorted(list(range(30)) + numbers(one))
-        assert numbers(dataset) == list(range(30)) and dataset._source.reads.value == 30
+        assert numbers(dataset) == list(range(30)) and dataset.sample_source.reads.value == 30
 
     @pytest.mark.parametrize("come_by", ["closed", "unpickled"])
     def test_share_what_is_held_again(self, make: Any, come_by: str) -> None:
@@ -337,10 +337,10 @@ class TestViews:
             dataset.close()
         else:
             dataset = pickle.loads(pickle.dumps(dataset))
-        before = dataset._source.reads.value
+        before = dataset.sample_source.reads.value
         one, two = dataset.split(0.5)
         assert sorted(numbers(one) + numbers(two)) == numbers(dataset) == list(range(30))
-        assert dataset._source.reads.value - before == 30
+        assert dataset.sample_source.reads.value - before == 30
 
     def test_have_fingerprints_of_their_own(self, make: Any) -> None:
         dataset = make()
@@ -540,9 +540,9 @@ class TestErrors:
     def test_skip(self, make: Any, mode: str) -> None:
         dataset = make(loading_mode=mode, broken=[7, 9], undecodable=4, on_error="skip")
         for _ in range(2):
-            dataset.take_report()
+            dataset.sample_reader.take_report()
             assert [first_of(s) for s in dataset.__getitems__([3, 4, 7, 8])] == [3, 8]
-            report = dataset.take_report()
+            report = dataset.sample_reader.take_report()
             assert report["skipped"] == 2
             assert [(i, path) for i, path, _ in report["skipped_samples"]] == [(4, "Squares[4]"), (7, "Squares[7]")]
             assert "can't be decoded" in report["skipped_samples"][0][2] and "no record 7" in report["skipped_samples"][1][2]
@@ -577,7 +577,7 @@ class TestErrors:
     def test_errors_of_a_view_are_counted_by_its_own_indices(self, make: Any) -> None:
         view = make(broken=[7], on_error="skip").subset([8, 7])
         view.__getitems__([0, 1])
-        assert [(i, path) for i, path, _ in view.take_report()["skipped_samples"]] == [(1, "Squares[7]")]
+        assert [(i, path) for i, path, _ in view.sample_reader.take_report()["skipped_samples"]] == [(1, "Squares[7]")]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_under_a_plain_loader(self, make: Any, workers: int) -> None:
@@ -642,7 +642,7 @@ class TestLife:
         dataset = make(loading_mode="eager")
         with dataset[3:5] as view:
             assert numbers(view) == [3, 4]
-        assert numbers(dataset) == list(range(30)) and dataset._source.reads.value == 30
+        assert numbers(dataset) == list(range(30)) and dataset.sample_source.reads.value == 30
 
     def test_what_nobody_holds_gives_its_memory_back(self) -> None:
         before = MemoryBudget().reserved
@@ -661,7 +661,7 @@ class TestLife:
         assert numbers(SquaresDataset(8, loading_mode="eager")) == list(range(8))
 
     def test_a_subclass_that_reads_in_its_constructor_fills_once(self, make: Any) -> None:
-        assert make(cls=LooksAtOnce, loading_mode="eager")._source.reads.value == 30
+        assert make(cls=LooksAtOnce, loading_mode="eager").sample_source.reads.value == 30
 
     @pytest.mark.quick_every(6)
     @pytest.mark.parametrize("mode", MODES)
@@ -887,7 +887,7 @@ class TestSkippingOneByOne:
     def test_a_loop_leaves_them_out(self, make: Any, mode: str) -> None:
         dataset = make(loading_mode=mode, broken=[7, 9], on_error="skip")
         assert sorted(first_of(s) for s in dataset) == [i for i in range(30) if i not in (7, 9)]
-        assert dataset.take_report()["skipped"] == 2
+        assert dataset.sample_reader.take_report()["skipped"] == 2
 
     def test_an_index_is_an_error_with_a_remedy(self, make: Any) -> None:
         with pytest.raises(SampleError, match=r"none of the 1 samples .* sample 7 can't be read.*; use a larger batch_size, or an"):

@@ -67,7 +67,7 @@ def made_slowly(dataset: BaseDataset, indices: list[int]) -> tuple[Any, bool]:
     """A batch, and whether its samples were made one by one."""
     with mock.patch.object(SampleBySample, "make", autospec=True, side_effect=SampleBySample.make) as slow:
         made = way_of(dataset).make(BatchRequest(indices, 42, 0))
-    assert made.samples == len(indices) and not dataset.take_report().get("fallbacks")
+    assert made.samples == len(indices) and not dataset.sample_reader.take_report().get("fallbacks")
     return made.batch, slow.called
 
 
@@ -101,7 +101,7 @@ class TestFromMemory:
     def test_accesses_are_counted(self) -> None:
         dataset = BaseDataset(Arrays(np.zeros((20, 4))), loading_mode="eager", progress=False)
         way_of(dataset).make(BatchRequest([1, 2, 3], 42, 0))
-        assert dataset.take_report()["cache_hits"] == 3 and dataset.mode.stats()["hits"] == 3
+        assert dataset.sample_reader.take_report()["cache_hits"] == 3 and dataset.mode.stats()["hits"] == 3
 
     def test_what_is_given_back_meanwhile_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from headrace.memory.rows import Rows

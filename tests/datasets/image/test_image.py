@@ -354,9 +354,9 @@ class TestBadInput:
             names = [os.path.basename(path) for path, _ in dataset.samples]
             assert "notes.txt" not in names and os.fsdecode(b"caf\xe9.jpg") in names and names.count("image.jpg") == 1
             for _ in range(2):
-                dataset.take_report()
+                dataset.sample_reader.take_report()
                 assert len(dataset.__getitems__(range(len(dataset)))) == len(READABLE) + 1
-                skipped = dataset.take_report()["skipped_samples"]
+                skipped = dataset.sample_reader.take_report()["skipped_samples"]
                 assert {os.path.basename(path) for _, path, _ in skipped} == {name for name, _ in UNREADABLE.values()}
 
     def test_odd_files_that_are_read(self, bad: dict[str, Path]) -> None:

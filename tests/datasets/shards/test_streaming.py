@@ -289,7 +289,7 @@ def test_batches_of_tar_samples_are_stacked(tmp_path: Path, make_loader: Any) ->
     loader = make_loader(StreamingDataset(make_shards(tmp_path / "s", (5, 6))), batch_size=11, num_workers=0)
     (batch,) = loader
     assert batch["png"].shape == (11, 3, 12, 16) and sorted(batch["cls"].tolist()) == list(range(11))
-    assert loader.get_stats()["bytes_read"] > sum(int(size) for size in loader.dataset._source.sizes())
+    assert loader.get_stats()["bytes_read"] > sum(int(size) for size in loader.dataset.sample_source.sizes())
     assert torch.equal(batch["json"]["number"], batch["cls"]) and batch["__key__"] == [f"{n:06d}" for n in batch["cls"]]
 
 
@@ -327,7 +327,7 @@ def test_blocks_of_lines_leave_blank_ones_out(tmp_path: Path) -> None:
     dataset = Lazily([path, tmp_path / "b.jsonl", tmp_path / "c.jsonl"])
     at = 0
     for size in dataset.blocks().tolist():
-        offsets = [dataset._source.offset_of(index) // 100 for index in range(at, at + size)]
+        offsets = [dataset.sample_source.offset_of(index) // 100 for index in range(at, at + size)]
         assert len(set(offsets)) == 1 and size > 0
         at += size
     assert at == len(dataset) == 201 and [dataset[i] for i in (0, 150, 200)] == [0, 150, 200]

@@ -196,7 +196,7 @@ def test_in_workers(folder: Path) -> None:
         with TextDataset(folder, unit="line", max_length=40) as dataset:
             loader = create_dataloader(dataset, batch_size=4, num_workers=workers)
             found.append([{name: tensor.clone() for name, tensor in batch.items()} for batch in loader])
-            stats, nbytes = loader.get_stats(), sum(map(len, dataset._source.read(range(len(dataset)))))
+            stats, nbytes = loader.get_stats(), sum(map(len, dataset.sample_source.read(range(len(dataset)))))
             assert stats["samples"] == stats["cache_misses"] == len(dataset) and stats["bytes_read"] == nbytes
     assert len(found[0]) == 4 and all(map(equal, *found))
 

@@ -149,7 +149,7 @@ class TestTargets:
         with pytest.raises(SampleError, match=rf"sample 1 can't be decoded: .*a.csv, record 2: {said}"):
             TextDataset(path, target_field="label")
         with TextDataset(path, target_field="label", on_error="skip") as dataset:
-            assert dataset.targets.tolist() == [5, -1, 7] and dataset.take_report().get("errors", 0) == 0
+            assert dataset.targets.tolist() == [5, -1, 7] and dataset.sample_reader.take_report().get("errors", 0) == 0
             assert [sample["labels"] for sample in dataset.__getitems__([0, 1, 2])] == [5, 7]
 
     def test_are_found_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,12 +218,12 @@ def test_a_streaming_epoch_asks_for_each_block_once(way: str, workers: int, serv
     assert sum(len(batch["input_ids"]) for batch in found) == len(far)
     assert 3 < len(ranges) <= len(blocks) + LANES["interleave"] * LANES["turns"] - 1
     reach = 2 * 16 if WAYS[way].get("max_length") else 2 * 40  # of a block's last sample
-    assert sum(stop - start for _, start, stop in ranges) <= far._source.count * 2 + len(ranges) * reach
+    assert sum(stop - start for _, start, stop in ranges) <= far.sample_source.count * 2 + len(ranges) * reach
 
 
 def test_a_batch_is_asked_for_at_once(server: RangeServer, far_of: Any) -> None:
     far = far_of(**WAYS["blocks"])
-    assert isinstance(far._source, BlocksSource)
+    assert isinstance(far.sample_source, BlocksSource)
     server.counts()
     far.__getitems__([3, 9, 4, 20])
     assert len(server.counts()["ranges"]) == 1  # they lie near one another

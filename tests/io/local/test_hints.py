@@ -165,7 +165,8 @@ def test_of_the_bytes_of_lines(tmp_path: Path, told: Any) -> None:
     with _lines(tmp_path, tmp_path) as dataset:
         numbers = [150_000, 7, 90_000]
         text = (tmp_path / "a.txt").read_bytes()
-        for read in (dataset.__getitems__, lambda found: dataset._source.read_joined(np.array(found))):  # line by line, and by one call
+        source = dataset.sample_source
+        for read in (dataset.__getitems__, lambda found: source.read_joined(np.array(found))):  # line by line, and by one call
             told.clear()
             read(numbers)
             wanted = [f"line {number} {'x' * (number % 70)}\n".encode() for number in numbers]

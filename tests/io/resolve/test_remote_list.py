@@ -176,7 +176,7 @@ def test_sizes_that_no_server_says(tiny_photos: Path, flaky: Any, monkeypatch: p
     for known in (True, False):
         monkeypatch.setattr(flaky, "info", lambda *args, **how: {**info(*args, **how), **({} if known else {"size": None})})  # noqa: B023
         with ImageDataset("flaky://top/**/*.jpg", image_size=8, loading_mode="eager", targets=None) as dataset:
-            assert (dataset._source.sizes() > 0).all() == known and len(list(dataset)) == len(dataset) > 1
+            assert (dataset.sample_source.sizes() > 0).all() == known and len(list(dataset)) == len(dataset) > 1
 
 
 def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPatch) -> None:

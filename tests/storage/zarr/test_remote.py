@@ -277,7 +277,7 @@ def test_patches(folder: Path, far: Any, make_loader: Any, mode: str, edges: str
         loaders = [make_loader(one, batch_size=5, num_workers=0, shuffle=shuffle) for one in (dataset, near)]
         for found, expected in zip(*loaders, strict=True):
             assert all(map(same, found, expected))
-        assert mode != "streaming" or dataset._source.files.bytes_prefetched == 0
+        assert mode != "streaming" or dataset.sample_source.files.bytes_prefetched == 0
         for loader in loaders:
             loader.close()
 
@@ -346,7 +346,7 @@ def test_chunk_files_and_blocks_of_shards_are_fetched_once(server: RangeServer, 
 
 def test_a_bytes_window_holds_whole_files(far: Any) -> None:
     dataset = far("a.zarr", "zstd", loading_mode="streaming")
-    source = dataset._source
+    source = dataset.sample_source
     assert source.byte_ranges(np.arange(8)).size == 2
     source.files.prefetch([source.byte_ranges(np.arange(8))])
     assert source.files.bytes_prefetched > 0
@@ -362,7 +362,7 @@ def test_many_shard_indices_are_read_together(far: Any, trips: Any, monkeypatch:
     dataset = far("a.zarr", "checked", loading_mode="streaming")
     trips()
     assert len(list(dataset)) == N
-    assert dataset._source.locating_needs_io and trips() <= 2 + 20
+    assert dataset.sample_source.locating_needs_io and trips() <= 2 + 20
 
 
 def test_an_index_that_was_written_elsewhere(folder: Path, server: RangeServer, far: Any, trips: Any, tmp_path: Path) -> None:
@@ -552,7 +552,7 @@ def test_labels_of_an_image(tmp_path: Path) -> None:
     near = ZarrDataset(tmp_path / "i.zarr", **options)
     dataset = ZarrDataset(f"file://{tmp_path}/i.zarr", **options, cache_dir=tmp_path / "cache")
     assert dataset.voxel_size == near.voxel_size and dataset.axes == near.axes and len(dataset) == 8
-    assert dataset._source.is_remote and dataset._source.byte_ranges(np.arange(8)).size > 0
+    assert dataset.sample_source.is_remote and dataset.sample_source.byte_ranges(np.arange(8)).size > 0
     assert all(same(dataset[index], near[index]) for index in range(8))
     dataset.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,32 +12,22 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from headrace.datasets.core import loading
+from headrace.datasets.core import construction, loading
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
-from headrace.datasets.core.construction import (
-    become_iterable,
-    describe_call,
-    describe_held,
-    explained,
-    prepare_class,
-    reduced,
-    restore,
-    settling,
-    state_of,
-)
 from headrace.datasets.core.finishing import Finisher, is_random_in, is_transformed, public_attributes
 from headrace.datasets.core.format import FormatOf, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices
+from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices, fingerprint_of_view, labels_of, targets_of_view
 from headrace.dtypes import ArraySpec
-from headrace.errors import ConfigError, EmptyBatchError
+from headrace.errors import EmptyBatchError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.mode import Coming, Mode
 from headrace.order import EpochOrder, RankBatches, World
+from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
 from headrace.order.request import BatchRequest, current_request
@@ -93,10 +82,6 @@ class BaseDataset(Dataset[Any]):
     return_index: bool
     sample_reader: SampleReader
     """Reads and decodes its samples."""
-    left_of_budget: DatasetBudget
-    """Called, it gives the bytes that the budget leaves to this process."""
-    block_memory: BlockMemory
-    """What is reserved for decoded chunks and prefetched blocks."""
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function (or the name of a registered one) that fits these samples, if the default does not."""
     data_path: Any = None
@@ -106,7 +91,7 @@ class BaseDataset(Dataset[Any]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        prepare_class(cls, BaseDataset)
+        construction.prepare_class(cls, BaseDataset)
 
     def __init__(
         self,
@@ -135,7 +120,7 @@ class BaseDataset(Dataset[Any]):
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
         self.targets = as_targets(targets, len(source))
-        self._source = source
+        self.sample_source: Source = source
         self._format = sample_format or SampleFormat()
         self._cache_size, self._cache_policy, self._hold = cache_size, cache_policy, hold
         self._shared, self._cache_dir, self._progress = shared, cache_dir, progress
@@ -149,9 +134,8 @@ class BaseDataset(Dataset[Any]):
         self._is_settled = False
         self.left_of_budget = DatasetBudget(max_memory_usage)
         self.block_memory = BlockMemory(source, self.loading_mode is LoadingMode.STREAMING, self.left_of_budget)
-        threads = WorkerThreads()
-        source.use_threads(threads.map)
-        self.sample_reader = SampleReader(source, on_error, threads)
+        self.sample_reader = SampleReader(source, on_error, WorkerThreads())
+        source.use_threads(self.sample_reader.threads.map)
         self.sample_finisher = Finisher()
 
     # -- the steps from a record to a sample, which a subclass may override; defaults: as the format does them
@@ -165,8 +149,7 @@ class BaseDataset(Dataset[Any]):
         return self._format.value_spec()
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
-        """Input value and target of the decoded value of a sample of this dataset or view. Default: the value, and a copy of its entry in
-        `targets`."""
+        """Input value and target of a decoded value of this dataset or view. Default: the value, and a copy of its entry in `targets`."""
         return self._format.split_target(value, index, self)
 
     def to_input(self, value: Any) -> Any:
@@ -177,39 +160,31 @@ class BaseDataset(Dataset[Any]):
         """A finished sample of input and target. Default: both as a tuple, or the input alone where there are no targets."""
         return self._format.make_sample(value, target, self.targets is not None or self._format.always_pairs)
 
-    # -- what else a format may know
-
     def held_nbytes(self) -> int | None:
         """Bytes of all samples of the whole dataset when they are held, if that is known without reading them."""
         return None
 
     def sample_nbytes(self) -> int | None:
         """Bytes of one finished sample, if they are known and the same for all: what a loader plans its buffers by."""
-        return None if is_transformed(self) or not len(self._source) else self._format.sample_nbytes()
+        return None if is_transformed(self) or not len(self.sample_source) else self._format.sample_nbytes()
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """How long each sample is ([n] int64), in tokens or what stands for them, if that is known without reading them."""
         return None
 
     def held_as(self) -> str:
-        """What, besides the record, decides the value that is held: ranks whose text is the same share it under ``shared="machine"``.
-
-        Default: class and arguments that are no transforms and don't concern loading.
+        """What, besides the record, decides the cached value: ranks whose text is the same share it under ``shared="machine"``. Default:
+        class and arguments that are no transforms and don't concern loading.
 
         Raises:
             ConfigError: one of these has no value that could be compared with another process's; override this method then.
         """
-        return describe_held(type(self), self._arguments)
+        return construction.describe_held(type(self), self._arguments)
 
     @property
     def holds_encoded(self) -> bool:
         """True if eager and cached hold records, and decode at each access."""
         return self._hold == "encoded"
-
-    @property
-    def sample_source(self) -> Source:
-        """Where the records are."""
-        return self._source
 
     @property
     def sample_format(self) -> SampleFormat:
@@ -228,7 +203,7 @@ class BaseDataset(Dataset[Any]):
     # -- what users see
 
     def __len__(self) -> int:
-        return len(self._source) if self._chosen is None else len(self._chosen)
+        return len(self.sample_source) if self._chosen is None else len(self._chosen)
 
     @overload
     def __getitem__(self, index: slice) -> Self: ...
@@ -266,16 +241,8 @@ class BaseDataset(Dataset[Any]):
         return self.make_samples(BatchRequest(indices, seed, epoch), is_plain=around is None)[0]
 
     def make_samples(self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None) -> tuple[list[Any], list[int]]:
-        """The samples of a batch, and the index of each; where such are skipped, without those that can't be read.
-
-        Args:
-            request: names the samples.
-            is_plain: True under a plain DataLoader, which names no epoch.
-            error: why the batch could not be made in another way before.
-
-        Raises:
-            SampleError: see `__getitems__`.
-        """
+        """The samples of a batch and the index of each, as `__getitems__`. (`is_plain`: under a plain DataLoader, which names no epoch;
+        `error`: why the batch could not be made in another way before.)"""
         values = self.sample_reader.values(self.whole_indices(request).tolist(), self.sample_access, error)
         if is_plain and is_random_in(self):
             self._served.value += len(request)
@@ -283,7 +250,7 @@ class BaseDataset(Dataset[Any]):
 
     def may_repeat_draws(self) -> bool:
         """True if nobody has named an epoch, and more samples than it has were asked for under a plain DataLoader."""
-        return self._epoch.value < 0 and self._served.value > len(self._source)
+        return self._epoch.value < 0 and self._served.value > len(self.sample_source)
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order; in mode "streaming" this rank's and worker's part of an epoch, block-shuffled, read ahead."""
@@ -318,9 +285,7 @@ class BaseDataset(Dataset[Any]):
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._chosen, view._fingerprint = self.whole_indices(chosen), None
-        if self.targets is not None:
-            targets = self.targets
-            view.targets = targets[chosen] if isinstance(targets, np.ndarray) else [targets[i] for i in chosen.tolist()]
+        view.targets = targets_of_view(self.targets, chosen)
         view.sample_reader, view.sample_finisher = self.sample_reader.another(is_view=True), Finisher()
         return view
 
@@ -341,16 +306,12 @@ class BaseDataset(Dataset[Any]):
             ConfigError: an argument makes no sense, or a view would have no sample.
         """
         fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
-        parts = split_parts(len(self), fractions, seed, stratify=self._labels(stratify), groups=groups)
+        parts = split_parts(len(self), fractions, seed, stratify=labels_of(self, stratify), groups=groups)
         return tuple(self.subset(part) for part in parts)
 
     def folds(self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None) -> list[tuple[Self, Self]]:
-        """Training and validation views of a k-fold cross-validation: each sample is in one validation view. Arguments: see `split`.
-
-        Raises:
-            ConfigError: as `split`.
-        """
-        parts = fold_parts(len(self), k, seed, stratify=self._labels(stratify), groups=groups)
+        """Training and validation views of a k-fold cross-validation: each sample is in one validation view. See `split`."""
+        parts = fold_parts(len(self), k, seed, stratify=labels_of(self, stratify), groups=groups)
         everything = np.arange(len(self))
         return [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
 
@@ -371,29 +332,28 @@ class BaseDataset(Dataset[Any]):
 
     def source_of(self, index: int) -> str:
         """Where a sample lies: its path, or file and row."""
-        return self._source.location(int(self.whole_indices(range(len(self))[index])))
+        return self.sample_source.location(int(self.whole_indices(range(len(self))[index])))
 
     @property
     def fingerprint(self) -> str:
         """A short hash of what the samples are: the same on every machine, in every mode."""
         if self._fingerprint is None:
-            self._fingerprint = self._source.fingerprint()
-            if self._chosen is not None:
-                whole_and_chosen = self._fingerprint.encode() + self._chosen.astype("<i8").tobytes()
-                self._fingerprint = hashlib.blake2b(whole_and_chosen, digest_size=16).hexdigest()
+            whole = self.sample_source.fingerprint()
+            self._fingerprint = whole if self._chosen is None else fingerprint_of_view(whole, self._chosen)
         return self._fingerprint
 
     def explain(self) -> str:
         """In words: how samples are read, what is cached, and where the budget stands."""
-        return explained(self, {} if self._mode is None else self._mode.stats())
+        return construction.explained(self, {} if self._mode is None else self._mode.stats())
 
     def close(self) -> None:
-        """Gives back what is held, and closes what is open in this process. The dataset can be used again after it."""
-        if self._mode is not None and self._chosen is None:
+        """Gives back what is cached, and closes what is open in this process. The dataset can be used again after it."""
+        if self._chosen is not None:
+            return
+        if self._mode is not None:
             self._mode.close()
             self._mode = None
-        if self._chosen is None:
-            self._source.close()
+        self.sample_source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -403,7 +363,7 @@ class BaseDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         view = "" if self._chosen is None else f".subset(<{len(self._chosen):,} indices>)"
-        return f"{describe_call(type(self).__name__, self._arguments)}{view}  # {len(self):,} samples"
+        return f"{construction.describe_call(type(self).__name__, self._arguments)}{view}  # {len(self):,} samples"
 
     # -- what loaders use
 
@@ -414,27 +374,21 @@ class BaseDataset(Dataset[Any]):
 
     def blocks(self) -> npt.NDArray[np.int64] | None:
         """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
-        sizes = self._source.blocks()
+        sizes = self.sample_source.blocks()
         return sizes if sizes is None or self._chosen is None else blocks_of_view(sizes, self._chosen)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """The default (interleave, turns) of an order over so many blocks, by the layout alone."""
-        return lanes_for(blocks, self._source.block_nbytes)
+        return lanes_for(blocks, self.sample_source.block_nbytes)
 
     def epoch_order(
-        self,
-        shuffle: bool | Literal["block"],
-        seed: int,
-        epoch: int,
-        global_batch: int,
-        interleave: int | None = None,
-        turns: int | None = None,
+        self, shuffle: Shuffle, seed: int, epoch: int, global_batch: int, interleave: int | None = None, turns: int | None = None
     ) -> EpochOrder:
         """The order of one epoch of this dataset."""
         blocks = self.blocks() if shuffle == "block" else None
         if blocks is not None:
-            fitting = self.lanes(len(blocks))
-            interleave, turns = interleave or fitting[0], turns or fitting[1]
+            of_layout = self.lanes(len(blocks))
+            interleave, turns = interleave or of_layout[0], turns or of_layout[1]
         return EpochOrder(
             len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,
             interleave=interleave, turns=turns or DEFAULT_TURNS,
@@ -443,15 +397,11 @@ class BaseDataset(Dataset[Any]):
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:
         """A streaming dataset prefetches these batches of an epoch, the next one first; `key` is equal while the epoch is the same."""
         segments = batches.order.segments if self.block_memory.prefetches_whole else None
-        self.mode.prefetch(Coming(key, steps, batches.some, segments), self._source, self.whole_indices)
-
-    def take_report(self) -> dict[str, Any]:
-        """What was counted in this process since the last call."""
-        return self.sample_reader.take_report()
+        self.mode.prefetch(Coming(key, steps, batches.some, segments), self.sample_source, self.whole_indices)
 
     @property
     def sample_access(self) -> Access:
-        """How samples are reached at the moment."""
+        """How samples are reached."""
         return Access(self.sample_format, self.mode, self.holds_encoded)
 
     def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
@@ -484,23 +434,16 @@ class BaseDataset(Dataset[Any]):
         """The format of a view with that transform, and what is left for the view to call."""
         return self._format.with_transform(transform)
 
-    def _labels(self, stratify: Any) -> Any:
-        if stratify is not True:
-            return stratify
-        if self.targets is None:
-            raise ConfigError(f"stratify=True: this {type(self).__name__} has no targets: pass a label for each sample")
-        return self.targets
-
     def _settle(self) -> None:
         self._is_settled = True
         self.block_memory.settle()
-        become_iterable(self)
+        construction.become_iterable(self)
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.mode  # noqa: B018  # made before any worker is forked, so that all share it
 
-    __reduce_ex__ = reduced
-    __getstate__ = state_of
-    __setstate__ = restore
+    __reduce_ex__ = construction.reduced
+    __getstate__ = construction.state_of
+    __setstate__ = construction.restore
 
 
-BaseDataset.__init__ = settling(BaseDataset.__init__)  # type: ignore[method-assign]  # that of subclasses: `prepare_class`
+BaseDataset.__init__ = construction.settling(BaseDataset.__init__)  # type: ignore[method-assign]  # that of subclasses: `prepare_class`

@@ -17,7 +17,7 @@ from headrace.errors import FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 
-_WITHOUT_GENERATORS = ("sample_reader", "sample_finisher", "left_of_budget", "block_memory")
+_WITHOUT_GENERATORS = ("sample_source", "sample_reader", "sample_finisher", "left_of_budget", "block_memory")
 
 
 class Finisher:

@@ -1,7 +1,8 @@
-"""Indices of views."""
+"""Indices, targets and fingerprints of views."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.errors import ConfigError
 
 
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
@@ -47,3 +49,26 @@ def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
     block_of = np.repeat(np.arange(len(sizes)), sizes)[chosen]
     starts = np.flatnonzero(np.diff(block_of, prepend=-1))
     return np.diff(starts, append=len(block_of)).astype(np.int64)
+
+
+def targets_of_view(targets: Any, chosen: IntArray) -> Any:
+    """The targets of the chosen samples."""
+    if targets is None or isinstance(targets, np.ndarray):
+        return targets if targets is None else targets[chosen]
+    return [targets[index] for index in chosen.tolist()]
+
+
+def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
+    """A fingerprint of the chosen samples of a dataset."""
+    return hashlib.blake2b(whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def labels_of(dataset: Any, stratify: Any) -> Any:
+    """The labels that a split keeps the shares of: those that were given, or for True the targets.
+
+    Raises:
+        ConfigError: there are no targets.
+    """
+    if stratify is True and dataset.targets is None:
+        raise ConfigError(f"stratify=True: this {type(dataset).__name__} has no targets: pass a label for each sample")
+    return dataset.targets if stratify is True else stratify

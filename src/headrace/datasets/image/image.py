@@ -146,11 +146,11 @@ class ImageDataset(BaseDataset):
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
-            parts: list[Any] = self._source.sources if isinstance(self._source, ConcatSource) else [self._source]
+            parts: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
             return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, HDF5Source)) else None
         if self.image_size is None:
             return None
-        return len(self._source) * self.image_size[0] * self.image_size[1] * self._format.channels
+        return len(self.sample_source) * self.image_size[0] * self.image_size[1] * self._format.channels
 
 
 def _size_of(image_size: Any, is_sized: bool, color: str, packed: HDF5Source | None) -> tuple[int, int] | None:
@@ -250,7 +250,7 @@ class _Samples(Sequence[tuple[str, Any]]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
         whole = int(dataset.whole_indices(position))
-        source = dataset._source
+        source = dataset.sample_source
         path = os.fsdecode(source.listing.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
         target = None if dataset.targets is None else dataset.targets[position]
         return path, target.item() if isinstance(target, np.generic) else target

@@ -97,7 +97,7 @@ class StreamingDataset(DelegatingDataset):
     def lanes(self, blocks: int) -> tuple[int, int]:
         """As many lanes a turn as have about `buffer_size` samples in the blocks that they are in the midst of."""
         interleave = interleave_for(self.buffer_size, len(self), blocks, FEWEST)
-        return lanes_for(blocks, self._source.block_nbytes, interleave)
+        return lanes_for(blocks, self.sample_source.block_nbytes, interleave)
 
     def explain(self) -> str:
         first, *rest = super().explain().split("\n")

@@ -79,7 +79,7 @@ class Fetch(Dataset[Any]):
                 _, error = _attempt(self._report_state, report)
             counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
             for dataset in self._inner:
-                for name, value in dataset.take_report().items():
+                for name, value in dataset.sample_reader.take_report().items():
                     counts[name] = counts[name] + value if name in counts else value
             report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
             if error is None and get_worker_info() is None:
