@@ -50,6 +50,7 @@ MISTAKES = [
         "np.arange(members.size)",
         ("test_drawn.py",),
     ),
+    Mistake("order", "a share may be shared out again to two", "if ranks > 1:", "if ranks > world_size:", ("test_shares.py",)),
     Mistake("memory", "an LRU outgrows its bytes", "self._make_room(size, 1)", "self._make_room(0, 1)", ("test_lru.py",)),
     Mistake(
         "memory",
@@ -118,14 +119,14 @@ MISTAKES = [
     Mistake(
         "storage",
         "a chunk that was never written is read from byte 0",
-        "is_written = nbytes > 0",
-        "is_written = nbytes >= 0",
+        "offsets, sizes, masks = table\n",
+        "offsets, sizes, masks = table[0], np.maximum(table[1], 1), table[2]\n",
         ("hdf5/test_matrix.py", "hdf5/test_tables.py"),
     ),
     Mistake(
         "modes",
         "cache_size in bytes is no limit",
-        "capacity = min(capacity, nbytes_wanted // ranks)",
+        "capacity = min(capacity, most // ranks)",
         "pass",
         ("test_modes.py",),
     ),
@@ -160,6 +161,13 @@ MISTAKES = [
         ("test_pad.py",),
     ),
     Mistake("collate", "a loss counts the padding of labels", "IGNORED = -100", "IGNORED = 0", ("collate/test_text.py",)),
+    Mistake(
+        "loader",
+        "a HuggingFace dataset is asked for the format of its samples",
+        'dataset.format["type"] is None',
+        'dataset.sample_format["type"] is None',
+        ("test_module.py",),
+    ),
     Mistake(
         "loader",
         "a loader may run ahead of its quota",

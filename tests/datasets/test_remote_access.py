@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import AccessError, ConfigError, DataNotFoundError, FormatError, ImageDataset, SampleError, StreamingDataset, TextDataset
+from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -80,13 +79,8 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name in ("texts/cat/1.txt", "texts/dog/2.txt", "shards/0.jsonl", "empty/page.htm"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text('{"text": "a line"}\n')
-    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    yield f"http://127.0.0.1:{process.stdout.readline().split(' port ')[1].split()[0]}"
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with plain_server(folder) as url:
+        yield url
 
 
 @pytest.mark.parametrize("end", ["", "/"])

@@ -19,20 +19,10 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index
+from tests.io.served import CONTENT, SIZE
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(2)
-
-SIZE = 1_000_000
-CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("served")
-    for name, content in CONTENT.items():
-        (made / name).write_bytes(content)
-    return made
 
 
 @pytest.fixture

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.server
 import multiprocessing
 import os
 import pickle
 import shutil
 import threading
 import tracemalloc
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +22,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.source import Source
 from tests.data.make import make_photos
+from tests.servers.plain import plain_server
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -177,37 +174,10 @@ class TestErrors:
         assert dataset.sample_reader.take_report()["skipped_samples"][0][:2] == (2, "memory://d/2.jpg")
 
 
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves files to whoever knows the signature."""
-
-    def do_GET(self) -> None:
-        if "sig=s3cr3t" not in self.path:
-            self.send_error(403)
-            return
-        super().do_GET()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 class TestSignedURLs:
     def test_are_read_and_never_shown(self, tmp_path: Path) -> None:
         fill(tmp_path)
-        with served(tmp_path) as host:
+        with plain_server(tmp_path, signature="sig=s3cr3t") as host:
             source = FilesSource([f"{host}/a/1.jpg?sig=s3cr3t", f"{host}/b/1.jpg?x=/y&sig=s3cr3t"], ENDINGS)
             assert source.read([0, 1]) == [contents()[0], contents()[2]]
             assert source.location(0) == f"{host}/a/1.jpg"
@@ -220,7 +190,10 @@ class TestSignedURLs:
         assert "s3cr3t" not in repr(dataset) + dataset.fingerprint
 
     def test_that_are_refused(self, tmp_path: Path) -> None:
-        with served(fill(tmp_path)) as host, pytest.raises((AccessError, DataNotFoundError, SampleError)) as caught:
+        with (
+            plain_server(fill(tmp_path), signature="sig=s3cr3t") as host,
+            pytest.raises((AccessError, DataNotFoundError, SampleError)) as caught,
+        ):
             FilesSource(f"{host}/a/1.jpg?sig=wr0ng", ENDINGS)
         assert "wr0ng" not in f"{caught.value} {caught.value.__cause__}" and "a/1.jpg" in str(caught.value)
 

@@ -23,21 +23,12 @@ from headrace.io.remote.client import Remote, Version
 from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
 from tests.io.remote.reading import Range, read
+from tests.io.served import CONTENT, SIZE
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(3)
 
-SIZE = 3_000_000
-CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
 FAULTS = ("500", "503", "429", "reset", "short", "less", "more", "whole")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("served")
-    for name, content in CONTENT.items():
-        (made / name).write_bytes(content)
-    return made
 
 
 @pytest.fixture

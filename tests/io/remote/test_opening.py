@@ -1,14 +1,9 @@
 """What can't change is said at once when something remote is opened; what may pass is asked for again, and logged."""
 
-import contextlib
-import functools
-import http.server
 import logging
 import pickle
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +18,7 @@ from headrace.io.remote import fsspec_calls
 from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import judged
 from tests.io.remote.reading import Range, read
+from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer
 
 
@@ -32,28 +28,6 @@ def nobody() -> str:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
-@contextlib.contextmanager
-def plain_server(folder: Path) -> Iterator[str]:
-    """Python's own HTTP server, which knows no ranges."""
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def copyfile(self, source: Any, outputfile: Any) -> None:
-            with contextlib.suppress(ConnectionError):  # who wants a range goes away
-                super().copyfile(source, outputfile)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(
