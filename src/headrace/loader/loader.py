@@ -21,7 +21,7 @@ from headrace.loader.data import check_dataset, inner_datasets, length_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
-from headrace.loader.explain.options import explain_loader
+from headrace.loader.explain import explain_loader
 from headrace.loader.plan import IterablePlan, OrderPlan, make_plan
 from headrace.loader.state import VERSION, check_data, check_order, check_samples
 from headrace.loader.stateful import States

@@ -215,8 +215,8 @@ class SamplerPlan(Plan):
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
         if self._batch_sampler is not None:
-            found = next(rest, None)
-            return None if found is None else [_index(i) for i in found]
+            batch = next(rest, None)
+            return None if batch is None else [_index(i) for i in batch]
         indices = []
         for _ in range(self._size):  # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
             try:

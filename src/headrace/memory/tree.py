@@ -66,6 +66,6 @@ def rebuild_sparse(
         indices, values = parts
         made = torch.sparse_coo_tensor(indices, values, size=shape, is_coalesced=coalesced, check_invariants=False)
     else:
-        lines, places, values = parts
-        made = torch.sparse_compressed_tensor(lines, places, values, size=shape, layout=layout, check_invariants=False)
+        compressed, plain, values = parts
+        made = torch.sparse_compressed_tensor(compressed, plain, values, size=shape, layout=layout, check_invariants=False)
     return made.requires_grad_(grad)

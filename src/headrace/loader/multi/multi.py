@@ -24,7 +24,7 @@ from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
 from headrace.loader.create import open_path
 from headrace.loader.cursor import Cursor
 from headrace.loader.data import check_dataset, is_path, length_of
-from headrace.loader.explain.options import count_batches
+from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
 from headrace.loader.multi.schedule import MultiIterator, Schedule, check_schedule, pattern_of, split_workers, whole_weights
@@ -171,10 +171,10 @@ class MultiDataLoader:
             if self._cycles or None in lengths:
                 return self._given_steps
             return min(self._given_steps, sum(length or 0 for length in lengths))
-        found = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
+        lengths = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
         if self._epoch_length == "sum":
-            return sum(found)
-        return (max if self._epoch_length == "max" else min)(found, default=0)
+            return sum(lengths)
+        return (max if self._epoch_length == "max" else min)(lengths, default=0)
 
     # -- epochs
 

@@ -54,11 +54,11 @@ _calls = itertools.count(-1, -1)  # torch's own keys are addresses
 
 def flagged(context: Any, init: WorkerInit, workers: int) -> Any:
     """A multiprocessing context whose event, of which torch makes one for each set of workers, is their `Flags`."""
-    found = copy.copy(context)
-    found.Event = functools.partial(_new_flags, init, workers)
+    own = copy.copy(context)
+    own.Event = functools.partial(_new_flags, init, workers)
     if context.get_start_method() == "fork":
-        found.Process = _Forked
-    return found
+        own.Process = _Forked
+    return own
 
 
 def _new_flags(init: WorkerInit, workers: int) -> Flags:
@@ -219,15 +219,15 @@ class WorkerIterator(torch_private.TorchIterator):
         )
         if birth.number == _BIRTHS:
             raise WorkerError(f"{why}; so did {_BIRTHS - 1} before it. Pass multiprocessing_context='forkserver', or end those threads")
-        new, found = self._new_worker(worker)
-        if found is not None:
+        new, reason = self._new_worker(worker)
+        if reason is not None:
             self._unborn[worker] = _Birth(new, birth.number + 1)
         self._workers[worker] = new
         self._watch_ends()
         if call:
             torch_private.set_worker_pids(call, self._pids)
             self._call = call
-        how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'" if found is None else f"fork, since {found}"
+        how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'" if reason is None else f"fork, since {reason}"
         warn(f"{why}. It was killed and started again by {how}")
 
     def _new_worker(self, worker: int) -> tuple[Any, str | None]:
@@ -246,12 +246,12 @@ class WorkerIterator(torch_private.TorchIterator):
             *(self._drop_last, self._base_seed, self._worker_init_fn, worker, self._num_workers, self._persistent_workers),
             self._shared_seed,
         )
-        found, _ = obstacle([self._dataset, self._collate_fn, self._worker_init_fn])
-        made: Any = _Forked if found is not None else forkserver_context().Process
-        process: Any = made(target=torch_private.worker_loop, args=arguments, daemon=True)
+        reason, _ = obstacle([self._dataset, self._collate_fn, self._worker_init_fn])
+        start: Any = forkserver_context().Process if reason is None else _Forked
+        process = start(target=torch_private.worker_loop, args=arguments, daemon=True)
         with self._worker_init_fn.forking():
             process.start()
-        return process, found
+        return process, reason
 
     def _shutdown_workers(self) -> None:
         if not getattr(self, "_shutdown", True):
