@@ -49,7 +49,7 @@ INSIDE: dict[str, list[str]] = {
     "monitor": ["stats", "memory"],
     "collate": ["fields", "stack", "padding", "vision", "pad", "text", "registry"],
     "loader": [
-        *("torch_private", "config", "data", "cursor", "stateful", "state", "plan", "budget", "device", "worker", "build"),
+        *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
     ],
     "loader/worker": ["served", "start", "fetch", "fetch_stream", "processes", "pool"],

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.config import DataLoaderConfig
-from headrace.loader.cursor import Position
 from headrace.loader.device import Deliveries, transfer_to
 from headrace.loader.plan import IterablePlan
+from headrace.loader.state import Position
 from headrace.loader.stateful import States
 from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered

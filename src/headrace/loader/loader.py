@@ -16,14 +16,13 @@ from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
 from headrace.loader.config import FIELDS, DataLoaderConfig, Indexable, LoaderOptions, Reasons, check_options
-from headrace.loader.cursor import Cursor, Position
 from headrace.loader.data import check_dataset, inner_datasets, length_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
 from headrace.loader.plan import IterablePlan, OrderPlan, make_plan
-from headrace.loader.state import VERSION, check_data, check_order, check_samples
+from headrace.loader.state import VERSION, Cursor, Position, check_data, check_order, check_samples
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch
 from headrace.loader.worker.fetch_stream import FetchIterable
@@ -162,7 +161,7 @@ class Loader(DataLoader[Any]):
         return self._cursor.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/cursor.py`."""
+        """Names the epoch of the next iterator; see NOTE [ epochs and positions ] in `loader/state.py`."""
         self._cursor.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -5,7 +5,7 @@ NOTE [ passes ]
 * An epoch has a number of batches that the loaders' lengths say beforehand. A loader that is through earlier begins another pass: pass
   c of epoch e goes by the order of epoch `pass_epoch(e, c)`, a hash, so that no pass repeats another's order, nor an epoch's.
 * Each loader keeps its own position, in its own state. Here are only the schedule's integers and the number of each loader's pass.
-* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ] in `cursor.py`). At its
+* Epochs and positions are named, counted, saved and loaded as a `Loader`'s are (NOTE [ epochs and positions ] in `state.py`). At its
   beginning an epoch names the epoch of every loader, so that their states belong together at any moment.
 """
 
@@ -22,12 +22,12 @@ from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.build import resolve
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
 from headrace.loader.create import open_path
-from headrace.loader.cursor import Cursor
 from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader
 from headrace.loader.multi.foreign import ReplayedLoader
 from headrace.loader.multi.schedule import MultiIterator, Schedule, check_schedule, pattern_of, split_workers, whole_weights
+from headrace.loader.state import Cursor
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
@@ -171,10 +171,10 @@ class MultiDataLoader:
             if self._cycles or None in lengths:
                 return self._given_steps
             return min(self._given_steps, sum(length or 0 for length in lengths))
-        lengths = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
+        known = [length for length in self._known_lengths(drawn, "pass steps=, the batches of an epoch") if length]
         if self._epoch_length == "sum":
-            return sum(lengths)
-        return (max if self._epoch_length == "max" else min)(lengths, default=0)
+            return sum(known)
+        return (max if self._epoch_length == "max" else min)(known, default=0)
 
     # -- epochs
 
