@@ -6,8 +6,8 @@ Imported where it is needed, since zarr-python takes its time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
@@ -32,7 +32,7 @@ class LibraryStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        return list(await asyncio.gather(*(self.get(key, prototype, one) for key, one in key_ranges)))
+        return [*await asyncio.gather(*(self.get(key, prototype, one) for key, one in key_ranges))]
 
     async def exists(self, key: str) -> bool:
         return await asyncio.to_thread(self._store.content, key) is not None
@@ -40,32 +40,12 @@ class LibraryStore(Store):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LibraryStore) and other._store is self._store
 
-    @property
-    def supports_writes(self) -> bool:
-        return False
+    supports_writes = supports_deletes = supports_listing = False
 
-    @property
-    def supports_deletes(self) -> bool:
-        return False
-
-    @property
-    def supports_listing(self) -> bool:
-        return False
-
-    async def set(self, key: str, value: Buffer) -> None:
+    def _refuse(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    async def delete(self, key: str) -> None:
-        raise NotImplementedError
-
-    def list(self) -> AsyncIterator[str]:
-        raise NotImplementedError
-
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        raise NotImplementedError
-
-    def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        raise NotImplementedError
+    set = delete = list = list_prefix = list_dir = _refuse  # type: ignore[assignment]
 
 
 def _bounds(wanted: ByteRequest | None) -> tuple[int, int | None]:

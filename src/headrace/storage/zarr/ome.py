@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,51 +25,38 @@ _FARTHEST = 2.0  # how many times larger or smaller than asked for a voxel may b
 _TIE = 1e-6  # of a voxel: what counts as halfway between two
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis of an image.
-
-    Attributes:
-        name: such as "z".
-        kind: "space", "time", "channel" or what the file says; "" if it doesn't.
-        unit: such as "micrometer"; "" if the file doesn't say.
-    """
+class Axis(NamedTuple):
+    """An axis of an image."""
 
     name: str
     kind: str
+    """"space", "time", "channel" or what the file says; "" if it doesn't."""
     unit: str
+    """Such as "micrometer"; "" if the file doesn't say."""
 
 
-@dataclass(frozen=True)
-class Level:
-    """An image at one voxel size.
-
-    Attributes:
-        path: of its array in the store.
-        scale: from one voxel's centre to the next, along each axis.
-        translation: where the centre of the first voxel lies.
-    """
+class Level(NamedTuple):
+    """An image at one voxel size."""
 
     path: str
+    """Of its array in the store."""
     scale: tuple[float, ...]
+    """From one voxel's centre to the next, along each axis."""
     translation: tuple[float, ...]
+    """Where the centre of the first voxel lies."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image of OME-NGFF.
-
-    Attributes:
-        group: its path in the store.
-        where: names it in messages.
-        axes: those of its arrays.
-        levels: in the file's order, the finest first.
-    """
+    """An image of OME-NGFF."""
 
     group: str
+    """Its path in the store."""
     where: str
+    """Names it in messages."""
     axes: tuple[Axis, ...]
     levels: tuple[Level, ...]
+    """In the file's order, the finest first."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,8 +75,8 @@ class Image:
         if scale is None:
             return self.levels[0]
         space = [number for number, axis in enumerate(self.axes) if axis.kind == "space"] or [*range(len(self.axes))]
-        names = [self.names[number] for number in space]
-        if isinstance(scale, (int, float)):
+        is_one = isinstance(scale, int | float)
+        if isinstance(scale, int | float):
             wanted = [float(scale)]
         elif isinstance(scale, Mapping):
             if not scale or set(scale) - set(self.names):
@@ -98,16 +85,15 @@ class Image:
         else:
             wanted = [float(extent) for extent in scale]
             if len(wanted) != len(space):
-                raise ConfigError(f"scale={wanted} needs {len(space)} extents, along {', '.join(names)} of {self.where}")
+                names = ", ".join(self.names[number] for number in space)
+                raise ConfigError(f"scale={wanted} needs {len(space)} extents, along {names} of {self.where}")
         if not all(extent > 0 and math.isfinite(extent) for extent in wanted):
             raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
 
-        def extents(level: Level) -> list[float]:
-            along = [level.scale[number] for number in space]
-            return [min(along)] if isinstance(scale, (int, float)) else along
-
         def off(level: Level) -> list[float]:
-            return [abs(math.log(has / asked)) for has, asked in zip(extents(level), wanted, strict=True)]
+            extents = [level.scale[number] for number in space]
+            extents = [min(extents)] if is_one else extents
+            return [abs(math.log(has / asked)) for has, asked in zip(extents, wanted, strict=True)]
 
         found = min(self.levels, key=lambda level: sum(off(level)))
         if max(off(found)) > math.log(_FARTHEST) + _TIE:
@@ -135,55 +121,47 @@ def image_at(store: Store, name: str) -> Image | None:
     Raises:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
-    said = store.attributes(name)
+    attributes = store.attributes(name)
     where = f"{redact(store.path)}{', ' + repr(name) if name else ''}"
-    ome = said.get("ome", said)
-    found = ome.get("multiscales") if isinstance(ome, dict) else None
-    if found is None:
+    ome = attributes.get("ome", attributes)
+    images = ome.get("multiscales") if isinstance(ome, dict) else None
+    if images is None:
         return None
     try:
-        version = str(ome.get("version", found[0].get("version", "")))
-        if _is_later(version):
+        version = str(ome.get("version", images[0].get("version", "")))
+        if [int(part) for part in version.split(".")[:2] if part.isdecimal()] > [0, 5]:  # such as 0.6 and 0.6.dev1
             raise FormatError(
                 f"{where} is of OME-NGFF {version}, which is not supported yet; 0.4 and 0.5 are: "
                 "pass the path of an array as dataset_name, or convert it"
             )
-        return _image(found[0], name, where, version)
+        return _image(images[0], name, where, version)
     except FormatError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
         raise FormatError(f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}") from error
 
 
-def _is_later(version: str) -> bool:
-    """True for versions beyond 0.5, such as "0.6" and "0.6.dev1"."""
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
-    return numbers > [0, 5]
-
-
-def _image(said: dict[str, Any], name: str, where: str, version: str) -> Image:
-    if not all(isinstance(axis, dict) for axis in said.get("axes", [None])):
+def _image(metadata: dict[str, Any], name: str, where: str, version: str) -> Image:
+    if not all(isinstance(axis, dict) for axis in metadata.get("axes", [None])):
         remedy = "give the path of an array as dataset_name, or convert it"
         raise FormatError(f"{where} is of OME-NGFF {version or '0.3 or older'}; 0.4 and 0.5 are read: {remedy}")
-    axes = tuple(Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or "")) for one in said["axes"])
+    axes = tuple(Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or "")) for one in metadata["axes"])
     if len({axis.name for axis in axes}) != len(axes):
         raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
-    after = _transform(said.get("coordinateTransformations", []), len(axes))
-    levels = []
-    for one in said["datasets"]:
-        before = _transform(one.get("coordinateTransformations", []), len(axes))
-        scale = tuple((after[0] * before[0]).tolist())
-        path = key_of(name, str(one["path"]))
-        levels.append(Level(path, scale, tuple((after[0] * before[1] + after[1]).tolist())))
+    after, levels = _transform(metadata, len(axes)), list[Level]()
+    for one in metadata["datasets"]:
+        before = _transform(one, len(axes))
+        scale, translation = after[0] * before[0], after[0] * before[1] + after[1]
+        levels.append(Level(key_of(name, str(one["path"])), tuple(scale.tolist()), tuple(translation.tolist())))
     if not levels:
         raise ValueError("it has no levels")
     return Image(name, where, axes, tuple(levels))
 
 
-def _transform(said: Sequence[dict[str, Any]], axes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Scale and translation that a list of transformations makes together."""
+def _transform(metadata: dict[str, Any], axes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Scale and translation that the transformations of an image or level make together."""
     scale, translation = np.ones(axes), np.zeros(axes)
-    for one in said:
+    for one in metadata.get("coordinateTransformations", []):
         kind = one["type"]
         if kind == "identity":
             continue
