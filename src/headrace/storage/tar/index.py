@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile, Arrays
+from headrace.io.array_file import ArrayFile
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, is_unknown
 from headrace.io.packed_strings import NamesBuilder, PackedNames
@@ -79,17 +79,13 @@ class TarIndex:
     """Of `arrays`."""
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """All of it as arrays, to be kept."""
+        """All of it, to be cached."""
         notes = np.frombuffer(json.dumps(self.notes).encode(), np.uint8)
         return [self.first, self.offsets, self.sizes, self.kinds, *self.keys.arrays, *self.extensions.arrays, notes]
 
     @classmethod
     def from_arrays(cls, arrays: list[npt.NDArray[Any]]) -> TarIndex:
-        """What `arrays` gave.
-
-        Raises:
-            ValueError: it can't have been that.
-        """
+        """From what `arrays` gave; a ValueError if it can't have been that."""
         first, offsets, sizes, kinds, keys, key_offsets, extensions, extension_offsets, notes = arrays
         if not (len(first) == len(key_offsets) and len(offsets) == len(sizes) == len(kinds) == (first[-1] if len(first) else -1)):
             raise ValueError("the arrays don't fit one another")
@@ -118,17 +114,12 @@ def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike
         make = functools.partial(_local_index, files, cache_dir)
     sizes = [files.version(path).size for path in paths]
     bar = progress_bar(progress, total=sum(sizes), desc="reading tar headers", unit="B", unit_scale=True, delay=1)
+    indices = list[TarIndex]()
     with bar, ThreadPoolExecutor(min(THREADS, len(paths)) if files.is_remote else 1, "headrace-tar-index") as pool:
-        running = [pool.submit(make, path) for path in paths]
-        try:
-            found = []
-            for future, size in zip(running, sizes, strict=True):
-                found.append(future.result())
-                bar.update(size)
-            return found
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for index, size in zip(pool.map(make, paths), sizes, strict=True):
+            indices.append(index)
+            bar.update(size)
+    return indices
 
 
 def _local_index(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
@@ -167,11 +158,7 @@ def _remote_index(files: RemoteFiles, url: str) -> TarIndex:
         raise FormatError(f"{redact(url)}: its index makes no sense ({error}): remove it from cache_dir, or from beside the tar") from None
 
 
-def _made(files: RemoteFiles, url: str) -> Arrays:
-    return scanned(files, url).arrays()
-
-
-INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, _made)
+INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, lambda files, url: scanned(files, url).arrays())
 """The index of a remote tar."""
 
 
@@ -240,7 +227,10 @@ def scanned(files: Files, path: str) -> TarIndex:
             if member.type == tarfile.GNUTYPE_LONGNAME:
                 overrides.append({b"path": content.partition(b"\0")[0]})
             elif member.type == tarfile.XGLTYPE:
-                _check_global(_pax(content, shown, data), shown, at)
+                wrong = [word for word in _pax(content, shown, data) if word in (b"path", b"size") or word.startswith(b"GNU.sparse.")]
+                if wrong:  # it may say who wrote the tar, and no name or size
+                    what = f"gives all members that follow one {_text(wrong[0])}"
+                    raise FormatError(f"{shown}: the header at byte {at:,} {what}: the file is damaged")
             elif member.type != tarfile.GNUTYPE_LONGLINK:
                 overrides.append(_pax(content, shown, data))
             at = data + _up(member.size)
@@ -250,8 +240,10 @@ def scanned(files: Files, path: str) -> TarIndex:
             if any(keyword.startswith(b"GNU.sparse.") for keyword in extension):
                 raise _sparse(shown, extension.get(b"GNU.sparse.name", name), at)
             name = extension.get(b"path", name).rstrip(b"/")
-            if b"size" in extension:
-                nbytes = _number(extension[b"size"], shown, at)
+            if (digits := extension.get(b"size")) is not None:
+                if not digits.isdigit() or len(digits) > 18:
+                    raise FormatError(f"{shown}: the extended header of byte {at:,} says a size of {_text(digits)!r}: the file is damaged")
+                nbytes = int(digits)
         overrides = []
         if member.type == tarfile.GNUTYPE_SPARSE:
             raise _sparse(shown, name, at)
@@ -270,8 +262,7 @@ class _IndexBuilder:
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
-        self._first, self._offsets, self._sizes = array.array("q"), array.array("q"), array.array("q")
-        self._kinds = array.array("i")
+        self._first, self._offsets, self._sizes, self._kinds = array.array("q"), array.array("q"), array.array("q"), array.array("i")
         self._keys, self._new_keys = NamesBuilder(), list[bytes]()
         self._numbers: dict[str, int] = {}  # of extensions
         self._key: bytes | None = None
@@ -318,11 +309,8 @@ class _IndexBuilder:
         self._flush()
         self._first.append(len(self._offsets))
         self._notes["behind"] = behind if behind > _BEHIND else 0
-        columns = [np.array(column, np.int64) for column in (self._first, self._offsets, self._sizes)]
-        extensions = PackedNames(map(os.fsencode, self._numbers))
-        return TarIndex(
-            columns[0], columns[1], columns[2], np.array(self._kinds, np.int32), self._keys.build(), extensions, self._notes
-        )  # fmt: skip
+        first, offsets, sizes, kinds = (np.array(column) for column in (self._first, self._offsets, self._sizes, self._kinds))
+        return TarIndex(first, offsets, sizes, kinds, self._keys.build(), PackedNames(map(os.fsencode, self._numbers)), self._notes)
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
@@ -382,19 +370,6 @@ def _pax(data: bytes, shown: str, begin: int) -> dict[bytes, bytes]:
         found[keyword] = value
         at = end
     return found
-
-
-def _check_global(said: dict[bytes, bytes], shown: str, at: int) -> None:
-    """Headers for all members that follow may say who wrote the tar, and no name or size."""
-    wrong = [keyword for keyword in said if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse.")]
-    if wrong:
-        raise FormatError(f"{shown}: the header at byte {at:,} gives all members that follow one {_text(wrong[0])}: the file is damaged")
-
-
-def _number(value: bytes, shown: str, at: int) -> int:
-    if not value.isdigit() or len(value) > 18:
-        raise FormatError(f"{shown}: the extended header of byte {at:,} says a size of {_text(value)!r}: the file is damaged")
-    return int(value)
 
 
 def _up(nbytes: int) -> int:

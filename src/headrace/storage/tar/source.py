@@ -86,8 +86,8 @@ class TarSource(Locatable):
         before = np.cumsum([0, *members])
         first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
         self._first = SharedArray(np.concatenate([*first, before[-1:]]).astype(np.int64))
-        self._offsets = SharedArray(_concatenated([index.offsets for index in indices]))
-        self._sizes = SharedArray(_concatenated([index.sizes for index in indices]))
+        self._offsets = SharedArray(np.concatenate([np.empty(0, np.int64), *(index.offsets for index in indices)]))
+        self._sizes = SharedArray(np.concatenate([np.empty(0, np.int64), *(index.sizes for index in indices)]))
         keys, numbers, kinds = NamesBuilder(), dict[bytes, int](), list[npt.NDArray[np.int32]]()
         for index in indices:
             data, offsets = index.keys.arrays
@@ -150,11 +150,9 @@ class TarSource(Locatable):
         record: dict[str, Any] = {"__key__": os.fsdecode(self.keys[index]), "__url__": self._shown[shard]}
         starts, sizes = self._offsets.array[first:last].tolist(), self._sizes.array[first:last].tolist()
         for kind, start, size in zip(self._kinds.array[first:last].tolist(), starts, sizes, strict=True):
-            record[self._extension(kind)] = bytes(view[start - begin : start - begin + size])
+            extension = self._names_of_kinds[kind] if kind < _FEW else os.fsdecode(self.extensions[kind])
+            record[extension] = bytes(view[start - begin : start - begin + size])
         return record
-
-    def _extension(self, kind: int) -> str:
-        return self._names_of_kinds[kind] if kind < len(self._names_of_kinds) else os.fsdecode(self.extensions[kind])
 
     # -- what it is
 
@@ -191,7 +189,3 @@ class TarSource(Locatable):
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = f"; {self.files.explain()}" if self.files.is_remote else ""
         return {"samples": f"{len(self):,} in {shards}, each read at once by an index of {len(self._offsets):,} members{left_out}{way}"}
-
-
-def _concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *columns])
