@@ -291,7 +291,6 @@ class _FallbackCounter(logging.Handler):
         self._shared[:8] = (self.count + 1).to_bytes(8, "little")
 
 
-_LOOKED_AT = ("datasets/core/", "datasets/image/", "datasets/text/test_text", "datasets/text/test_filling", "modes/", "testing/")
 _FALLBACKS = _FallbackCounter()
 _WAYS = logging.getLogger("headrace.datasets.core.ways")
 _WAYS.addHandler(_FALLBACKS)
@@ -301,9 +300,8 @@ _WAYS.propagate = False
 
 @pytest.fixture(autouse=True)
 def _fast_ways_work(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test in which a fast way of making batches fails, unless it is marked `falls_back`. Tests of storage, loaders and servers
-    damage what they read in many places, and are not looked at."""
-    before, is_looked_at = _FALLBACKS.count, any(part in str(request.node.path) for part in _LOOKED_AT)
+    """Fails a test in which a fast way of making batches fails, unless it is marked `falls_back`."""
+    before = _FALLBACKS.count
     yield
-    if is_looked_at and _FALLBACKS.count > before and request.node.get_closest_marker("falls_back") is None:
+    if _FALLBACKS.count > before and request.node.get_closest_marker("falls_back") is None:
         pytest.fail(f"{_FALLBACKS.count - before} batches fell back to a slower way", pytrace=False)

@@ -185,6 +185,7 @@ def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 # -- bad input
 
 
+@pytest.mark.falls_back
 def test_a_chunk_that_is_damaged_names_its_samples(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", data=(rows(), {**PACKED, "fletcher32": True}))
     with h5py.File(path) as file:

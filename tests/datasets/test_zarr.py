@@ -479,6 +479,7 @@ def test_a_zip_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
         dataset.close()
 
 
+@pytest.mark.falls_back
 def test_workers_never_mix_two_versions(tmp_path: Path) -> None:
     path, layout = tmp_path / "a.zarr", {"compressors": None}
     write_rows(path, 1, layout)

@@ -115,6 +115,7 @@ def test_a_file_that_is_cut_short_is_no_signal(gatherer: Gatherer, path: str, le
         assert gatherer.read(path, [0, 1 << 20], [200, 200], lambda _: None) == CONTENT[:200] + CONTENT[1 << 20 :][:200]
 
 
+@pytest.mark.falls_back
 def test_lines_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"line {number} of a text {'x' * (number % 90)}" for number in range(30_000)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
