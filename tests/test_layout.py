@@ -75,7 +75,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "datasets/core": [
         *("batch", "format", "threads", "warnings", "reader", "finishing", "options", "checks", "construction", "budgeting", "loading"),
-        *("views", "base", "collating", "ways"),
+        *("views", "base", "ways"),
     ],
     "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "packed", "text"],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.budgeting import CHUNK_BYTES
-from headrace.datasets.core.collating import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory

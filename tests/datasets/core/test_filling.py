@@ -14,8 +14,7 @@ import torch
 
 from headrace import BaseDataset, ConfigError, HDF5Dataset, ImageDataset, MemoryEfficientDataset, SampleError, TextDataset
 from headrace.collate import stack_collate
-from headrace.datasets.core.batch import BatchWay
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import BatchWay, Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.dtypes import ArraySpec
 from headrace.order import BatchRequest

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import CharTokenizer, FileChangedError, SampleError, TextCollator, TextDataset, create_dataloader
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.order import BatchRequest
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace import SampleError, TextCollator, TextDataset
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.ways import choose_way
 from headrace.io.local import gather
 from headrace.io.local.files import LocalFiles

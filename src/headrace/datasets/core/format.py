@@ -128,6 +128,10 @@ class SampleFormat:
         return None
 
 
+_NEVER_OVERRIDDEN = ("always_pairs", "draws", "names_warnings", "decodes_late", "draw", "write_input", "random_steps")
+"""What the class of a dataset leaves to its format."""
+
+
 class FormatOf(SampleFormat):
     """The format of a dataset whose class overrides some steps, or of a view: what wraps such a dataset uses it.
 
@@ -140,15 +144,12 @@ class FormatOf(SampleFormat):
 
     def __init__(self, dataset: Any, base: SampleFormat, overridden: frozenset[str], chosen: npt.NDArray[np.int64] | None = None) -> None:
         self._dataset, self._base, self._overridden, self._chosen = dataset, base, overridden, chosen
+        vars(self).update({name: getattr(base, name) for name in _NEVER_OVERRIDDEN})
         decodes, presents = "decode" in overridden, "to_input" in overridden
         self.decodes_batches: bool = base.decodes_batches and not decodes
         self.stores_values: bool = base.stores_values and not decodes
         self.splits_targets: bool = base.splits_targets or "split_target" in overridden
         self.makes_plain_samples: bool = base.makes_plain_samples and "make_sample" not in overridden
-        self.always_pairs: bool = base.always_pairs
-        self.draws: bool = base.draws
-        self.names_warnings: bool = base.names_warnings
-        self.decodes_late: bool = base.decodes_late
         self.copies: bool = base.copies and not presents
 
     def _of(self, step: str) -> Any:
@@ -185,17 +186,8 @@ class FormatOf(SampleFormat):
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None if "to_input" in self._overridden else self._base.input_spec(value)
 
-    def draw(self, value: Any) -> Any:
-        return self._base.draw(value)
-
-    def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
-        self._base.write_input(value, drawn, out)
-
     def sample_nbytes(self) -> int | None:
         return None if self._overridden else self._base.sample_nbytes()
-
-    def random_steps(self) -> list[Any]:
-        return self._base.random_steps()
 
     def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)

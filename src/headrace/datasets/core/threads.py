@@ -93,6 +93,3 @@ class WorkerThreads:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WorkerThreads:
-        return WorkerThreads()

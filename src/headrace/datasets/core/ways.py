@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, MadeBatch
-from headrace.datasets.core.collating import Collating, stacked_targets
+from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, stacked_targets
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.reader import Access, Fetched, nothing_readable
 from headrace.datasets.core.warnings import naming

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from headrace.dtypes import ArraySpec
 DEFAULT_SIZE = (224, 224)
 
 
+@dataclass(kw_only=True, eq=False)
 class ImageFormat(SampleFormat):
     """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of PIL images or arrays come next; or as
     the encoded records themselves, where an image is decoded only when it is known which part of it is wanted.
@@ -50,42 +52,36 @@ class ImageFormat(SampleFormat):
     always_pairs = True
     names_warnings = True
 
-    def __init__(
-        self,
-        *,
-        color: str,
-        image_size: tuple[int, int] | None,
-        is_size_given: bool,
-        exact: bool,
-        normalize: bool,
-        transform_input: str,
-        augment: Augment | None,
-        transformed: bool,
-        is_stored_decoded: bool,
-        hold: str | None,
-        left: Left | None = None,
-        channels_first: bool | None = None,
-    ) -> None:
-        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.color, self.image_size, self.transform_input = color, image_size, transform_input
-        self.normalize, self.augment, self.transformed = normalize, augment, transformed
-        self._is_exact, self._is_stored_decoded, self._is_size_given, self._left = exact, is_stored_decoded, is_size_given, left
-        self._shows_channels_first = not transformed or transform_input == "tensor"
-        self.channels_first: bool = augment is None and self._shows_channels_first if channels_first is None else channels_first
-        self._crop_size = None if augment is None or augment.crop is None else augment.crop.size
-        self.is_encoded: bool = self._crop_size is not None and image_size is None and not is_stored_decoded and hold != "decoded"
+    color: str
+    image_size: tuple[int, int] | None
+    is_size_given: bool
+    exact: bool
+    normalize: bool
+    transform_input: str
+    augment: Augment | None
+    transformed: bool
+    is_stored_decoded: bool
+    hold: str | None
+    left: Left | None = None
+    channels_first: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._shows_channels_first = not self.transformed or self.transform_input == "tensor"
+        if self.channels_first is None:
+            self.channels_first = self.augment is None and self._shows_channels_first
+        self._crop_size = None if self.augment is None or self.augment.crop is None else self.augment.crop.size
+        is_cropped_first = self._crop_size is not None and self.image_size is None
+        self.is_encoded: bool = is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         """True if values are encoded images."""
-        self.decodes_late = self.is_encoded
-        self.draws = augment is not None
-        self.copies = augment is None and self.channels_first and not normalize and not transformed
+        self.draws, self.decodes_late = self.augment is not None, self.is_encoded
+        self.copies = self.augment is None and self.channels_first and not self.normalize and not self.transformed
 
     def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
         """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""
         augment, rest = split_augment(transform)
-        if rest is None and augment is None and self.image_size is None and not self._is_size_given:
+        if rest is None and augment is None and self.image_size is None and not self.is_size_given:
             augment = Augment(Whole(self._crop_size or DEFAULT_SIZE), None)
-        changes = {"augment": augment, "transformed": rest is not None, "channels_first": self.channels_first}
-        return ImageFormat(**{**self._options, **changes}), rest
+        return replace(self, augment=augment, transformed=rest is not None), rest
 
     @property
     def channels(self) -> int:
@@ -95,15 +91,15 @@ class ImageFormat(SampleFormat):
     @property
     def held_as(self) -> str:
         """What decides the value of a record."""
-        exact = " exact" if self._is_exact else ""
-        return f"ImageDataset {self.color} {self.image_size} {self.channels_first} {self._is_stored_decoded}{exact}"
+        exact = " exact" if self.exact else ""
+        return f"ImageDataset {self.color} {self.image_size} {self.channels_first} {self.is_stored_decoded}{exact}"
 
     def decode(self, record: Any) -> Any:
         if self.is_encoded:
             return record.tobytes() if isinstance(record, np.ndarray) else record  # no array: those are taken for pixels
-        if self.image_size is not None and not self._is_stored_decoded:
-            return load_image(record, self.color, self.image_size, self.channels_first, exact=self._is_exact, left=self._left)
-        pixels = record if self._is_stored_decoded else decode_image(record, self.color, self._left)
+        if self.image_size is not None and not self.is_stored_decoded:
+            return load_image(record, self.color, self.image_size, bool(self.channels_first), exact=self.exact, left=self.left)
+        pixels = record if self.is_stored_decoded else decode_image(record, self.color, self.left)
         if self.image_size is not None:
             pixels = resize_image(pixels, self.image_size)
         return to_channels_first(pixels) if self.channels_first else pixels
@@ -117,14 +113,14 @@ class ImageFormat(SampleFormat):
     def pixels(self, value: Any) -> np.ndarray[Any, Any]:
         """The decoded image, uint8 [H, W, C]."""
         if self.is_encoded:
-            return decode_image(value, self.color, self._left)
+            return decode_image(value, self.color, self.left)
         return to_channels_last(value) if self.channels_first else value
 
     def draw(self, value: Any) -> Drawn | None:
         if self.augment is None:
             return None
         first = 1 if self.channels_first else 0
-        height, width = self.image_size or (image_shape(value, self._left) if self.is_encoded else value.shape[first : first + 2])
+        height, width = self.image_size or (image_shape(value, self.left) if self.is_encoded else value.shape[first : first + 2])
         return self.augment.draw(height, width)
 
     def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
@@ -135,7 +131,7 @@ class ImageFormat(SampleFormat):
         size = self._crop_size
         if self.is_encoded:
             assert size is not None
-            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self._is_exact, self._left)
+            return load_image(value, self.color, size, self._shows_channels_first, box, flip, self.exact, self.left)
         value = value.transpose(1, 2, 0) if self.channels_first else value
         if box is not None and size is not None:
             value = resize_image(np.ascontiguousarray(box.of(value)), size)

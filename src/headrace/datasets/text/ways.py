@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, MadeBatch
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
 from headrace.memory.ring import empty

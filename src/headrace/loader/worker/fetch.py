@@ -23,8 +23,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, MadeBatch
-from headrace.datasets.core.collating import Collating, named
+from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, named
 from headrace.datasets.core.ways import choose_way
 from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError, WorkerError

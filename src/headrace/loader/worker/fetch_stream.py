@@ -7,8 +7,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.datasets.core.batch import MadeBatch
-from headrace.datasets.core.collating import Collating
+from headrace.datasets.core.batch import Collating, MadeBatch
 from headrace.loader.stateful import asked, is_stateful, iterator_of
 from headrace.loader.worker.fetch import Fetch, worker_number
 from headrace.memory.ring import Ring, outside_slot
