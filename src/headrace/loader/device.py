@@ -165,19 +165,15 @@ def _accelerator(kind: str, index: int) -> TorchAccelerator:
     return TorchAccelerator(torch.device(kind, index))
 
 
-def _find(device: torch.device) -> TorchAccelerator:
-    return _accelerator(device.type, torch.get_device_module(device).current_device() if device.index is None else device.index)
-
-
 def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccelerator] | None:
     """What finds the accelerator of a device when it is first needed; None for a device without streams, or one that is not there.
 
     A device without an index is the one that is current then. Nothing is asked of the device before.
     """
     target = torch.device(device)
-    if target.type not in _STREAMED or not torch.get_device_module(target).is_available():
+    if target.type not in _STREAMED or not (module := torch.get_device_module(target)).is_available():
         return None
-    return functools.partial(_find, target)
+    return lambda: _accelerator(target.type, module.current_device() if target.index is None else target.index)
 
 
 def transfer_to(device: torch.device | str | int | None) -> Transfer:

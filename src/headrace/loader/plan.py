@@ -163,19 +163,18 @@ class SamplerPlan(Plan):
     ) -> None:
         self.seed: int = seed
         self._drop_last = drop_last
-        self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._size = 1 if batch_sampler is not None else batch_size or 1
-        self._seeder = SampleSeeder(sampler, batch_sampler)
-        self.origin: str = f"sampler {type(sampler).__name__}" if batch_sampler is None else f"batch_sampler {type(batch_sampler).__name__}"
+        self._kind = "sampler" if batch_sampler is None else "batch_sampler"
+        self._source: Any = sampler if batch_sampler is None else batch_sampler
+        self._size = batch_size or 1 if batch_sampler is None else 1  # of what the source counts
+        self._seeder = SampleSeeder(self._source)
+        self.origin: str = f"{self._kind} {type(self._source).__name__}"
         self._states: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and position; of batches that are on their way
 
     def steps(self) -> int | None:
-        if self._batch_sampler is not None:
-            return length_of(self._batch_sampler)
-        return _steps(length_of(self._sampler), self._size, self._drop_last)
+        return _steps(length_of(self._source), self._size, self._drop_last)
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
-        source: Any = self._batch_sampler if self._batch_sampler is not None else self._sampler
+        source: Any = self._source
         for part in (source, getattr(source, "sampler", None)):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
@@ -214,7 +213,7 @@ class SamplerPlan(Plan):
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
-        if self._batch_sampler is not None:
+        if self._kind == "batch_sampler":
             batch = next(rest, None)
             return None if batch is None else [_index(i) for i in batch]
         indices = []
@@ -226,8 +225,7 @@ class SamplerPlan(Plan):
         return None if len(indices) < (self._size if self._drop_last else 1) else indices
 
     def parameters(self) -> dict[str, Any]:
-        kind = "sampler" if self._batch_sampler is None else "batch_sampler"
-        return {"shuffle": kind, "seed": self.seed, "global_batch": self._size}
+        return {"shuffle": self._kind, "seed": self.seed, "global_batch": self._size}
 
     def received(self, epoch: int, position: int) -> None:
         for key in [key for key in self._states if key[0] == epoch and key[1] < position]:

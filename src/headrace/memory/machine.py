@@ -41,13 +41,7 @@ _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictiona
 
 
 def open_machine_store(
-    folder: Path,
-    key: str,
-    length: int,
-    capacity: int,
-    policy: str = "keep",
-    max_items: int | None = None,
-    layout: Layout | None = None,
+    folder: Path, key: str, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, layout: Layout | None = None
 ) -> SampleStore:
     """The store of that key in a folder, which is made if it is missing: the one that other processes of this user have open, or a new one.
 

@@ -72,12 +72,7 @@ class SampleStore:
     """
 
     def __init__(
-        self,
-        length: int,
-        capacity: int,
-        policy: str = "keep",
-        max_items: int | None = None,
-        memory: AnonymousMemory | None = None,
+        self, length: int, capacity: int, policy: str = "keep", max_items: int | None = None, memory: AnonymousMemory | None = None
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
@@ -301,7 +296,7 @@ class SampleStore:
             self._put_filler(head, filler)
             head += filler
         start = head % self.capacity
-        self._put_entry(start, entry)
+        self._put_header(start, entry)
         at = start + HEADER
         for piece in pieces:
             self._memory.write(self._log_at + at, piece)
@@ -314,10 +309,10 @@ class SampleStore:
         return head
 
     def _put_filler(self, head: int, nbytes: int) -> None:
-        self._put_entry(head % self.capacity, [-1, nbytes, 0, 0, 0, 0, 0, 0])
+        self._put_header(head % self.capacity, [-1, nbytes, 0, 0, 0, 0, 0, 0])
 
-    def _put_entry(self, start: int, entry: list[int]) -> None:
-        self._memory.write(self._log_at + start, np.array(entry, np.int64).data)
+    def _put_header(self, start: int, header: list[int]) -> None:
+        self._memory.write(self._log_at + start, np.array(header, np.int64).data)
 
     def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read since and is to be spared."""

@@ -50,13 +50,7 @@ class Fetch(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        ring: Ring,
-        collating: Collating,
-        plan: OrderPlan | None = None,
-        stride: int = 1,
-        origin: str = "the order",
+        self, dataset: Any, ring: Ring, collating: Collating, plan: OrderPlan | None = None, stride: int = 1, origin: str = "the order"
     ) -> None:
         self._origin, self._collating = origin, collating
         self.dataset, self.ring, self._plan, self._stride = dataset, ring, plan, stride
@@ -178,10 +172,8 @@ def worker_number() -> int:
 
 
 def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
-    """The slot of a request, to write its batch into; None where the user keeps too many batches, and the slot is given back.
-
-    Without workers the batch's tensors hold the slot themselves, and nothing is pickled.
-    """
+    """The slot of a request, to write its batch into; None, without workers, where the user keeps too many batches: the slot is given back.
+    There the batch's tensors hold the slot themselves."""
     slot = request.slot
     assert slot is not None
     if get_worker_info() is not None:
