@@ -26,7 +26,7 @@ from headrace.memory.budget import format_size
 from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
+from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes
@@ -47,10 +47,15 @@ class PackedWriter:
         self._part, self._plan = part, plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
-        text = info_text(plan.info)
+        text = json.dumps(asdict(plan.info), sort_keys=True).encode("ascii")
         needed = plan.nbytes + len(text) + _SLACK
         with part.explained():
-            self._check_space(needed)
+            free = shutil.disk_usage(os.path.dirname(part.path)).free
+            if needed > free:
+                raise WriteError(
+                    f"{redact(part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
+                    f"{format_size(free)} are free: free some space, or use another disk"
+                )
             os.ftruncate(part.fd, needed)  # a limit of the file system or the user shows here, not in the middle of it all
             self._offsets = lay_out(part.path, plan, text)
         for name, column in plan.columns.items():
@@ -58,15 +63,7 @@ class PackedWriter:
         self._at = self._offsets[DATA]
 
     def append(self, samples: Sequence[npt.NDArray[Any]], checksums: Sequence[int]) -> None:
-        """Write the next samples, whose sizes are those of the plan.
-
-        Args:
-            samples: arrays, at least one.
-            checksums: their CRCs.
-
-        Raises:
-            WriteError, AccessError: the file can't be written.
-        """
+        """Write the next samples, at least one, whose sizes are those of the plan, and which have these CRCs."""
         data = np.concatenate([bytes_of(s) for s in samples])
         self._write(data, self._at)
         self._at += len(data)
@@ -74,30 +71,13 @@ class PackedWriter:
         self._done += len(samples)
 
     def finish(self) -> None:
-        """Write what is known only now: the samples' CRCs.
-
-        Raises:
-            WriteError, AccessError: the file can't be written.
-        """
+        """Write what is known only now: the samples' CRCs."""
         assert self._done == len(self._plan.sizes), "samples are missing"
         self._write(self._crc, self._offsets[CRC])
 
     def _write(self, array: npt.NDArray[Any], offset: int) -> None:
         with self._part.explained():
             write_full(self._part.fd, bytes_of(array).data, offset)
-
-    def _check_space(self, needed: int) -> None:
-        free = shutil.disk_usage(os.path.dirname(self._part.path)).free
-        if needed > free:
-            raise WriteError(
-                f"{redact(self._part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
-                f"{format_size(free)} are free: free some space, or use another disk"
-            )
-
-
-def info_text(info: PackedInfo) -> bytes:
-    """What the file says of itself, as ASCII JSON with sorted keys."""
-    return json.dumps(asdict(info), sort_keys=True).encode("ascii")
 
 
 def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:

@@ -6,9 +6,9 @@ targets, classes, fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,12 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
 from headrace.storage.hdf5.rows import HDF5Source
 
-STORES = ("encoded", "decoded")
 Column = npt.NDArray[Any]
 
 
@@ -49,6 +48,22 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of all datasets, CRCs included."""
         return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
+
+
+class Packing(NamedTuple):
+    """What is written, and how.
+
+    Attributes:
+        dataset: that is packed; a view where samples are left out.
+        plan: of the file.
+        prepare: gives the samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out.
+        left_out: what is wrong with each sample that can't be read.
+    """
+
+    dataset: BaseDataset
+    plan: Plan
+    prepare: Callable[[range], Sequence[tuple[Column | SampleError, int]]]
+    left_out: list[str]
 
 
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
@@ -91,12 +106,6 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     image = _image(dataset, packed, shape) if is_image and store == "decoded" else {}
     info = info_of(dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image=image)
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
-
-
-def check_store(store: str | None) -> None:
-    """Raises a ConfigError for a store that there is not."""
-    if store not in (None, *STORES):
-        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
 
 
 def not_encoded() -> ConfigError:

@@ -35,7 +35,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Plan, check_store, is_packed_as_stored, make_plan, not_encoded
+from headrace.packing.plan import Packing, Plan, is_packed_as_stored, make_plan, not_encoded
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
@@ -178,26 +178,35 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[Plan, list[str]]:
     """Write all samples; or, where some can't be read and may be left out, a view without these."""
     left_out: list[str] = []
+    workers = workers if dataset.sample_source.thread_safe else 0
+    while True:
+        packing = _packing(dataset, store, workers, progress)
+        left_out += packing.left_out
+        failures = _write(part, packing, workers, progress)
+        if not failures:
+            return packing.plan, left_out
+        left_out += map(str, failures.values())
+        dataset = _without(packing.dataset, list(failures), left_out)
+
+
+def _packing(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> Packing:
+    """What is written of a dataset, and how.
+
+    Raises:
+        ConfigError: it can't be packed, or not with this store.
+    """
     if isinstance(dataset, TextDataset):
         if store is not None:
             raise ConfigError(f"store={store!r} is for images and arrays: texts are packed as tokens")
-        texts = packed_texts(dataset)
-        plan = texts.plan()
-        _write(part, plan, texts.prepare, workers, progress)
-        return plan, texts.left_out
-    check_store(store)
-    workers = workers if dataset.sample_source.thread_safe else 0
-    while True:
-        if is_packed_as_stored(dataset):
-            plan = make_plan(dataset, store)
-        else:
-            dataset, plan, unreadable = _plan_values(dataset, store, workers, progress)
-            left_out += unreadable
-        failures = _write(part, plan, functools.partial(_prepare, dataset, plan), workers, progress)
-        if not failures:
-            return plan, left_out
-        left_out += map(str, failures.values())
-        dataset = _without(dataset, list(failures), left_out)
+        return packed_texts(dataset)
+    if store not in (None, "encoded", "decoded"):
+        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
+    left_out: list[str] = []
+    if is_packed_as_stored(dataset):
+        plan = make_plan(dataset, store)
+    else:
+        dataset, plan, left_out = _plan_values(dataset, store, workers, progress)
+    return Packing(dataset, plan, functools.partial(_prepare, dataset, plan), left_out)
 
 
 def _plan_values(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[BaseDataset, Plan, list[str]]:
@@ -240,15 +249,13 @@ def _without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -
     return dataset.subset(readable)
 
 
-def _write(
-    part: PartFile, plan: Plan, prepare: Callable[[range], Sequence[Any]], workers: int, progress: bool | None
-) -> dict[int, SampleError]:
-    """Write the samples of a plan; those that can't be read, by position. After the first of these nothing more is written."""
-    writer, failures = PackedWriter(part, plan), dict[int, SampleError]()
-    results = _in_order(prepare, _groups(plan), workers)
+def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None) -> dict[int, SampleError]:
+    """Write all samples; those that can't be read, by position. After the first of these nothing more is written."""
+    writer, failures = PackedWriter(part, packing.plan), dict[int, SampleError]()
+    results = _in_order(packing.prepare, _groups(packing.plan), workers)
     with (
         contextlib.closing(results),  # here: a traceback would keep its threads alive
-        progress_bar(progress, total=plan.info.count, desc="packing", unit="sample") as bar,
+        progress_bar(progress, total=packing.plan.info.count, desc="packing", unit="sample") as bar,
     ):
         for group, samples in results:
             failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))

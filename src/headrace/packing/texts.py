@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.packing.plan import Plan, checksums_of, columns_of, names_of
+from headrace.packing.plan import Packing, Plan, checksums_of, columns_of, names_of
 from headrace.storage.hdf5.packed import PackedInfo, crc_of
 from headrace.storage.tokens.packed import KIND, STORE, TokensFile
 from headrace.storage.tokens.source import AnyTokens, RangedTokens, TokensSource, parts_of
@@ -20,44 +20,7 @@ from headrace.tokenizer import identity_of
 _TOGETHER = 1024  # documents that are looked at at a time
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTexts:
-    """Documents as they will be packed.
-
-    Attributes:
-        tokens: of all documents.
-        dtype: of the tokens.
-        chosen: [n] int64, the numbers of those that are packed.
-        targets: one for each of these, or None.
-        names: of these, or None.
-        info: what the file will say of itself, but for count and checksums.
-        left_out: what is wrong with each document that can't be read.
-    """
-
-    tokens: AnyTokens
-    dtype: np.dtype[Any]
-    chosen: npt.NDArray[np.int64]
-    targets: npt.NDArray[Any] | None
-    names: PackedNames | None
-    info: PackedInfo
-    left_out: list[str]
-
-    def plan(self) -> Plan:
-        """What will be written."""
-        edges = self.tokens.short[0]
-        lengths = edges[self.chosen + 1] - edges[self.chosen]
-        columns = columns_of(lengths, self.names, self.targets)
-        sizes = lengths * self.dtype.itemsize
-        info = replace(self.info, count=len(lengths), checksums=checksums_of(columns))
-        return Plan(info, (int(lengths.sum()),), self.dtype, sizes, sizes, columns)
-
-    def prepare(self, group: range) -> list[tuple[npt.NDArray[Any], int]]:
-        """The tokens of some documents, and their CRCs."""
-        edges, chosen = self.tokens.short[0], self.chosen[group.start : group.stop]
-        return [(tokens, crc_of(tokens)) for tokens in parts_of(self.tokens, edges[chosen], edges[chosen + 1])]
-
-
-def packed_texts(dataset: TextDataset) -> PackedTexts:
+def packed_texts(dataset: TextDataset) -> Packing:
     """Whole documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
 
     Raises:
@@ -89,17 +52,38 @@ def packed_texts(dataset: TextDataset) -> PackedTexts:
         "unit": dataset.document_unit,
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
-    chosen = chosen[is_readable]
-    return PackedTexts(tokens, tokens.long.dtype, chosen, _targets(packed), names_of(packed), info, left_out)
+    return _packing(packed, tokens, tokens.long.dtype, chosen[is_readable], _targets(packed), names_of(packed), info, left_out)
 
 
-def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> PackedTexts:
+def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> Packing:
     chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
     fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
     targets = None if tokens.targets is None else tokens.targets[chosen]
     names = None if tokens.names is None else tokens.names.take(chosen)
-    info = replace(tokens.info, fingerprint=fingerprint)
-    return PackedTexts(source.tokens, source.dtype, chosen, targets, names, info, [])
+    return _packing(dataset, source.tokens, source.dtype, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
+
+
+def _packing(
+    dataset: TextDataset,
+    tokens: AnyTokens,
+    dtype: np.dtype[Any],
+    chosen: npt.NDArray[np.int64],
+    targets: Any,
+    names: PackedNames | None,
+    info: PackedInfo,
+    left_out: list[str],
+) -> Packing:
+    """The packing of the chosen documents ([n] int64) of some tokens; `info` lacks count and checksums."""
+    edges = tokens.short[0]
+    lengths = edges[chosen + 1] - edges[chosen]
+    columns, sizes = columns_of(lengths, names, targets), lengths * dtype.itemsize
+    info = replace(info, count=len(lengths), checksums=checksums_of(columns))
+
+    def prepare(group: range) -> list[tuple[npt.NDArray[Any], int]]:
+        part = chosen[group.start : group.stop]
+        return [(ids, crc_of(ids)) for ids in parts_of(tokens, edges[part], edges[part + 1])]
+
+    return Packing(dataset, Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns), prepare, left_out)
 
 
 def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: AnyTokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
