@@ -67,7 +67,7 @@ class Mode:
         """
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        """The records of samples that are not cached."""
+        """The records of samples that are not cached; called where `prefetches_records` is True."""
         return read(indices)
 
     def expect_skew(self) -> None:

@@ -114,7 +114,8 @@ class SampleReader:
         counts["cache_hits"] += len(indices) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
-        got = self.records(missing, functools.partial(mode.read, read=self.source.read), error) if missing else []
+        read = functools.partial(mode.read, read=self.source.read) if mode.prefetches_records(self.source) else self.source.read
+        got = self.records(missing, read, error) if missing else []
         self.count_seconds("read_seconds", start)
         counts["bytes_read"] += sum(size_of(record) for record in got if hasattr(record, "__len__"))
         records = iter(got)

@@ -126,7 +126,17 @@ class HTTPRanges:
                         raise NoRangesError("the server sends whole files where a range is asked for")
                     of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
                     raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
-                return _body(answer, connection, length, attempt)
+                body, done = bytearray(length), 0
+                with memoryview(body) as whole:
+                    while done < length:
+                        if connection.sock is not None:  # else the answer has it, which is the connection's last
+                            connection.sock.settimeout(attempt.left())
+                        nbytes = answer.readinto(whole[done : min(length, done + PART)])
+                        if not nbytes:
+                            raise http.client.IncompleteRead(b"", length - done)
+                        done += nbytes
+                        attempt.came(nbytes)
+                return body
 
     @contextlib.contextmanager
     def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
@@ -192,21 +202,6 @@ def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPC
     if scheme == "https":
         return http.client.HTTPSConnection(netloc, timeout=attempt.left(), context=ssl.create_default_context())
     return http.client.HTTPConnection(netloc, timeout=attempt.left())
-
-
-def _body(answer: http.client.HTTPResponse, connection: http.client.HTTPConnection, length: int, attempt: Attempt) -> bytearray:
-    body = bytearray(length)
-    with memoryview(body) as whole:
-        done = 0
-        while done < length:
-            if connection.sock is not None:  # else the answer has it, which is the connection's last
-                connection.sock.settimeout(attempt.left())
-            got = answer.readinto(whole[done : min(length, done + PART)])
-            if not got:
-                raise http.client.IncompleteRead(b"", length - done)
-            done += got
-            attempt.came(got)
-    return body
 
 
 def plain_headers(filesystem: Any) -> dict[str, str] | None:
