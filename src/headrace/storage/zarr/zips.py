@@ -11,6 +11,7 @@ It is the end of the file, from the directory on, and the members with metadata:
 from __future__ import annotations
 
 import io
+import itertools
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -59,11 +60,15 @@ class ZarrZip(Store):
     def __init__(self, path: str, files: Files) -> None:
         super().__init__(path, files)
         self._identity: Identity | None = None
-        self._known: list[tuple[int, bytes]] = []
+        self._known, self._data = ByteRanges.of([]), list[bytes]()
         if files.is_remote:
             server = cast(RemoteFiles, files)
             server.learn([path], beside=lambda url: is_unknown(server, url, INDEX))
-            self._known = _known_of(index_of(server, path, INDEX))
+            table, data = index_of(server, path, INDEX)
+            starts, sizes = table.reshape(-1, 2).T
+            whole, ends = zlib.decompress(data.tobytes()), np.cumsum(sizes).tolist()
+            self._known = ByteRanges.in_file(path, starts, starts + sizes)
+            self._data = [whole[first:end] for first, end in itertools.pairwise([0, *ends])]
         else:
             self._identity = identity_of(path)
         with asking("zipfile", redact(path)), self._opened() as file:
@@ -150,7 +155,7 @@ class ZarrZip(Store):
             raise replaced(self.path)
 
     def _opened(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(_RangesFile(self.files, self.path, self._known))
+        return zipfile.ZipFile(_RangesFile(self.files, self.path, self._known, self._data))
 
 
 def _begins(file: zipfile.ZipFile) -> npt.NDArray[np.int64]:
@@ -174,12 +179,12 @@ class _RangesFile(io.RawIOBase):
 
     Args:
         files, path: of the file.
-        known: where parts begin that were read already, and their bytes.
+        known, data: ranges that were read already, and their bytes.
     """
 
-    def __init__(self, files: Files, path: str, known: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, files: Files, path: str, known: ByteRanges, data: Sequence[bytes]) -> None:
         super().__init__()
-        self._files, self._path, self._known = files, path, list(known)
+        self._files, self._path, self._known, self._data = files, path, known, list(data)
         self._size, self._at = files.version(path).size, 0
 
     def seekable(self) -> bool:
@@ -200,20 +205,19 @@ class _RangesFile(io.RawIOBase):
 
     def bytes_of(self, start: int, stop: int) -> bytes:
         """Bytes of the file; what had to be read is known from then on."""
-        for begin, data in self._known:
-            if begin <= start and stop <= begin + len(data):
+        for (_, begin, end), data in zip(self._known.each(), self._data, strict=True):
+            if begin <= start and stop <= end:
                 return data[start - begin : stop - begin]
-        end = min(self._size, max(stop, start + _END))
-        data = self._files.read_joined(ByteRanges.of([(self._path, start, end)]))
-        self._known.append((start, data))
-        return data[: stop - start]
+        ranges = ByteRanges.of([(self._path, start, min(self._size, max(stop, start + _END)))])
+        self._data.append(self._files.read_joined(ranges))
+        self._known = ByteRanges.joined([self._known, ranges])
+        return self._data[-1][: stop - start]
 
 
 def _make(files: RemoteFiles, url: str) -> Arrays:
     size = files.version(url).size
-    first = max(0, size - _END)
-    end = files.read_joined(ByteRanges.of([(url, first, size)]))
-    whole = _RangesFile(files, url, [(first, end)])
+    ending = ByteRanges.of([(url, max(0, size - _END), size)])
+    whole = _RangesFile(files, url, ending, [files.read_joined(ending)])
     with asking("zipfile", redact(url)), zipfile.ZipFile(whole) as file:
         directory = file.start_dir
         infos = [info for info in file.infolist() if info.filename.rpartition("/")[2] in _METADATA]
@@ -226,12 +230,6 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
     parts = [*files.read_each(ranges), end]
     table = np.array([[*ranges.start.tolist(), directory], list(map(len, parts))], np.int64)
     return [table.T.reshape(-1), np.frombuffer(zlib.compress(b"".join(parts), 1), np.uint8)]
-
-
-def _known_of(arrays: Arrays) -> list[tuple[int, bytes]]:
-    table, data = arrays[0].reshape(-1, 2), zlib.decompress(arrays[1].tobytes())
-    ends = np.cumsum(table[:, 1]).tolist()
-    return [(start, data[end - nbytes : end]) for (start, nbytes), end in zip(table.tolist(), ends, strict=True)]
 
 
 INDEX = IndexKind("zarr-zip", 1, ("<i8", "u1"), _make)
