@@ -348,7 +348,7 @@ def test_what_is_read_afresh_is_decoded_afresh(folder: Path) -> None:
     sources.hold_chunks(1 << 20)
     for source in sources.sources:
         source.read([0])
-        held = source._chunks.get((f"{folder / 'a.h5'}\0packed", 0))
+        held = source._opened.chunks.get((f"{folder / 'a.h5'}\0packed", 0))
         assert held is not None
         held[...] = 99
     assert (sources.read([1, N + 1])[1] == 99).all()

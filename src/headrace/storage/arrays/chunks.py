@@ -110,12 +110,26 @@ class Chunks(ABC):
         grid: shape and chunk shape.
         dtype: as stored, in its own byte order.
         how: by what path they are read, in words.
+        fill: the value of what was never written.
+
+    Attributes:
+        nbytes: of a chunk, decoded.
     """
 
-    def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str) -> None:
+    is_direct = False
+    """True if they are read and decoded here, and not by another library."""
+    is_raw = False
+    """True if rows lie in their chunks as they are, and can be read by themselves."""
+    decodes = True
+    """True if decoding a chunk is work, so that one that will be needed again had better be cached."""
+    needs_io = False
+    """True if locating them performs requests."""
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any = 0) -> None:
         self.grid: Grid = grid
         self.dtype: np.dtype[Any] = dtype
         self.how: str = how
+        self.fill: Any = fill
         self.nbytes: int = math.prod(grid.chunks) * dtype.itemsize
 
     @abstractmethod
@@ -126,24 +140,26 @@ class Chunks(ABC):
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         """A whole chunk, an edge chunk too; None: it was never written, and all its values are the fill value. May run in threads."""
 
-    @property
-    def stored_nbytes(self) -> int:
-        """Bytes of all chunks as they are stored, about; 0: nobody knows where they lie."""
-        return 0
-
-    decodes = True
-    """Is decoding a chunk work, so that one that will be needed again had better be held?"""
-
-    def fill_value(self) -> Any:
-        """What stands where nothing was written."""
-        return 0
-
-    def check_held(self, number: int) -> None:  # noqa: B027
-        """Looks whether a chunk that is held decoded lies in a local file as it was.
+    @abstractmethod
+    def check_cached(self, number: int) -> None:
+        """Looks whether a chunk that is cached decoded lies in a local file as it was.
 
         Raises:
             FileChangedError: the file is another one.
         """
+
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        """Where the stored bytes of chunks lie; none where only another library knows it.
+
+        Raises:
+            FormatError: one is missing, and must not be.
+        """
+        return ByteRanges.of([])
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all chunks as they are stored, about; 0: nobody knows where they lie."""
+        return 0
 
 
 class DirectChunks(Chunks):
@@ -159,6 +175,8 @@ class DirectChunks(Chunks):
         check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the bytes are not what is known of them.
         required: a chunk that is missing is an error.
     """
+
+    is_direct = True
 
     def __init__(
         self,
@@ -176,20 +194,18 @@ class DirectChunks(Chunks):
         required: bool = False,
     ) -> None:
         way = "ranges" if files.is_remote else "pread"
-        super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way))
+        super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way), fill)
         self.pipeline: Pipeline = pipeline
         self.files: Files = files
         self.index: ChunkIndex = index
         self.order: str = order
         self.where: ChunkNames = where
-        self._fill = fill
         self._check, self._required = check, required
-        self.decodes: bool = bool(pipeline)
+        self.decodes = bool(pipeline)
+        self.is_raw = not pipeline and order == "C" and not index.whole_files
+        self.needs_io = index.needs_io
 
-    def fill_value(self) -> Any:
-        return self._fill
-
-    def check_held(self, number: int) -> None:
+    def check_cached(self, number: int) -> None:
         self.index.check(number)
 
     @property
@@ -197,17 +213,7 @@ class DirectChunks(Chunks):
         known = self.index.nbytes
         return math.prod(self.grid.shape) * self.dtype.itemsize if known is None else known
 
-    @property
-    def is_raw(self) -> bool:
-        """True if rows lie in their chunks as they are, and can be read by themselves."""
-        return not self.pipeline and self.order == "C" and not self.index.whole_files
-
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where the stored bytes of chunks lie.
-
-        Raises:
-            FormatError: one is missing, and must not be.
-        """
         ranges = self.index.ranges(numbers)
         if self._required and not ranges.is_written.all():
             raise self._missing(int(numbers[int(np.argmin(ranges.is_written))]))
@@ -241,9 +247,8 @@ class DirectChunks(Chunks):
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
     def by_row(self) -> DirectChunks:
-        """The same array with one row a chunk, which can be had where elements lie as they are."""
-        grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
-        return DirectChunks(grid, self.dtype, _RowIndex(self), self.pipeline, self.files, fill=self._fill, where=self.where, how=self.how)
+        """The same array with one row a chunk, where rows lie in their chunks as they are."""
+        return _RawRows(self) if self.is_raw and self.grid.chunks[0] > 1 else self
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where chunks lie of which parts are read: each must have all its bytes.
@@ -251,26 +256,24 @@ class DirectChunks(Chunks):
         Raises:
             FormatError: one has not.
         """
-        found = self.byte_ranges(numbers)
-        if isinstance(self.index, _RowIndex):
-            return found
-        wrong = (found.stop - found.start != self.nbytes) & found.is_written
+        ranges = self.byte_ranges(numbers)
+        wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            name, nbytes = self.where(int(numbers[at])), int(found.nbytes[at])
+            name, nbytes = self.where(int(numbers[at])), int(ranges.nbytes[at])
             raise FormatError(f"{name}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is damaged")
-        return found
+        return ranges
 
 
-class _RowIndex(ChunkIndex):
-    """Where the rows of chunks lie whose elements lie as they are."""
+class _RawRows(DirectChunks):
+    """The rows of chunks whose elements lie as they are, as chunks of one row."""
 
     def __init__(self, whole: DirectChunks) -> None:
-        self._whole, self._height, self._inner = whole, whole.grid.chunks[0], whole.grid.inner
-        self._row_bytes = whole.nbytes // self._height
-        self.needs_io = whole.index.needs_io
+        grid = Grid(whole.grid.shape, (1, *whole.grid.chunks[1:]))
+        super().__init__(grid, whole.dtype, whole.index, whole.pipeline, whole.files, where=whole.where, fill=whole.fill, how=whole.how)
+        self._whole, self._height, self._inner = whole, whole.grid.chunks[0], grid.inner
 
-    def ranges(self, numbers: IntArray) -> ByteRanges:
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         height, inner = self._height, self._inner
         if inner == 1:
             chunks, within = np.divmod(numbers, height)
@@ -278,12 +281,16 @@ class _RowIndex(ChunkIndex):
             rows, columns = np.divmod(numbers, inner)
             bands, within = np.divmod(rows, height)
             chunks = bands * inner + columns
-        found = self._whole.raw_ranges(chunks)
-        start = found.start + within * self._row_bytes
-        stop, is_written = start + self._row_bytes, found.is_written
+        paths, file, start, stop = self._whole.raw_ranges(chunks)
+        is_written = start >= 0
+        start = start + within * self.nbytes
+        stop = start + self.nbytes
         if not is_written.all():
             start[~is_written] = stop[~is_written] = -1
-        return ByteRanges(found.paths, found.file, start, stop)
+        return ByteRanges(paths, file, start, stop)
+
+    def raw_ranges(self, numbers: IntArray) -> ByteRanges:
+        return self.byte_ranges(numbers)
 
 
 class LibraryArray(Protocol):
@@ -309,19 +316,9 @@ class LibraryChunks(Chunks):
         fill: the value of what was never written.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        dtype: np.dtype[Any],
-        array: LibraryArray,
-        how: str,
-        fill: Any = 0,
-    ) -> None:
-        super().__init__(grid, dtype, how)
-        self._array, self._fill = array, fill
-
-    def fill_value(self) -> Any:
-        return self._fill
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], array: LibraryArray, how: str, fill: Any = 0) -> None:
+        super().__init__(grid, dtype, how, fill)
+        self._array = array
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(map(self._part, numbers))
@@ -329,7 +326,7 @@ class LibraryChunks(Chunks):
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         return self._array(data)
 
-    def check_held(self, number: int) -> None:
+    def check_cached(self, number: int) -> None:
         self._array.check(self._part(number))
 
     def _part(self, number: int) -> tuple[slice, ...]:

@@ -20,18 +20,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
 
+T = TypeVar("T")
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
 
@@ -57,53 +60,72 @@ class ChunkCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._held: LRUCache[tuple[str, int], _Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
-
-    @property
-    def max_bytes(self) -> int:
-        """Of all chunks that are held."""
-        return self._held.max_bytes or 0
+        self._cached: LRUCache[tuple[str, int], _Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
 
     def resize(self, max_bytes: int) -> None:
-        """Holds so many bytes from now on."""
-        self._held.resize(max_bytes)
+        """Caches at most so many bytes from now on."""
+        self._cached.resize(max_bytes)
 
     def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
-        """A chunk, if it is held."""
-        found = self._held.get(key)
+        """A chunk, if it is cached."""
+        found = self._cached.get(key)
         return None if found is None else found.chunk
 
     def used(self, key: tuple[str, int], chunk: npt.NDArray[Any], rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
-        found = self._held.get(key)
+        found = self._cached.get(key)
         if found is None:
-            if len(chunk) > rows and chunk.nbytes <= self.max_bytes:
+            if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
                 if held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
                     chunk = chunk.copy()
-                self._held.put(key, _Decoded(chunk, len(chunk) - rows))
+                self._cached.put(key, _Decoded(chunk, len(chunk) - rows))
             return
         found.left -= rows
         if found.left <= 0:
-            self._held.pop(key)
+            self._cached.pop(key)
 
     def close(self) -> None:
         """Forgets everything."""
-        self._held.clear()
+        self._cached.clear()
+
+
+class OpenArrays(Generic[T]):
+    """What each process has open of files of arrays, and the chunks that it has decoded.
+
+    Args:
+        files: by which they are read directly.
+        opener, closer: of what another library opens, see `WorkerFiles`.
+    """
+
+    def __init__(self, files: Files, opener: Callable[[str], T], closer: Callable[[T], object]) -> None:
+        self.files: Files = files
+        self.library: WorkerFiles[T] = WorkerFiles(opener, closer, 16, survives_fork=False)
+        self.chunks: ChunkCache = ChunkCache(0)
+
+    def close(self) -> None:
+        """Closes and forgets it all; it is opened again when it is needed."""
+        for part in (self.library, self.files, self.chunks):
+            part.close()
 
 
 class Piece(NamedTuple):
-    """A part of a chunk, and where it goes."""
+    """A part of a chunk, and where it goes.
+
+    Attributes:
+        out: the number of the array that it goes to.
+        source: slices of the chunk.
+        target: slices of that array.
+    """
 
     out: int
-    """The number of the array that it goes to."""
     source: tuple[Any, ...]
-    """Slices of the chunk."""
     target: tuple[Any, ...]
-    """Slices of that array."""
 
 
 class ArrayReader:
     """Rows and boxes of one array, whatever its chunks.
+
+    What reads raises a FormatError where a chunk is damaged, and an OSError where a file can't be read.
 
     Args:
         chunks: of the array.
@@ -114,220 +136,189 @@ class ArrayReader:
     def __init__(self, chunks: Chunks, cache: ChunkCache, key: str = "") -> None:
         self.chunks: Chunks = chunks
         self._cache, self._key = cache, key
-        is_raw = isinstance(chunks, DirectChunks) and chunks.is_raw
-        self._rows: Chunks = chunks.by_row() if is_raw and chunks.grid.chunks[0] > 1 else chunks  # type: ignore[attr-defined]
+        direct = chunks if isinstance(chunks, DirectChunks) else None
+        self._rows: Chunks = chunks if direct is None else direct.by_row()
+        is_wide = chunks.grid.chunks[1:] == chunks.grid.shape[1:]
+        self._raw: DirectChunks | None = direct if direct is not None and direct.is_raw and is_wide else None
+        """Of whole rows that lie one behind the other, as they are."""
+        self._raw_rows = None if self._raw is None else self._raw.by_row()
+        self._has_row_chunks = direct is not None and is_wide and chunks.grid.chunks[0] == 1
         self.shape: tuple[int, ...] = chunks.grid.shape
         self.dtype: np.dtype[Any] = chunks.dtype
+        self.how: str = chunks.how
         self.counts: Counter[str] = Counter()
 
     @property
-    def how(self) -> str:
-        """By which path it is read, in words."""
-        return self.chunks.how
-
-    @property
     def is_chunked(self) -> bool:
-        """Is it cut along the rows?"""
+        """True if it is chunked along the rows."""
         return 0 < self.chunks.grid.chunks[0] < self.shape[0]
 
     @property
-    def holds_chunks(self) -> bool:
-        """Are chunks of several rows decoded as a whole, and worth being held?"""
+    def caches_chunks(self) -> bool:
+        """True if chunks of several rows are decoded as a whole, and worth caching."""
         return self.chunks.decodes and self.chunks.grid.chunks[0] > 1
 
-    def read_rows(self, rows: Sequence[int], outs: Rows, run: Map) -> None:
-        """Copies rows (indices along the first axis) into arrays of a row's shape and this array's dtype, C-contiguous.
-
-        Raises:
-            FormatError: a chunk is damaged.
-            OSError: the file can't be read.
-        """
-        chunks, grid = self._rows, self._rows.grid
-        if not len(outs) or not outs[0].size:
-            return
-        if isinstance(chunks, DirectChunks) and chunks.is_raw and grid.chunks[1:] == grid.shape[1:]:
-            self._read_raw_rows(chunks, rows, outs)
-            return
-        if isinstance(chunks, DirectChunks) and grid.chunks == (1, *grid.shape[1:]):
-            self._decode_rows(chunks, rows, outs, run)
-            return
-        if grid.inner == 1:
-            clip = tuple(slice(0, extent) for extent in grid.shape[1:])
-            pieces: dict[int, list[Piece]] = {}
-            for number, row in enumerate(rows):
-                band, within = divmod(row, grid.chunks[0])
-                pieces.setdefault(band, []).append(Piece(number, (within, *clip), ()))
-        else:
-            corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
-            pieces = {
-                number: [Piece(out, (source[0].start, *source[1:]), target[1:]) for out, source, target in some]
-                for number, some in _pieces(grid, corners, (1, *grid.shape[1:])).items()
-            }
-        self._copy(chunks, pieces, outs, run)
+    # -- where bytes lie
 
     def byte_ranges(self, rows: IntArray) -> ByteRanges:
-        """Where the stored bytes of rows lie, with all of their chunks; of what only another library can read nobody knows it: nothing."""
-        chunks, grid = self.chunks, self.chunks.grid
-        if not isinstance(chunks, DirectChunks) or not len(rows) or not math.prod(grid.shape):
+        """Where the stored bytes of rows lie, with all of their chunks; none where only another library can read them."""
+        if not len(rows) or not self.chunks.is_direct:
             return ByteRanges.of([])
-        if _is_raw(chunks):
-            return self._rows.raw_ranges(rows)  # type: ignore[attr-defined,no-any-return]
+        if self._raw_rows is not None:
+            return self._raw_rows.raw_ranges(rows)
+        grid = self.chunks.grid
         bands = np.unique(rows // grid.chunks[0])
-        return chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
+        return self.chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
 
     def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
         """Where each row lies, if all were written and lie there as they are."""
-        chunks = self._rows
-        if not isinstance(chunks, DirectChunks) or not _is_raw(chunks):
+        if self._raw_rows is None:
             return None
-        ranges = chunks.raw_ranges(np.asarray(rows, np.int64))
+        ranges = self._raw_rows.raw_ranges(np.asarray(rows, np.int64))
         return ranges if ranges.is_written.all() else None
 
-    @property
-    def needs_io(self) -> bool:
-        """True if locating chunks performs requests."""
-        return isinstance(self.chunks, DirectChunks) and self.chunks.index.needs_io
+    def span_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
+        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with all chunks that are decoded as a whole."""
+        if self._raw is not None:
+            ranges = self._cut(self._raw, firsts, ends)[0]
+            return ranges.take(ranges.is_written)
+        there, height = ends > firsts, self.chunks.grid.chunks[0]
+        bands = [np.arange(a, b) for a, b in zip(firsts[there] // height, -(-ends[there] // height), strict=True)]
+        return self.byte_ranges(np.unique(np.concatenate(bands)) * height) if bands else ByteRanges.of([])
 
-    def box_ranges(self, corners: Sequence[Sequence[int]], extents: Sequence[Sequence[int]]) -> ByteRanges:
-        """The same of boxes from their lowest corners on, each of its own extents."""
-        chunks, grid = self.chunks, self.chunks.grid
-        if not isinstance(chunks, DirectChunks) or not math.prod(grid.shape):
+    def _cut(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
+        """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and where in it the part begins and ends."""
+        height = raw.grid.chunks[0]
+        row_bytes, first_chunks = raw.nbytes // height, firsts // height
+        counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
+        spans = np.repeat(np.arange(len(firsts)), counts)
+        chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
+        starts, stops = np.maximum(firsts[spans], chunks * height), np.minimum(ends[spans], (chunks + 1) * height)
+        whole = raw.raw_ranges(chunks)
+        begins = np.where(whole.is_written, whole.start + (starts - chunks * height) * row_bytes, -1)
+        ranges = ByteRanges(whole.paths, whole.file, begins, np.where(whole.is_written, begins + (stops - starts) * row_bytes, -1))
+        return ranges, spans, starts - firsts[spans], stops - firsts[spans]
+
+    def box_ranges(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ByteRanges:
+        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own extents."""
+        if not self.chunks.is_direct:
             return ByteRanges.of([])
-        numbers: dict[int, None] = {}
-        for corner, box in zip(corners, extents, strict=True):
+        grid, numbers = self.chunks.grid, dict[int, None]()
+        for corner, box in boxes:
             sides = [
                 range(start // chunk, -(-(start + extent) // chunk)) for start, extent, chunk in zip(corner, box, grid.chunks, strict=True)
             ]
             found = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
             numbers.update(dict.fromkeys(np.asarray(found).reshape(-1).tolist()))
-        return chunks.byte_ranges(np.array(list(numbers), np.int64))
+        return self.chunks.byte_ranges(np.array(list(numbers), np.int64))
 
-    def stretch_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
-        """Where the stored bytes of stretches of rows lie (rows ``firsts[i]`` to ``ends[i] - 1``), with all chunks that are decoded as a
-        whole."""
-        chunks, grid = self.chunks, self.chunks.grid
-        if not isinstance(chunks, DirectChunks) or not len(firsts) or not math.prod(grid.shape):
-            return ByteRanges.of([])
-        if _is_raw(chunks):
-            cuts = [
-                cut for first, end in zip(firsts.tolist(), ends.tolist(), strict=True) for cut in _cuts(first, end - first, grid.chunks[0])
-            ]
-            ranges = self._parts_of(chunks, cuts)
-            return ranges.take(ranges.is_written)
-        there = ends > firsts
-        bands = [np.arange(a, b) for a, b in zip(firsts[there] // grid.chunks[0], -(-ends[there] // grid.chunks[0]), strict=True)]
-        return self.byte_ranges(np.unique(np.concatenate(bands)) * grid.chunks[0]) if bands else ByteRanges.of([])
+    # -- reading
 
-    def _parts_of(self, chunks: DirectChunks, cuts: Sequence[tuple[int, slice, slice]]) -> ByteRanges:
-        """Where parts of chunks lie."""
-        places, firsts, ends = np.array([(place, part.start, part.stop) for place, part, _ in cuts], np.int64).reshape(-1, 3).T
-        found, row_bytes = chunks.raw_ranges(places), chunks.nbytes // chunks.grid.chunks[0]
-        start, stop = found.start + firsts * row_bytes, found.start + ends * row_bytes
-        return ByteRanges(found.paths, found.file, np.where(found.is_written, start, -1), np.where(found.is_written, stop, -1))
-
-    def read_spans(self, firsts: Sequence[int], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
-        """Copies stretches of rows: for each array as many as it has, from its first one on.
-
-        Raises:
-            FormatError: a chunk is damaged.
-            OSError: the file can't be read.
-        """
-        chunks, grid = self.chunks, self.chunks.grid
-        wanted = [(first, out) for first, out in zip(firsts, outs, strict=True) if out.size]
-        if isinstance(chunks, DirectChunks) and _is_raw(chunks):
-            cuts = [(cut, out[cut[2]]) for first, out in wanted for cut in _cuts(first, len(out), grid.chunks[0])]
-            ranges = self._parts_of(chunks, [cut for cut, _ in cuts])
-            for number in np.flatnonzero(~ranges.is_written).tolist():
-                cuts[number][1][...] = chunks.fill_value()
-            written = np.flatnonzero(ranges.is_written)
-            chunks.files.read_into(ranges.take(written), [bytes_of(cuts[number][1]) for number in written.tolist()])
+    def read_rows(self, rows: Sequence[int], outs: Rows, run: Map) -> None:
+        """Copies rows (indices along the first axis) into arrays of a row's shape and this array's dtype, C-contiguous."""
+        chunks, grid = self._rows, self._rows.grid
+        if not len(outs) or not outs[0].size:
+            return
+        if self._raw_rows is not None:
+            self._read_raw_rows(self._raw_rows, rows, outs)
+            return
+        if self._has_row_chunks:
+            self._decode_rows(chunks, rows, outs, run)
             return
         pieces: dict[int, list[Piece]] = {}
-        for number, (first, out) in enumerate(wanted):
-            for chunk, some in _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
-                pieces.setdefault(chunk, []).extend(piece._replace(out=number) for piece in some)
-        self._copy(chunks, pieces, [out for _, out in wanted], run)
+        if grid.inner == 1:
+            clip = tuple(slice(0, extent) for extent in grid.shape[1:])
+            for number, row in enumerate(rows):
+                band, within = divmod(row, grid.chunks[0])
+                pieces.setdefault(band, []).append(Piece(number, (within, *clip), ()))
+        else:
+            corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
+            for number, parts in _pieces(grid, corners, (1, *grid.shape[1:])).items():
+                pieces[number] = [Piece(out, (source[0].start, *source[1:]), target[1:]) for out, source, target in parts]
+        self._copy(chunks, pieces, outs, run)
 
-    def read_span(self, first: int, out: npt.NDArray[Any], run: Map) -> None:
-        """Copies as many rows as `out` has, from one on; see `read_spans`."""
-        self.read_spans([first], [out], run)
+    def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        """Copies spans of rows: for each array as many as it has, from its first one on."""
+        if self._raw is not None:
+            ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
+            ranges, *columns = self._cut(self._raw, firsts, ends)
+            parts = [outs[span][start:stop] for span, start, stop in zip(*(column.tolist() for column in columns), strict=True)]
+            self._read_raw(self._raw, ranges, parts, list(map(bytes_of, parts)))
+            return
+        grid, pieces = self.chunks.grid, dict[int, list[Piece]]()
+        for number, (first, out) in enumerate(zip(firsts.tolist(), outs, strict=True)):
+            if out.size:
+                for chunk, (piece,) in _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
+                    pieces.setdefault(chunk, []).append(piece._replace(out=number))
+        self._copy(self.chunks, pieces, outs, run)
 
     def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
-        """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`.
-
-        Raises:
-            FormatError: a chunk is damaged.
-            OSError: the file can't be read.
-        """
+        """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`."""
         if outs:
             self._copy(self.chunks, _pieces(self.chunks.grid, corners, outs[0].shape), outs, run)
 
     # -- rows that lie as they are
 
-    def _read_raw_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Rows) -> None:
-        ranges = chunks.raw_ranges(np.asarray(rows, np.int64))
+    def _read_raw_rows(self, raw: DirectChunks, rows: Sequence[int], outs: Rows) -> None:
         if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
-            whole, nbytes = bytes_of(outs), chunks.nbytes
-            parts = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
+            whole, nbytes = bytes_of(outs), raw.nbytes
+            buffers = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
         else:
-            parts = [bytes_of(out) for out in outs]
+            buffers = [bytes_of(out) for out in outs]
+        self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
+
+    def _read_raw(self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]) -> None:
         is_written = ranges.is_written
         if not is_written.all():
             for number in np.flatnonzero(~is_written).tolist():
-                outs[number][...] = chunks.fill_value()
-            there = np.flatnonzero(is_written)
-            ranges, parts = ranges.take(there), [parts[number] for number in there.tolist()]
-        chunks.files.read_into(ranges, parts)
+                parts[number][...] = raw.fill
+            written = np.flatnonzero(is_written)
+            ranges, buffers = ranges.take(written), [buffers[number] for number in written.tolist()]
+        raw.files.read_into(ranges, buffers)
 
-    # -- rows that are a chunk each
+    # -- chunks that are decoded
 
-    def _decode_rows(self, chunks: DirectChunks, rows: Sequence[int], outs: Rows, run: Map) -> None:
-        step = max(1, _GROUP // max(1, chunks.nbytes))
-        for start in range(0, len(rows), step):
-            numbers, some = rows[start : start + step], outs[start : start + step]
-            data = chunks.read(numbers)
+    def _decode_rows(self, chunks: Chunks, rows: Sequence[int], outs: Rows, run: Map) -> None:
+        """Of rows that are a chunk each."""
 
-            def work(at: int, numbers: Sequence[int] = numbers, some: Rows = some, data: list[Any] = data) -> None:
-                stored, data[at] = data[at], None
-                chunk = chunks.decode(numbers[at], stored)
-                some[at][...] = chunks.fill_value() if chunk is None else chunk[0]
+        def hand_out(at: int, chunk: npt.NDArray[Any] | None) -> None:
+            outs[at][...] = chunks.fill if chunk is None else chunk[0]
 
-            run(work, len(numbers))
-        self.counts["chunks_decoded"] += len(rows) if chunks.decodes else 0
-
-    # -- pieces of chunks
+        self._decode(chunks, rows, hand_out, run)
 
     def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
         missing, is_checked = [], False
-        for number, some in pieces.items():
+        for number, parts in pieces.items():
             chunk = self._cache.get((self._key, number)) if chunks.decodes else None
             if chunk is None:
                 missing.append(number)
                 continue
             if not is_checked:  # one of them a batch
-                chunks.check_held(number)
+                chunks.check_cached(number)
                 is_checked = True
-            self._hand_out(chunks, number, chunk, some, outs)
-        step = max(1, _GROUP // max(1, chunks.nbytes))
-        for start in range(0, len(missing), step):
-            self._decode(chunks, missing[start : start + step], pieces, outs, run)
+            self._hand_out(chunks, number, chunk, parts, outs)
+        self._decode(chunks, missing, lambda at, chunk: self._hand_out(chunks, missing[at], chunk, pieces[missing[at]], outs), run)
         if chunks.decodes:
             self.counts["chunk_hits"] += len(pieces) - len(missing)
-            self.counts["chunks_decoded"] += len(missing)
 
-    def _decode(self, chunks: Chunks, numbers: list[int], pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
-        data = chunks.read(numbers)
+    def _decode(self, chunks: Chunks, numbers: Sequence[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
+        """Reads and decodes chunks, as many at once as take `_GROUP` bytes."""
+        step = max(1, _GROUP // max(1, chunks.nbytes))
+        for start in range(0, len(numbers), step):
+            data = chunks.read(numbers[start : start + step])
 
-        def work(at: int) -> None:
-            stored, data[at] = data[at], None
-            self._hand_out(chunks, numbers[at], chunks.decode(numbers[at], stored), pieces[numbers[at]], outs)
+            def work(at: int, start: int = start, data: list[Any] = data) -> None:
+                stored, data[at] = data[at], None
+                hand_out(start + at, chunks.decode(numbers[start + at], stored))
 
-        run(work, len(numbers))
+            run(work, len(data))
+        if chunks.decodes:
+            self.counts["chunks_decoded"] += len(numbers)
 
     def _hand_out(self, chunks: Chunks, number: int, chunk: npt.NDArray[Any] | None, pieces: list[Piece], outs: Rows) -> None:
         if chunk is None:
             for piece in pieces:
-                outs[piece.out][piece.target or ...] = chunks.fill_value()
+                outs[piece.out][piece.target or ...] = chunks.fill
             return
         for piece in pieces:
             np.copyto(outs[piece.out][piece.target or ...], chunk[piece.source])
@@ -339,11 +330,6 @@ class ArrayReader:
             self._cache.used((self._key, number), chunk, len(rows))
         elif spans and all(chunk[span].size < chunk.size for span in spans):
             self._cache.used((self._key, number), chunk, 0)
-
-
-def _is_raw(chunks: DirectChunks) -> bool:
-    """Do whole rows lie one behind the other, as they are?"""
-    return chunks.is_raw and chunks.grid.chunks[1:] == chunks.grid.shape[1:]
 
 
 def _pieces(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:

@@ -18,14 +18,13 @@ from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
-from headrace.storage.arrays.chunks import COUNTABLE, DirectChunks
-from headrace.storage.arrays.reader import ArrayReader, ChunkCache
+from headrace.storage.arrays.chunks import COUNTABLE
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.source import ArraySource, Rows
 
 BLOCK_BYTES = 2 << 20
 """Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
 stay below 2 GiB."""
-
 
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
@@ -43,48 +42,93 @@ class LibraryRows(ABC):
         """The rows as the library gives them."""
 
 
-class ArraysSource(ArraySource):
+class ReadersSource(ArraySource):
+    """Records that are read out of arrays, by their chunks.
+
+    Args:
+        path: where the arrays lie, in words.
+        opened: what each process has open of them.
+        readers: of the arrays.
+    """
+
+    def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
+        self.path: str = path
+        self.files = opened.files
+        self._opened, self._readers = opened, readers
+
+    @abstractmethod
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        """As `byte_ranges`, by array."""
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        try:
+            return ByteRanges.joined(self._located(indices))
+        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+            return ByteRanges.of([])
+
+    @property
+    def locating_needs_io(self) -> bool:
+        return any(reader.chunks.needs_io for reader in self._readers)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        for reader in self._readers:
+            counts.update(reader.counts)
+            reader.counts.clear()
+        return counts
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    def close(self) -> None:
+        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
+        self._opened.close()
+
+
+class ArraysSource(ReadersSource):
     """The rows of one array, or of several of equal length, as records: arrays of a row's shape and dtype (in the file's byte order);
     for several names dicts of these.
 
-    Subclasses set the attributes.
-
-    Attributes:
-        path: where the arrays lie, in words.
+    Args:
+        path, opened: as `ReadersSource` has them.
         name: that of the array; or a tuple of several.
-        grids: name, shape, dtype and chunks of each, as the file has them.
+        fields: by name, what reads the rows of each.
+        chunks: the extents of a chunk of each, as the file has them; None: it has no chunks.
+
+    Raises:
+        FormatError: arrays don't fit one another, or have more rows or chunks than can be counted.
+        BudgetError: a row does not fit memory.
     """
 
-    path: str
-    name: str | tuple[str, ...]
-    grids: list[list[Any]]
-    _fields: Mapping[str, ArrayReader | LibraryRows]
-    _chunks: ChunkCache
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (self.name,) if isinstance(self.name, str) else self.name
-
-    def _check_lengths(self) -> None:
-        """Can the arrays be numbered, held and joined?
-
-        Raises:
-            FormatError: they don't fit one another, or have more rows or chunks than can be counted.
-            BudgetError: a row does not fit memory.
-        """
-        for name, field in self._fields.items():
+    def __init__(
+        self,
+        path: str,
+        opened: OpenArrays[Any],
+        name: str | tuple[str, ...],
+        fields: Mapping[str, ArrayReader | LibraryRows],
+        chunks: Sequence[tuple[int, ...] | None],
+    ) -> None:
+        super().__init__(path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)])
+        self.name: str | tuple[str, ...] = name
+        self._names, self._fields, self._first = tuple(fields), fields, next(iter(fields.values()))
+        self._grids = [[one, field.shape, field.dtype.str, cut] for (one, field), cut in zip(fields.items(), chunks, strict=True)]
+        self._row_bytes = sum(math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers)
+        for one, field in fields.items():
             across = field.chunks.grid.inner if isinstance(field, ArrayReader) and all(field.shape) else 1
             if field.shape[0] * across > COUNTABLE:
-                raise FormatError(f"{self.path}: {name!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
+                raise FormatError(f"{path}: {one!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
         if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
             raise BudgetError(
-                f"{self.path}: a row of {' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
+                f"{path}: a row of {' and '.join(self._names)} takes {format_size(self._row_bytes)}, and "
                 f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not damaged, pack it again in smaller samples"
             )
-        lengths = {one: field.shape[0] for one, field in self._fields.items()}
-        if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{one!r} {length:,}" for one, length in lengths.items())
-            raise FormatError(f"{self.path}: the arrays have different numbers of rows: {said}")
+        if len({field.shape[0] for field in fields.values()}) > 1:
+            lengths = ", ".join(f"{one!r} {field.shape[0]:,}" for one, field in fields.items())
+            raise FormatError(f"{path}: the arrays have different numbers of rows: {lengths}")
 
     # -- what it is
 
@@ -99,23 +143,19 @@ class ArraysSource(ArraySource):
         return self._first.dtype
 
     @property
-    def _first(self) -> ArrayReader | LibraryRows:
-        return self._fields[self._names[0]]
-
-    @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Of each dataset, by name."""
         return {name: field.dtype for name, field in self._fields.items()}
 
     @property
     def is_direct(self) -> bool:
-        """Are samples read from the file itself, and not through another library?"""
-        return all(isinstance(f, ArrayReader) and isinstance(f.chunks, DirectChunks) for f in self._fields.values())
+        """True if samples are read from the file itself, and not through another library."""
+        return not self.holds_objects and all(reader.chunks.is_direct for reader in self._readers)
 
     @property
     def holds_objects(self) -> bool:
-        """Are there elements of any size, such as strings?"""
-        return any(isinstance(field, LibraryRows) for field in self._fields.values())
+        """True if there are elements of any size, such as strings."""
+        return len(self._readers) < len(self._fields)
 
     @property
     def rows_are(self) -> str:
@@ -131,10 +171,6 @@ class ArraysSource(ArraySource):
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
         return np.full(len(self), self._row_bytes, np.int64)
-
-    @property
-    def _row_bytes(self) -> int:
-        return sum(math.prod(field.shape[1:]) * field.dtype.itemsize for field in self._readers)
 
     @property
     def total_bytes(self) -> int:
@@ -171,37 +207,15 @@ class ArraysSource(ArraySource):
         field.read_rows(indices, rows, self.run)
         return rows
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        try:
-            return ByteRanges.joined([field.byte_ranges(indices) for field in self._readers])
-        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
-            return ByteRanges.of([])
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        return [reader.byte_ranges(indices) for reader in self._readers]
 
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
         return None if self.array_spec is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
 
     @property
-    def locating_needs_io(self) -> bool:
-        return any(field.needs_io for field in self._readers)
-
-    @property
     def stored_nbytes(self) -> int:
-        return sum(field.chunks.stored_nbytes for field in self._readers)
-
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._chunks.close()
-        return super().read_afresh(indices)
-
-    def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
-        for field in self._readers:
-            counts.update(field.counts)
-            field.counts.clear()
-        return counts
-
-    @property
-    def _readers(self) -> list[ArrayReader]:
-        return [field for field in self._fields.values() if isinstance(field, ArrayReader)]
+        return sum(reader.chunks.stored_nbytes for reader in self._readers)
 
     # -- blocks
 
@@ -217,26 +231,22 @@ class ArraysSource(ArraySource):
 
     def _rows_a_block(self) -> int:
         """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as are a long read."""
-        readers = [field for field in self._readers if field.holds_chunks]
-        if readers:
-            return max(field.chunks.grid.chunks[0] for field in readers)
+        if heights := [reader.chunks.grid.chunks[0] for reader in self._readers if reader.caches_chunks]:
+            return max(heights)
         long = max(1, BLOCK_BYTES // max(1, self._row_bytes))
-        tall = [field.chunks.grid.chunks[0] for field in self._readers if field.is_chunked]
-        return min([long, *(rows for rows in tall if rows > 1)])
+        heights = [reader.chunks.grid.chunks[0] for reader in self._readers if reader.is_chunked]
+        return min([long, *(height for height in heights if height > 1)])
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of the decoded chunks of a block, which are held while it is in use."""
-        readers = [field for field in self._readers if field.holds_chunks]
-        tallest = self._rows_a_block() if readers else 1
-        return sum(field.chunks.nbytes * field.chunks.grid.inner * -(-tallest // field.chunks.grid.chunks[0]) for field in readers)
-
-    def hold_chunks(self, nbytes: int) -> None:
-        self._chunks.resize(nbytes)
+        """Bytes of the decoded chunks of a block, which are cached while it is in use."""
+        cached = [reader.chunks for reader in self._readers if reader.caches_chunks]
+        tallest = self._rows_a_block() if cached else 1
+        return sum(chunks.nbytes * chunks.grid.inner * -(-tallest // chunks.grid.chunks[0]) for chunks in cached)
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes and chunk grids."""
-        said = json.dumps(self.grids[0] if isinstance(self.name, str) else self.grids)
+        said = json.dumps(self._grids[0] if isinstance(self.name, str) else self._grids)
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:

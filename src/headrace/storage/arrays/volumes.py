@@ -6,35 +6,22 @@ import hashlib
 import json
 import math
 import zlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec
-from headrace.errors import HeadraceError
-from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.patches import PatchGrid, padded_places
-from headrace.storage.arrays.reader import ArrayReader, ChunkCache
-from headrace.storage.source import ArraySource, Rows
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
+from headrace.storage.arrays.rows import ReadersSource
+from headrace.storage.source import Rows
 
 PADS = ("reflect", "edge", "constant")
-
-
-class Opened(Protocol):
-    """What a process has open."""
-
-    chunks: ChunkCache
-    files: Files
-
-    def close(self) -> None:
-        """Closes and forgets it all."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,7 @@ class Volume:
         return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
 
 
-class PatchSource(ArraySource):
+class PatchSource(ReadersSource):
     """Patches of one volume, or tuples of patches of several that lie at the same place.
 
     Args:
@@ -98,13 +85,10 @@ class PatchSource(ArraySource):
         opened: what the volumes' readers have open.
     """
 
-    def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: Opened) -> None:
-        self.path: str = redact(path)
+    def __init__(self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: OpenArrays[Any]) -> None:
+        super().__init__(redact(path), opened, [volume.reader for volume in volumes])
         self.volumes: list[Volume] = list(volumes)
         self.grid: PatchGrid = grid
-        self._opened = opened
-        self.files = opened.files
-        self._is_direct = all(isinstance(volume.reader.chunks, DirectChunks) for volume in self.volumes)
 
     def __len__(self) -> int:
         return len(self.grid)
@@ -152,50 +136,33 @@ class PatchSource(ArraySource):
         inside = [places >= 0 for places in axes]
         if not all(some.all() for some in inside):
             out[...] = volume.value
-        found = [places[some] for places, some in zip(axes, inside, strict=True)]
-        box = _box_of(axes)
-        if box is None:
+        if (box := _box_of(axes)) is None:
             return
         first, extents = box
         part = np.empty(extents, out.dtype)
         volume.reader.read_boxes([first], [part], self.run)
-        out[np.ix_(*inside)] = part[np.ix_(*(places - start for places, start in zip(found, first, strict=True)))]
+        out[np.ix_(*inside)] = part[np.ix_(*(places[some] - start for places, some, start in zip(axes, inside, first, strict=True)))]
 
     # -- byte ranges
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        corners, ranges = [self.grid.corner(index) for index in indices.tolist()], list[ByteRanges]()
-        for volume in self.volumes:
-            shape = volume.shape(self.grid.patch)
-            boxes = [
-                (volume.corner(corner), shape)
-                if not volume.tables and not self.grid.reaches_beyond(corner)
-                else _box_of(volume.places(corner, self.grid))
-                for corner in corners
-            ]
-            there = [box for box in boxes if box is not None]
-            try:
-                ranges.append(volume.reader.box_ranges([first for first, _ in there], [extents for _, extents in there]))
-            except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
-                return ByteRanges.of([])
-        return ByteRanges.joined(ranges)
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        corners = [self.grid.corner(index) for index in indices.tolist()]
+        return [volume.reader.box_ranges([box for corner in corners if (box := self._box(volume, corner))]) for volume in self.volumes]
+
+    def _box(self, volume: Volume, corner: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Lowest corner and extents of what a patch needs of an array; None: nothing."""
+        if volume.tables or self.grid.reaches_beyond(corner):
+            return _box_of(volume.places(corner, self.grid))
+        return volume.corner(corner), volume.shape(self.grid.patch)
 
     @property
     def is_remote(self) -> bool:
-        return self._is_direct and super().is_remote
-
-    @property
-    def locating_needs_io(self) -> bool:
-        return any(volume.reader.needs_io for volume in self.volumes)
+        return all(reader.chunks.is_direct for reader in self._readers) and super().is_remote
 
     @property
     def stored_nbytes(self) -> int:
         """As if nothing were compressed; chunks count for each line of patches that they are in."""
         return len(self.blocks()) * sum(self._line_nbytes(volume) for volume in self.volumes)
-
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._opened.chunks.close()
-        return super().read_afresh(indices)
 
     # -- the rest
 
@@ -218,16 +185,6 @@ class PatchSource(ArraySource):
                 chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
         return chunks * volume.reader.chunks.nbytes
 
-    def hold_chunks(self, nbytes: int) -> None:
-        self._opened.chunks.resize(nbytes)
-
-    def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
-        for volume in self.volumes:
-            counts.update(volume.reader.counts)
-            volume.reader.counts.clear()
-        return counts
-
     def how(self) -> dict[str, str]:
         near = "; each voxel of a patch has the nearest one"
         return {volume.name or "the array": volume.reader.how + (near if volume.tables else "") for volume in self.volumes}
@@ -242,10 +199,6 @@ class PatchSource(ArraySource):
 
     def location(self, index: int) -> str:
         return f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at {list(self.grid.corner(index))}"
-
-    def close(self) -> None:
-        """Closes what this process has open; decoded chunks are forgotten."""
-        self._opened.close()
 
 
 def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:

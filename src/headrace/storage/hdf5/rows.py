@@ -17,8 +17,6 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec
 from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
 from headrace.io.array_file import Arrays
-from headrace.io.files import Files
-from headrace.io.handles import WorkerFiles
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -29,8 +27,8 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.reader import ArrayReader, ChunkCache
-from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
+from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource, LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
 from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
 from headrace.storage.hdf5.links import Versions
@@ -72,23 +70,16 @@ INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
 here."""
 
 
-class OpenHDF5:
+class OpenHDF5(OpenArrays[h5py.File]):
     """What each process has open of HDF5 files, and the chunks that it has decoded.
 
     Args:
-        files: of the server that they lie on; None: they lie on this machine.
+        server: the files of the server that they lie on; None: of this machine.
     """
 
-    def __init__(self, files: RemoteFiles | None = None) -> None:
-        self.hdf5: HDF5Files = HDF5Files() if files is None else RemoteHDF5(files, INDEX)
-        self.files: Files = self.hdf5.files
-        self.library: WorkerFiles[h5py.File] = WorkerFiles(self.hdf5.open, h5py.File.close, 16, survives_fork=False)
-        self.chunks: ChunkCache = ChunkCache(0)
-
-    def close(self) -> None:
-        """Closes and forgets it all; it is opened again when it is needed."""
-        for part in (self.library, self.files, self.chunks):
-            part.close()
+    def __init__(self, server: RemoteFiles | None = None) -> None:
+        self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
+        super().__init__(self.hdf5.files, self.hdf5.open, h5py.File.close)
 
 
 def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[list[str], OpenHDF5]:
@@ -144,6 +135,8 @@ class HDF5Source(ArraysSource):
         FormatError: no rows, references instead of values, a filter that nobody here knows, or a file that is shorter than it says.
     """
 
+    _opened: OpenHDF5
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -153,28 +146,24 @@ class HDF5Source(ArraysSource):
         cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
     ) -> None:
-        self._opened = opened or OpenHDF5()
-        self._chunks = self._opened.chunks
-        self.files = self._opened.files
-        hdf5, is_remote = self._opened.hdf5, self.files.is_remote
+        opened = opened or OpenHDF5()
+        hdf5, is_remote = opened.hdf5, opened.files.is_remote
         self._file = os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
-        self.path: str = redact(path) if is_remote else self._file
-        self.name: str | tuple[str, ...] = name if isinstance(name, str) else tuple(name)
         self.info: PackedInfo | None = packed_info(self._file, hdf5)
         self._offsets: SharedArray | None = None
         self._crc: SharedArray | None = None
         self.names: PackedNames | None = None
+        fields, chunks = dict[str, ArrayReader | LibraryRows](), list[tuple[int, ...] | None]()
         with hdf5.reading(self._file) as file:
-            self._fields, self.grids = {}, []
-            for one in self._names:
+            for one in (name,) if isinstance(name, str) else name:
                 dataset = hdf5.dataset(file, one, self._file)
-                rows = rows_of(dataset, self._file, one, hdf5, self._opened.library, direct=direct, cache_dir=cache_dir)
-                field = rows if isinstance(rows, ObjectRows) else ArrayReader(rows, self._chunks, f"{self._file}\0{one}")
-                self._fields[one] = field
-                self.grids.append([one, field.shape, field.dtype.str, dataset.chunks])
+                rows = rows_of(dataset, self._file, one, hdf5, opened.library, direct=direct, cache_dir=cache_dir)
+                fields[one] = rows if isinstance(rows, ObjectRows) else ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
+                chunks.append(dataset.chunks)
+            shown = redact(path) if is_remote else self._file
+            super().__init__(shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks)
             if self.info is not None and name == DATA:
                 self._read_index(file, self.info)
-        self._check_lengths()
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
@@ -210,12 +199,12 @@ class HDF5Source(ArraysSource):
 
     @property
     def has_checksums(self) -> bool:
-        """Is each sample checked when it is read?"""
+        """True if each sample is checked when it is read."""
         return self._crc is not None
 
     @property
     def has_samples_of_any_size(self) -> bool:
-        """Are the samples encoded, tokens, or objects, so that each has a size of its own?"""
+        """True if samples are encoded, tokens, or objects, so that each has a size of its own."""
         return self._offsets is not None or self.holds_objects
 
     def __len__(self) -> int:
@@ -240,22 +229,20 @@ class HDF5Source(ArraysSource):
         self.check(indices, rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        records = super().read(indices) if self._offsets is None else self._read_spans(np.asarray(indices, np.int64))
+        records = super().read(indices) if self._offsets is None else self._read_spans(self._offsets.array, np.asarray(indices, np.int64))
         self.check(indices, records)
         return records
 
-    def _read_spans(self, indices: npt.NDArray[np.int64]) -> list[Any]:
-        assert self._offsets is not None and isinstance(self._first, ArrayReader)
-        starts, stops = self._offsets.array[indices], self._offsets.array[indices + 1]
+    def _read_spans(self, offsets: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> list[Any]:
+        starts, stops = offsets[indices], offsets[indices + 1]
         samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]
-        self._first.read_spans(starts.tolist(), samples, self.run)
+        self._readers[0].read_spans(starts, samples, self.run)
         return samples
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         if self._offsets is None:
-            return super().byte_ranges(indices)
-        assert isinstance(self._first, ArrayReader)
-        return self._first.stretch_ranges(self._offsets.array[indices], self._offsets.array[indices + 1])
+            return super()._located(indices)
+        return [self._readers[0].span_ranges(self._offsets.array[indices], self._offsets.array[indices + 1])]
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:
@@ -263,10 +250,6 @@ class HDF5Source(ArraysSource):
         for index, array in zip(indices, records, strict=True):
             if crc_of(array) != int(self._crc.array[index]):
                 raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
-
-    def close(self) -> None:
-        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
-        self._opened.close()
 
     def blocks(self) -> npt.NDArray[np.int64]:
         if self._offsets is None:
@@ -297,6 +280,6 @@ class HDF5Source(ArraysSource):
         return column
 
     def has_column(self, name: str) -> bool:
-        """Is there a dataset of that name?"""
+        """True if there is a dataset of that name."""
         with self._opened.hdf5.reading(self._file) as file:
             return name in file

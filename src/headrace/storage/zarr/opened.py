@@ -15,12 +15,11 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.io.files import Files
-from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.reader import ArrayReader, ChunkCache
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.library import LibraryArray, LibraryArrays, StringRows, close_array, holds_strings, library_chunks
 from headrace.storage.zarr.shards import ArrayFiles, shards_of
@@ -28,7 +27,7 @@ from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import open_store
 
 
-class OpenZarr:
+class OpenZarr(OpenArrays[Any]):
     """What each process has open of Zarr stores, and the chunks that it has decoded.
 
     Args:
@@ -38,11 +37,9 @@ class OpenZarr:
     """
 
     def __init__(self, files: Files | None = None, *, direct: bool = True, missing: str = "fill") -> None:
-        self.files: Files = files or LocalFiles()
         self._direct, self._missing = direct, missing
         self._arrays = LibraryArrays()
-        self._library: WorkerFiles[Any] = WorkerFiles(self._arrays, close_array, 16, survives_fork=False)
-        self.chunks = ChunkCache(0)
+        super().__init__(files or LocalFiles(), self._arrays, close_array)
 
     def store(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> Store:
         """The store at a path or URL.
@@ -80,7 +77,7 @@ class OpenZarr:
         chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row) if direct else "direct=False"
         if isinstance(chunks, str):
             chunks = library_chunks(self._library_array(store, name, missing, chunks), f"{redact(store.path)}: {name!r}", chunks)
-            self._library.close()
+            self.library.close()
         return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
 
     def rows(self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False) -> ArrayReader | StringRows:
@@ -92,13 +89,13 @@ class OpenZarr:
         if not holds_strings(metadata):
             return self.reader(store, name, metadata, is_column=is_column)
         rows = StringRows(self._library_array(store, name, "fill" if is_column else self._missing, "strings"))
-        self._library.close()
+        self.library.close()
         return rows
 
     def _library_array(self, store: Store, name: str, missing: str, why: str) -> LibraryArray:
         if missing == "error":
             raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
-        return LibraryArray(self._library, store, name)
+        return LibraryArray(self.library, store, name)
 
     def _direct_chunks(self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool) -> DirectChunks | str:
         """The chunks of an array; or why only zarr-python can read it."""
@@ -122,8 +119,3 @@ class OpenZarr:
             grid, layout.dtype, index, pipeline, self.files, fill=layout.fill, order=layout.order, where=ChunkNames(store.path, name, grid),
             how=how, check=None if is_sharded else store.check_content, required=missing == "error",
         )  # fmt: skip
-
-    def close(self) -> None:
-        """Closes and forgets it all; it is opened again when it is needed."""
-        for part in (self._library, self.files, self.chunks):
-            part.close()

@@ -31,6 +31,8 @@ class ZarrSource(ArraysSource):
         DataNotFoundError, FormatError, MissingNameError: see `open_store`, `Store.array`, `OpenZarr.reader`.
     """
 
+    _opened: OpenZarr
+
     def __init__(
         self,
         path: str | os.PathLike[Any],
@@ -40,22 +42,17 @@ class ZarrSource(ArraysSource):
         column: str | None = None,
         **options: Any,
     ) -> None:
-        self._opened = opened or OpenZarr(**options)
-        self.files, self._chunks = self._opened.files, self._opened.chunks
+        opened = opened or OpenZarr(**options)
         wanted = [name] if name is None or isinstance(name, str) else list(name)
-        self._store = self._opened.store(path, [*wanted, column])
-        self.path = redact(self._store.path)
-        arrays = dict(self._store.array(one) for one in wanted)
-        self.name: str | tuple[str, ...] = next(iter(arrays)) if name is None or isinstance(name, str) else tuple(arrays)
-        fields = {one: self._opened.rows(self._store, one, metadata) for one, metadata in arrays.items()}
+        self._store = opened.store(path, [*wanted, column])
+        shown, arrays = redact(self._store.path), dict(self._store.array(one) for one in wanted)
+        fields = {one: opened.rows(self._store, one, metadata) for one, metadata in arrays.items()}
         for one, field in fields.items():
             if not field.shape:
-                raise FormatError(f"{self.path}: {one!r} is a single value, it has no axis of samples")
-        self._fields = fields
-        self.grids: list[list[Any]] = [
-            [one, f.shape, f.dtype.str, f.chunks.grid.chunks if isinstance(f, ArrayReader) else None] for one, f in fields.items()
-        ]
-        self._check_lengths()
+                raise FormatError(f"{shown}: {one!r} is a single value, it has no axis of samples")
+        chunks = [field.chunks.grid.chunks if isinstance(field, ArrayReader) else None for field in fields.values()]
+        is_one = name is None or isinstance(name, str)
+        super().__init__(shown, opened, next(iter(arrays)) if is_one else tuple(arrays), fields, chunks)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.
@@ -69,13 +66,9 @@ class ZarrSource(ArraysSource):
         if isinstance(reader, StringRows):
             return reader.whole()
         column = np.empty(reader.shape, reader.dtype)
-        reader.read_span(0, column, self.run)
+        reader.read_spans(np.zeros(1, np.int64), [column], self.run)
         return column
 
     @property
     def is_remote(self) -> bool:
         return self.is_direct and super().is_remote
-
-    def close(self) -> None:
-        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
-        self._opened.close()

@@ -150,7 +150,7 @@ def patch_source(
             f"{': ' + ', '.join(short) if short else ''}; use a smaller patch_shape, or edges='pad', which fills patches up "
             "(edges='shift' only moves back patches that fit)"
         )
-    volumes = [Volume(array.name, reader, pad, reader.chunks.fill_value(), (*[None] * before, *range(len(patch))))]
+    volumes = [Volume(array.name, reader, pad, reader.chunks.fill, (*[None] * before, *range(len(patch))))]
     if target_name is not None:
         volumes.append(_labels(array, target_name, grid, pad, opened))
     return PatchSource(array.store.path, volumes, grid, opened)
