@@ -25,6 +25,7 @@ _PAD_WORDS = ("[PAD]", "<pad>", "<|pad|>")
 _SHOWN = 40
 """Characters that a `CharTokenizer` shows of itself."""
 _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
+_COLUMNS = ("input_ids", "special_tokens_mask", "token_type_ids")
 REMEDY = "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object with encode_batch or encode"
 
 
@@ -217,8 +218,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
     if callable(tokenizer) and hasattr(tokenizer, "all_special_ids"):
         options = {} if max_length is None else {"truncation": True, "max_length": max_length}
         made = tokenizer(texts, padding=False, return_special_tokens_mask=True, **options)
-        names = [name for name in ("input_ids", "special_tokens_mask", "token_type_ids") if name in made]
-        return [{name: _ids(made[name][number]) for name in names} for number in range(len(texts))]
+        return [{name: _ids(made[name][number]) for name in _COLUMNS if name in made} for number in range(len(texts))]
     batched = _method(tokenizer, "encode_batch")
     one: Callable[[str], Any] | None = tokenizer if callable(tokenizer) else _method(tokenizer, "encode")
     encodings = batched(texts) if batched is not None else [one(text) for text in texts] if one is not None else []
@@ -239,14 +239,16 @@ def token_arrays(tokenizer: Any, texts: Sequence[str], max_length: int | None = 
     """
     if type(tokenizer) is CharTokenizer:  # what a subclass makes of a text may depend on all of it
         return tokenizer.encode_together(texts if max_length is None else [text[:max_length] for text in texts])
-    found = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
-    if len(found) != len(texts):
-        raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(found):,}: {REMEDY}")
-    size, most = vocabulary_of(tokenizer).size or 0, [int(ids.max(initial=0)) for ids in found]
-    for ids, largest in zip(found, most, strict=True):
+    arrays = [np.array(record["input_ids"], np.int64) for record in encode_texts(tokenizer, texts, max_length)]
+    if len(arrays) != len(texts):
+        raise ConfigError(f"the tokenizer was given {len(texts):,} texts and gave ids of {len(arrays):,}: {REMEDY}")
+    size, narrow = vocabulary_of(tokenizer).size or 0, []
+    for ids in arrays:
+        largest = int(ids.max(initial=0))
         if largest >= 2**31 or ids.min(initial=0) < 0:
             raise ConfigError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, and fit int32")
-    return [ids.astype(smallest_dtype(max(size, largest + 1))) for ids, largest in zip(found, most, strict=True)]
+        narrow.append(ids.astype(smallest_dtype(max(size, largest + 1))))
+    return narrow
 
 
 def smallest_dtype(size: int) -> str:
@@ -256,19 +258,13 @@ def smallest_dtype(size: int) -> str:
 
 def _record(encoding: Any) -> dict[str, list[int]]:
     """Of a list of ids, a mapping that holds one, or a `tokenizers.Encoding`."""
-    if isinstance(encoding, Mapping) and "input_ids" in encoding:
-        names = [name for name in ("input_ids", "special_tokens_mask", "token_type_ids") if name in encoding]
-        record = {name: _ids(encoding[name]) for name in names}
-        seen = _ids(encoding["attention_mask"]) if "attention_mask" in encoding else None
-    elif hasattr(encoding, "ids"):
-        record = {"input_ids": _ids(encoding.ids)}
-        if hasattr(encoding, "special_tokens_mask"):
-            record["special_tokens_mask"] = _ids(encoding.special_tokens_mask)
-        seen = _ids(encoding.attention_mask) if hasattr(encoding, "attention_mask") else None
-    else:
-        return {"input_ids": _ids(encoding)}
-    if seen is not None and not all(seen):  # the tokenizer pads by itself: its padding is not the text's
-        record = {name: [value for value, counts in zip(values, seen, strict=True) if counts] for name, values in record.items()}
+    if not (isinstance(encoding, Mapping) and "input_ids" in encoding):
+        masks = {name: getattr(encoding, name) for name in ("special_tokens_mask", "attention_mask") if hasattr(encoding, name)}
+        encoding = {"input_ids": encoding.ids, **masks} if hasattr(encoding, "ids") else {"input_ids": encoding}
+    record = {name: _ids(encoding[name]) for name in _COLUMNS if name in encoding}
+    attended = _ids(encoding["attention_mask"]) if "attention_mask" in encoding else [1]
+    if not all(attended):  # the tokenizer pads by itself: its padding is not the text's
+        record = {name: [value for value, counts in zip(values, attended, strict=True) if counts] for name, values in record.items()}
     return record
 
 
@@ -296,25 +292,25 @@ def _ids(value: Any) -> list[int]:
 
 
 def _method(tokenizer: Any, name: str) -> Callable[..., Any] | None:
-    found = getattr(tokenizer, name, None)
-    return found if callable(found) else None
+    method = getattr(tokenizer, name, None)
+    return method if callable(method) else None
 
 
 def _number(tokenizer: Any, name: str) -> int | None:
     """An attribute, or what a method of that name gives; None, where there is none, or no id."""
-    found = getattr(tokenizer, name, None)
-    found = found() if callable(found) else found
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+    value = getattr(tokenizer, name, None)
+    value = value() if callable(value) else value
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _word(tokenizer: Any, words: Sequence[str]) -> int | None:
-    ask = _method(tokenizer, "token_to_id")
-    return None if ask is None else _first(*(ask(word) for word in words))
+    id_of = _method(tokenizer, "token_to_id")
+    return None if id_of is None else _first(*(id_of(word) for word in words))
 
 
 def _added(tokenizer: Any) -> list[int]:
-    ask = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
-    return [] if ask is None else [number for number, token in ask().items() if getattr(token, "special", False)]
+    added = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
+    return [] if added is None else [number for number, token in added().items() if getattr(token, "special", False)]
 
 
 def _first(*values: int | None) -> int | None:

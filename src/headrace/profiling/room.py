@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -37,25 +37,18 @@ _LOOK_EVERY = 0.002  # seconds between two looks at the process while a step run
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error, or one that it was raised from, reports that memory ran out, on a device or on the host."""
-    return any(_says_so(one) for one in _chain(error))
-
-
-def _says_so(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):  # headrace's BudgetError and NumPy's are MemoryErrors
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was raised from."""
     seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        if isinstance(one, (MemoryError, torch.OutOfMemoryError)):  # headrace's BudgetError and NumPy's are MemoryErrors
+            return True
+        if isinstance(one, OSError) and one.errno == errno.ENOMEM:
+            return True
+        if isinstance(one, RuntimeError) and _WORDS.search(str(one)):
+            return True
+        seen.add(id(one))
+        one = one.__cause__
+    return False
 
 
 def drop_frames(error: BaseException, outside: BaseException | None = None) -> None:
@@ -173,7 +166,7 @@ class HostRoom:
 
     @property
     def sizes(self) -> int:
-        """How many sizes are known."""
+        """Number of sizes that ran."""
         return len(self._taken)
 
     def most(self, size: int) -> int:
@@ -190,10 +183,9 @@ class HostRoom:
         """What a step of some size would take, and what there is, in words."""
         last, taken = self._taken[-1]
         needed, limit = format_size(taken + self._slope() * (size - last)), format_size(self._budget().limit)
-        return f"about {needed} of the host's memory, of which {limit} may be taken ({self._limiting()})"
-
-    def _limiting(self) -> str:
-        return f"max_memory_usage={self._usage!r} of what is free under {min(self._limits(), key=lambda limit: limit.headroom).name}"
+        least = min(self._limits(), key=lambda limit: limit.headroom)
+        limiting = f"max_memory_usage={self._usage!r} of what is free under {least.name}"
+        return f"about {needed} of the host's memory, of which {limit} may be taken ({limiting})"
 
     def _slope(self) -> float:
         """Bytes for each further sample, rather too many than too few: with one size known, all that it took."""

@@ -112,7 +112,7 @@ class _Search:
 
     Attributes:
         error: the last that said out of memory, emptied of what it held.
-        said: the same in a line.
+        message: the same in a line.
     """
 
     def __init__(self, step: Callable[[int], Any], reset: Callable[[], Any] | None, unit: int, room: HostRoom) -> None:
