@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.io.served import CONTENT
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the files of `served`; for the fixture `server`."""
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder of the files that the module names in CONTENT; for the fixture `server`."""
     made = tmp_path_factory.mktemp("served")
-    for name, content in CONTENT.items():
+    for name, content in request.module.CONTENT.items():
         (made / name).write_bytes(content)
     return made

@@ -19,10 +19,12 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index
-from tests.io.served import CONTENT, SIZE
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(2)
+
+SIZE = 1_000_000
+CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A server of byte ranges, as slow and as faulty as a test wants it: a process of its own on loopback.
 
-    python tests/servers/ranges.py FOLDER
+    python -m tests.servers.ranges FOLDER
 
 prints the port. GET and HEAD of /NAME (with slashes: below folders) give the file, with Range, ETag and If-Match. POST /_set takes JSON
 of what is to be from now on:
@@ -21,15 +21,16 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from tests.servers.process import ServerProcess
 
 
-class RangeServer:
+class RangeServer(ServerProcess):
     """Runs the server in a process, for a test or a benchmark; a context manager.
 
     Args:
@@ -38,23 +39,13 @@ class RangeServer:
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
+        super().__init__("tests.servers.ranges", os.path.abspath(folder))
         self.folder, self._settings = Path(folder), settings
 
-    def __enter__(self) -> RangeServer:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self.folder)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+    def __enter__(self) -> Self:
+        super().__enter__()
         self.set(**self._settings)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdout, self._process.stdin):
-            if pipe is not None:
-                pipe.close()
 
     def set(self, **settings: Any) -> None:
         """From now on."""

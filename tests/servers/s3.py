@@ -1,6 +1,6 @@
 """An S3 on loopback: moto's, as a process of its own.
 
-    python tests/servers/s3.py
+    python -m tests.servers.s3
 
 prints the port. Buckets and objects come by S3's own interface (`S3Server.client`). It looks at no credentials until `S3Server.guard`
 is called, and from then on asks for those of `S3Server.user`.
@@ -10,28 +10,19 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 import threading
 import urllib.request
 from typing import Any
 
+from tests.servers.process import ServerProcess
 
-class S3Server:
+
+class S3Server(ServerProcess):
     """Runs the server in a process, for tests; a context manager."""
 
-    def __enter__(self) -> S3Server:
-        self._process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdout, self._process.stdin):
-            if pipe is not None:
-                pipe.close()
+    def __init__(self) -> None:
+        super().__init__("tests.servers.s3")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -23,10 +23,12 @@ from headrace.io.remote.client import Remote, Version
 from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
 from tests.io.remote.reading import Range, read
-from tests.io.served import CONTENT, SIZE
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(3)
+
+SIZE = 3_000_000
+CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bin")}
 
 FAULTS = ("500", "503", "429", "reset", "short", "less", "more", "whole")
 
