@@ -37,7 +37,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "io/local": ["hints", "gather", "files"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
-    "io/cache": ["disk_cache", "blocks", "whole_files"],
+    "io/cache": ["disk_cache", "blocks"],
     "order": [
         *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
