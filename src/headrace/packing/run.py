@@ -58,7 +58,7 @@ class PackResult:
         path: the packed file.
         samples: number of samples in it.
         classes: number of classes.
-        store: "encoded", "decoded" or "tokens".
+        store: "encoded", "decoded", "ragged" or "tokens".
         nbytes: size of the file.
         seconds: how long it took.
         left_out: what is wrong with each sample that could not be read and was left out.
@@ -104,7 +104,7 @@ def pack(
         store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
             `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
             folder of images. Texts have one way only.
-        workers: threads that read and decode; None: one for each usable core.
+        workers: threads that read and decode; None: one for each usable core. A source that is not thread-safe is read by the calling one.
         overwrite: replace `dst` where it is there already.
         progress: show progress bars; None: only on a terminal.
 
