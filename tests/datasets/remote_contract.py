@@ -179,6 +179,7 @@ class RemoteDatasetContract:
             with pytest.raises(RemoteError, match="the server says 503"):
                 remote(retries=0, cache_dir=None)
 
+    @pytest.mark.falls_back
     @pytest.mark.usefixtures("own_cache")
     def test_what_comes_cut_short_is_an_error(self, remote: Any, server: RangeServer, loader_of: Any) -> None:
         dataset = remote(retries=1)
@@ -194,6 +195,7 @@ class RemoteDatasetContract:
 
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
+    @pytest.mark.falls_back
     def test_a_file_that_is_replaced_ends_the_epoch(self, mode: str, on_error: str, remote: Any, copied: Path, loader_of: Any) -> None:
         """Whatever is done with bad samples: the rest would be of another file."""
         dataset = remote("copied/", loading_mode=mode, on_error=on_error)

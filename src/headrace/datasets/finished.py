@@ -124,18 +124,16 @@ class FinishedSamples(Source):
     def read(self, indices: Sequence[int]) -> list[PackedSample]:
         with self._lock.get(), working_on(BatchRequest((), self._seed, 0)):
             wanted, seeder = [int(i) for i in indices], self._seeder or SampleSeeder(self._dataset)
-            packed = self._read(wanted, seeder)
+            with preserved_rng(seeder):
+                packed = self._read(wanted, seeder)
             if self._seeder is None:
                 self._seeder = SampleSeeder(self._dataset)
                 if len(self._seeder.generators) != len(seeder.generators):  # some datasets make their generators when they are first read
-                    packed = self._read(wanted, self._seeder)
+                    with preserved_rng(self._seeder):
+                        packed = self._read(wanted, self._seeder)
             return packed
 
     def _read(self, indices: list[int], seeder: SampleSeeder) -> list[PackedSample]:
-        with preserved_rng(seeder):
-            return self._drawn(indices, seeder)
-
-    def _drawn(self, indices: list[int], seeder: SampleSeeder) -> list[PackedSample]:
         if self._answers_batches and len(indices) > 1 and not self._draws:
             before = rng_states(seeder)
             samples = self._batch(indices)
@@ -161,8 +159,8 @@ class FinishedSamples(Source):
         own = getattr(self._dataset, "fingerprint", None)
         if isinstance(own, str):
             return own
-        said = f"{type(self._dataset).__module__}.{type(self._dataset).__qualname__} {self._length}"
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        name = f"{type(self._dataset).__module__}.{type(self._dataset).__qualname__} {self._length}"
+        return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_draws", "_seeder", "_lock")}
@@ -272,9 +270,8 @@ def _length_of(dataset: Any) -> int:
 
 def _targets_of(dataset: Any, length: int) -> Any:
     """The `targets` of a foreign dataset, if they are one for each sample."""
-    found: Any = getattr(dataset, "targets", None)
-    if isinstance(found, torch.Tensor):
-        found = found.numpy(force=True)
-    if isinstance(found, np.ndarray):
-        return found if found.ndim and len(found) == length else None
-    return found if isinstance(found, (list, tuple)) and len(found) == length else None
+    targets: Any = getattr(dataset, "targets", None)
+    if isinstance(targets, torch.Tensor):
+        targets = targets.numpy(force=True)
+    is_column = isinstance(targets, (list, tuple)) or (isinstance(targets, np.ndarray) and targets.ndim)
+    return targets if is_column and len(targets) == length else None

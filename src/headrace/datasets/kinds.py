@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from headrace.io.resolve.contents import READERS
 from headrace.io.resolve.file_set import Kind
 from headrace.storage.tar.source import TARS
 from headrace.storage.text.plain import COMPRESSED
 from headrace.storage.zarr.stores import ZARR
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".tif", ".webp", ".gif")
+EXTENSIONS = READERS["ImageDataset"]
 """Of images, in any case."""
-_PLAIN = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
-TEXT_EXTENSIONS = tuple(name + packed for name in _PLAIN for packed in ("", *COMPRESSED))
+TEXT_EXTENSIONS = READERS["TextDataset"]
 IMAGES = Kind("images", EXTENSIONS)
 TEXTS = Kind("texts", TEXT_EXTENSIONS)
 SHARD_KINDS: dict[str, tuple[str, ...]] = {

@@ -91,7 +91,7 @@ class RandomHorizontalFlip:
         self.p = float(p)
 
     def draw(self) -> bool:
-        """Is the next image to be mirrored?"""
+        """True if the next image is to be mirrored."""
         return random.random() < self.p
 
     def __call__(self, image: Any) -> Any:
@@ -106,17 +106,6 @@ class RandomHorizontalFlip:
         return f"{type(self).__name__}(p={self.p})"
 
 
-class Whole:
-    """All of an image, at a size: stands for a crop where nothing is to be drawn."""
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
-
-    def draw(self, height: int, width: int) -> Box:
-        """The whole image."""
-        return Box(0, 0, height, width)
-
-
 class Drawn(NamedTuple):
     """What was drawn for one sample: the part of the image (None: all of it), and whether it is mirrored."""
 
@@ -125,10 +114,10 @@ class Drawn(NamedTuple):
 
 
 class Augment:
-    """A crop and a flip, or one of the two, as a dataset applies them itself."""
+    """A crop and a flip, or one of the two, as a dataset applies them itself; or a size alone, which nothing is drawn for."""
 
-    def __init__(self, crop: RandomResizedCrop | Whole | None, flip: RandomHorizontalFlip | None) -> None:
-        self.crop, self.flip = crop, flip
+    def __init__(self, crop: RandomResizedCrop | None, flip: RandomHorizontalFlip | None, size: tuple[int, int] | None = None) -> None:
+        self.crop, self.flip, self.size = crop, flip, size if crop is None else crop.size
 
     def draw(self, height: int, width: int) -> Drawn:
         """The draws for an image of that size: the same, and in the same order, as the two would make one after the other."""
@@ -137,16 +126,10 @@ class Augment:
 
 
 def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] | None]:
-    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of what was given as `transform`.
-
-    Args:
-        transform: a callable, a list or tuple of these, or None.
-
-    Returns:
-        What was taken off, and what is left.
+    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of `transform`; gives it, and what is left.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `transform` is no callable, no list or tuple of these, and not None.
     """
     steps = [] if transform is None else list(transform) if isinstance(transform, (list, tuple)) else [transform]
     crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.image.augment import Augment, Drawn, Whole, split_augment
+from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import (
     decode_image,
@@ -69,18 +69,18 @@ class ImageFormat(SampleFormat):
         self._shows_channels_first = not self.transformed or self.transform_input == "tensor"
         if self.channels_first is None:
             self.channels_first = self.augment is None and self._shows_channels_first
-        self._crop_size = None if self.augment is None or self.augment.crop is None else self.augment.crop.size
+        self._crop_size = None if self.augment is None else self.augment.size
         is_cropped_first = self._crop_size is not None and self.image_size is None
         self.is_encoded: bool = is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         """True if values are encoded images."""
-        self.draws, self.decodes_late = self.augment is not None, self.is_encoded
+        self.draws, self.decodes_late = any(self.random_steps()), self.is_encoded
         self.copies = self.augment is None and self.channels_first and not self.normalize and not self.transformed
 
     def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
         """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""
         augment, rest = split_augment(transform)
         if rest is None and augment is None and self.image_size is None and not self.is_size_given:
-            augment = Augment(Whole(self._crop_size or DEFAULT_SIZE), None)
+            augment = Augment(None, None, self._crop_size or DEFAULT_SIZE)
         return replace(self, augment=augment, transformed=rest is not None), rest
 
     @property
@@ -117,7 +117,7 @@ class ImageFormat(SampleFormat):
         return to_channels_last(value) if self.channels_first else value
 
     def draw(self, value: Any) -> Drawn | None:
-        if self.augment is None:
+        if self.augment is None or not self.draws:
             return None
         first = 1 if self.channels_first else 0
         height, width = self.image_size or (image_shape(value, self.left) if self.is_encoded else value.shape[first : first + 2])
@@ -125,7 +125,7 @@ class ImageFormat(SampleFormat):
 
     def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
         """What a value becomes by its draws: uint8 in the layout of inputs."""
-        if drawn is None and self.channels_first == self._shows_channels_first:
+        if self.augment is None and self.channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
         box, flip = (None, False) if drawn is None else drawn
         size = self._crop_size
@@ -133,8 +133,8 @@ class ImageFormat(SampleFormat):
             assert size is not None
             return load_image(value, self.color, size, self._shows_channels_first, box, flip, self.exact, self.left)
         value = value.transpose(1, 2, 0) if self.channels_first else value
-        if box is not None and size is not None:
-            value = resize_image(np.ascontiguousarray(box.of(value)), size)
+        if size is not None:
+            value = resize_image(np.ascontiguousarray(value if box is None else box.of(value)), size)
         value = value[:, ::-1] if flip else value
         return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
 
@@ -166,8 +166,7 @@ class ImageFormat(SampleFormat):
         return size[0] * size[1] * self.channels * (4 if self.normalize else 1) + 8
 
     def random_steps(self) -> list[Any]:
-        augment = self.augment
-        return [] if augment is None or isinstance(augment.crop, Whole) else [augment.crop, augment.flip]
+        return [] if self.augment is None else [step for step in (self.augment.crop, self.augment.flip) if step is not None]
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -107,7 +107,7 @@ class ImageDataset(BaseDataset):
         transformed = transform is not None or options.get("transforms") is not None
         packed = _first_packed(source)
         is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
-        is_sized = image_size is not _UNSET or not (transformed or (augment is not None and augment.crop is not None))
+        is_sized = image_size is not _UNSET or not (transformed or (augment is not None and augment.size is not None))
         self.image_size: tuple[int, int] | None = _size_of(image_size, is_sized, color, packed if is_stored_decoded else None)
         sample_format = ImageFormat(
             color=color, image_size=self.image_size, is_size_given=image_size is not _UNSET, exact=decode == "exact", normalize=normalize,
@@ -154,13 +154,7 @@ class ImageDataset(BaseDataset):
 
 
 def _size_of(image_size: Any, is_sized: bool, color: str, packed: HDF5Source | None) -> tuple[int, int] | None:
-    """The size of values.
-
-    Args:
-        image_size: as it was given, or _UNSET.
-        is_sized: True if images get one size where none is given.
-        color: of the images.
-        packed: a file of decoded images, which have a size.
+    """The size of values: that of a packed file of decoded images, where none is given; else the default, if images get one (`is_sized`).
 
     Raises:
         ConfigError: the size is none; or the file holds images of another colour.
@@ -180,11 +174,7 @@ def _are_folders(targets: TargetsArgument) -> bool:
     return isinstance(targets, str) and targets == FOLDERS
 
 
-def _open(
-    data_path: DataPath,
-    targets: TargetsArgument,
-    reach: RemoteOptions,
-) -> tuple[ImageSource, Targets, list[str]]:
+def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -> tuple[ImageSource, Targets, list[str]]:
     if isinstance(data_path, FileSet) or kind_of(data_path, (IMAGES, HDF5)) is HDF5:
         return _open_packed(*open_files(data_path, reach), targets)
     source = FilesSource(data_path, EXTENSIONS, reach)

@@ -25,7 +25,7 @@ TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], A
 FOLDERS = "folders"
 _FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
 """Endings of what no class is called."""
-_FEW, _LOOKED_AT = 20, 16
+_FEW, _EXAMPLES = 20, 16
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
@@ -123,8 +123,8 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
         return targets
     if isinstance(targets, type):
         raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
-    by_path: Callable[[str], Any] | None = targets if callable(targets) else None
-    if by_path is not None:
+    if callable(targets):
+        by_path: Callable[[str], Any] = targets
         return by_path
     if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
         return dict(targets.to_dict())
@@ -187,10 +187,10 @@ def given_targets(targets: TargetsArgument, files: FileSet) -> tuple[Targets, li
 def _check_classes(classes: list[str], files: FileSet) -> None:
     """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
     samples = len(files.names)
-    some = classes[:: max(1, len(classes) // _LOOKED_AT)]
-    if some and all(map(_names_a_file, some, [files] * len(some))):
+    examples = classes[:: max(1, len(classes) // _EXAMPLES)]
+    if examples and all(_names_a_file(text, files) for text in examples):
         raise ConfigError(
-            f"targets gives names of files ({redact(some[0])}), which would become class numbers: masks and other files are no targets "
+            f"targets gives names of files ({redact(examples[0])}), which would become class numbers: masks and other files are no targets "
             "yet; load them in transforms= or in a dataset of your own, or give names of classes"
         )
     if samples >= _FEW and len(classes) > 0.9 * samples:

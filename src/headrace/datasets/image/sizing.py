@@ -78,18 +78,15 @@ def load_image(
         FormatError: as `decode_image`.
     """
     with Claim(left) as claim:
-        found = _load_jpeg(data, size, box, exact, claim) if color == "RGB" else None
-        if found is None:
+        pixels = _load_jpeg(data, size, box, exact, claim) if color == "RGB" else None
+        if pixels is None:
             pixels = decode_claimed(data, color, claim, size)
-            if box is not None:
-                pixels = box.of(pixels)
-            found = resize_image(pixels, size)
-            del pixels
+            pixels = resize_image(pixels if box is None else box.of(pixels), size)
     if flip:
-        found = found[:, ::-1]
+        pixels = pixels[:, ::-1]
     if not channels_first:
-        return found[..., :3].copy()
-    return _planes(found) if found.shape[2] == 4 else found.transpose(2, 0, 1).copy()
+        return pixels[..., :3].copy()
+    return _planes(pixels) if pixels.shape[2] == 4 else pixels.transpose(2, 0, 1).copy()
 
 
 @decoding
@@ -142,7 +139,6 @@ class _Scratch(threading.local):
         return self.pixels
 
     def of_size(self, size: tuple[int, int]) -> torch.Tensor:
-        """[1, 4, H, W] uint8, channels last."""
         if size not in self.resized:
             self.resized = {size: torch.empty((1, 4, *size), dtype=torch.uint8, memory_format=torch.channels_last)}
         return self.resized[size]
