@@ -33,11 +33,11 @@ BELOW: dict[str, set[str]] = {
 INSIDE: dict[str, list[str]] = {
     "io": [
         *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
-        *("handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+        *("handles", "local", "version", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
     "io/local": ["hints", "gather", "files"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
-    "io/cache": ["disk_cache", "blocks"],
+    "io/cache": ["disk_cache", "blocks", "whole_files"],
     "order": [
         *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
@@ -80,9 +80,9 @@ INSIDE: dict[str, list[str]] = {
     "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "packed", "text"],
     "datasets/shards": ["members", "shards", "streaming"],
-    "packing": ["part", "plan", "verify", "hdf5", "texts", "values", "run"],
+    "packing": ["part", "plan", "values", "parts", "status", "verify", "hdf5", "texts", "run", "job", "api"],
     "profiling": ["room", "tune", "workers"],
-    "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "resolver"],
+    "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],
     "storage/zarr": [
@@ -90,7 +90,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
     "storage/tar": ["index", "source"],
-    "storage/tokens": ["source", "packed"],
+    "storage/tokens": ["source", "packed", "remote"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import reprlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,9 +18,11 @@ with warnings.catch_warnings():
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A tqdm bar that starts no thread: tqdm's monitor might hold a lock while workers are forked."""
+    """A tqdm bar of this process: no thread, since tqdm's monitor might hold a lock while workers are forked; and no semaphore for other
+    processes, whose name would stay in shared memory where this one is killed."""
 
     monitor_interval = 0
+    _lock = threading.RLock()
 
 
 class Lines(str):

@@ -25,12 +25,15 @@ def test_python_m_headrace_runs_the_command() -> None:
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["pack", "--help"], ["verify", "--help"], ["index", "--help"]):
+    for arguments in (["--help"], *([verb, "--help"] for verb in ("pack", "status", "join", "verify", "index"))):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert all(f"\n    {verb} " in shown for verb in ("pack", "verify", "index")) and "headrace pack photos/train train.h5" in shown
+    assert (
+        all(f"\n    {verb} " in shown for verb in ("pack", "status", "join", "verify", "index"))
+        and "headrace pack photos/train train.h5" in shown
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["pck"], ["verify"], ["pack", "in"], ["index", "x", "--fast"]])
@@ -47,6 +50,22 @@ def test_pack_then_verify(photos: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["verify", str(packed)]) == 0
     assert capsys.readouterr().out == f"{packed}: 24 samples, all sound\n"
     assert len(ImageDataset(packed)) == 24
+
+
+def test_jobs_share_the_parts(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = tmp_path / "out"
+    job = ["pack", str(photos), str(packed), "--shard-size", "16kB", "--no-progress", "--part"]
+    assert main([*job, "1/2"]) == 0 and main(["status", str(packed)]) == 1
+    assert capsys.readouterr().out.endswith(f"{packed}: 2 of 4 parts done\nmissing: 0, 2\n")
+    assert main(["join", str(packed)]) == 2 and "missing: 0, 2" in capsys.readouterr().err
+    assert main([*job, "0/2"]) == 0
+    assert capsys.readouterr().out == f"{packed}: 4 of 4 parts done, joined\nopen it: headrace.open_dataset('{packed}')\n"
+    (packed / "manifest.json").unlink()
+    assert main(["status", str(packed)]) == 1 and main(["join", str(packed)]) == 0 and main(["status", str(packed)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(packed)]) == 0 and capsys.readouterr().out == f"{packed}: 24 samples, all sound\n"
+    assert main(["pack", str(photos), str(packed), "--shard-size", "1MB"]) == 2
+    assert "shard_size: 16000 there, 1000000 now" in capsys.readouterr().err
 
 
 def test_a_damaged_sample_is_exit_code_1(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,17 @@ import re
 
 _FLAGS = {
     **{name: f"--{name.replace('_', '-')}" for name in ("unit", "labels", "text_field", "target_field", "targets", "store", "color")},
-    **{name: f"--{name.replace('_', '-')}" for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers")},
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers", "shard_size")
+    },
     "image_size": "--size",
 }
 _ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w-]+)'|\"([\w-]+)\"|([\w-]+)|\(height, width\))?")
 _IN_WORDS = {
     'pass on_error="skip"': "pass --skip-bad",
     "overwrite=True (--overwrite)": "--overwrite",
+    "leave out shard_size": "leave out --shard-size",
     "pass encoding= or errors=": "pass encoding=",
     "name one of them as dataset_name": "name one of them by dataset_name=",
     "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace import __version__
-from headrace.cli import index, pack, verify
+from headrace.cli import index, join, pack, status, verify
 from headrace.cli.flags import as_flags
 from headrace.errors import FileChangedError, FormatError, HeadraceError, SampleError
 
 Run = Callable[[argparse.Namespace], int]
 
-_VERBS = {"pack": pack, "verify": verify, "index": index}
+_VERBS = {"pack": pack, "status": status, "join": join, "verify": verify, "index": index}
 _WRONG_DATA = (FormatError, SampleError, FileChangedError)
 
 

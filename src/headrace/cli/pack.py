@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from headrace.datasets import BaseDataset
     from headrace.packing.run import PackResult
 
-SUMMARY = "pack images, texts or arrays into one HDF5 file"
-DESCRIPTION = "Pack a folder of images or texts into one HDF5 file, verified, with targets, names and checksums."
+SUMMARY = "pack images, texts or arrays into an HDF5 file, or several"
+DESCRIPTION = "Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names and checksums."
 EXAMPLES = """\
 examples:
   %(prog)s photos/train train.h5
       the image files as they are, about as large as the folder
   %(prog)s photos/train train.h5 --store decoded --size 224
       the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+  %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
+      one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
   %(prog)s books tokens.h5 --tokenizer tokenizer.json
       texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
 
@@ -34,7 +36,7 @@ _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("src", metavar="SRC", help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file")
-    parser.add_argument("dst", metavar="DST", help="HDF5 file to write; its folder must be there")
+    parser.add_argument("dst", metavar="DST", help="HDF5 file to write, or with --shard-size a folder; what it is in must be there")
     parser.add_argument(
         "--store",
         choices=("encoded", "decoded"),
@@ -55,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--encoding", help="of the texts (default: utf-8)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
     parser.add_argument("--workers", type=_count, metavar="N", help="threads that read and decode (default: one for each core)")
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there")
+    parts = parser.add_argument_group("several parts")
+    parts.add_argument("--shard-size", metavar="SIZE", help="of a part, such as 1GB; DST is a folder then (default: one file)")
+    parts.add_argument("--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs")
+    parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
+    parts.add_argument("--processes", type=_count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there; of several parts the plan")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
     parser.set_defaults(program=parser.prog)
 
@@ -66,6 +73,10 @@ def run(given: argparse.Namespace) -> int:
     from headrace.packing.run import left_out_message, pack_dataset
 
     try:
+        if given.shard_size is not None:
+            return _pack_parts(given)
+        if given.part is not None or given.parts is not None or given.processes != 1:
+            raise ConfigError("--part, --parts and --processes need --shard-size, such as 1GB")
         PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
         with _open(given.src, _options(given)) as dataset:
             result = pack_dataset(
@@ -79,12 +90,28 @@ def run(given: argparse.Namespace) -> int:
     except HeadraceError as error:
         raise type(error)(as_flags(str(error))) from error
     except KeyboardInterrupt:
-        print(f"{given.program}: interrupted, nothing was written", file=sys.stderr)
+        kept = "finished parts are kept" if given.shard_size is not None else "nothing was written"
+        print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
     if result.left_out:
         print(f"{given.program}: warning: {left_out_message(result)}", file=sys.stderr)
     print(_summary(result))
     print(f"open it: {_how_to_open(result)}")
+    return 0
+
+
+def _pack_parts(given: argparse.Namespace) -> int:
+    from headrace.io.paths import redact
+    from headrace.packing.api import pack_folder
+
+    with _open(given.src, _options(given)) as dataset:
+        status = pack_folder(
+            dataset, given.dst, store=given.store, shard_size=given.shard_size, part=given.part, parts=given.parts, workers=given.workers,
+            processes=given.processes, executor=None, overwrite=given.overwrite, progress=False if given.no_progress else None,
+        )  # fmt: skip
+    print(status)
+    if status.joined:
+        print(f"open it: headrace.open_dataset({redact(status.folder)!r})")
     return 0
 
 

@@ -17,7 +17,7 @@ _SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("paths", nargs="+", metavar="FILE", help="a file that `headrace pack` wrote")
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="a file that `headrace pack` wrote, or a folder of parts")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)")
 
 
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
         is_sound = is_sound and result.ok
         print(f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}")
         for number, location, error in result.bad[:_SHOWN]:
-            print(f"  sample {number}, {location}: {' '.join(error.split())}")
+            print(f"  {'' if number < 0 else f'sample {number}, '}{location}: {' '.join(error.split())}")
         if len(result.bad) > _SHOWN:
             print(f"  and {len(result.bad) - _SHOWN:,} more")
     return 0 if is_sound else 1

@@ -10,15 +10,20 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
+import zlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
+from headrace.io.atomic import TEMPORARY
 from headrace.io.paths import redact
 from headrace.memory.locks import HAS_LOCKS, try_lock
+from headrace.memory.whole import write_full
 
 _log = logging.getLogger(__name__)
+_PIECE = 4 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -29,11 +34,12 @@ class PartFile:
     """The temporary file of a target, open and locked inside a ``with``; removed at its end unless it was committed.
 
     Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A second writer, in this process
-    or another one, is refused.
+    or another one, is refused; with a `token` each has a name of its own, and the last one that is done wins.
 
     Args:
         target: the final path.
         overwrite: True if the target may be replaced.
+        token: comes into the name; what writers with other tokens left, who are gone, is removed first.
 
     Attributes:
         target: the final path, absolute.
@@ -45,10 +51,11 @@ class PartFile:
         WriteError, AccessError: another job writes the same target; this user may not.
     """
 
-    def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False) -> None:
+    def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False, token: str | None = None) -> None:
         self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
-        self.path: str = os.path.join(self._folder, f".{name}.part")
+        self._token, self._prefix = token, f".{name}."
+        self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}")
         self.fd: int = -1
         self._overwrite, self._committed = overwrite, False
         self._check_target()
@@ -57,6 +64,8 @@ class PartFile:
         if not HAS_LOCKS:
             raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
         with self.explained():
+            if self._token is not None:
+                remove_abandoned(self._folder, self._prefix)
             self.fd = self._open_locked()
             try:
                 os.ftruncate(self.fd, 0)
@@ -80,7 +89,7 @@ class PartFile:
         self._check_target()
         with self.explained():
             os.fsync(self.fd)
-            os.replace(self.path, self.target)
+            self._publish()
         self._committed = True
         with contextlib.suppress(OSError):  # some file systems can't: the name may then be lost with the power, not the file's wholeness
             folder = os.open(self._folder, os.O_RDONLY)
@@ -88,6 +97,27 @@ class PartFile:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    def _publish(self) -> None:
+        if self._token is not None and not self._overwrite:
+            try:
+                os.link(self.path, self.target)  # fails where another writer was faster
+                os.unlink(self.path)
+                return
+            except FileExistsError:
+                raise self._target_exists() from None
+            except OSError:  # a file system without hard links
+                pass
+        os.replace(self.path, self.target)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of its content.
+
+        Raises:
+            WriteError, AccessError: it can't be written.
+        """
+        with self.explained():
+            write_full(self.fd, data, 0)
 
     def reread(self) -> None:
         """Make the file durable, and forget the pages in memory: what is read next comes from the disk, where that is possible."""
@@ -117,7 +147,12 @@ class PartFile:
         if not os.path.isdir(self._folder):
             raise DataNotFoundError(f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: make it first")
         if os.path.lexists(self.target) and not self._overwrite:
-            raise TargetExistsError(f"{path} is there already: pass overwrite=True (--overwrite) to replace it, or another name")
+            raise self._target_exists()
+
+    def _target_exists(self) -> TargetExistsError:
+        return TargetExistsError(
+            f"{redact(self.target)} is there already: pass overwrite=True (--overwrite) to replace it, or another name"
+        )
 
     def _open_locked(self) -> int:
         while True:
@@ -157,6 +192,44 @@ class PartFile:
         if error.errno in _MISSING:
             return DataNotFoundError(f"{redact(self._folder)} or the temporary file in it is gone: {reason}")
         return WriteError(f"{path} can't be written: {reason}")
+
+
+def write_whole(path: str | os.PathLike[Any], data: bytes, overwrite: bool = True) -> None:
+    """Writes a small file, whole or not at all; beside other writers of it.
+
+    Raises:
+        TargetExistsError, WriteError, AccessError: see `PartFile`.
+    """
+    with PartFile(path, overwrite, new_token()) as part:
+        part.write(data)
+        part.commit()
+
+
+def sum_of(fd: int) -> tuple[int, int]:
+    """Bytes and CRC of an open file."""
+    done, crc = 0, 0
+    while data := os.pread(fd, _PIECE, done):
+        done, crc = done + len(data), zlib.crc32(data, crc)
+    return done, crc
+
+
+def new_token() -> str:
+    """What tells the temporary files of one writer from those of others."""
+    return secrets.token_hex(4)
+
+
+def remove_abandoned(folder: str, prefix: str) -> None:
+    """Removes the temporary files with this prefix whose writers are gone: nobody holds a lock on them."""
+    with os.scandir(folder) as listing:
+        names = [entry.name for entry in listing if entry.name.startswith(prefix) and entry.name.endswith(TEMPORARY)]
+    for path in (os.path.join(folder, name) for name in names):
+        with contextlib.suppress(OSError):  # it was renamed or removed meanwhile, or is another user's
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if try_lock(fd) and _is_at(fd, path):
+                    os.unlink(path)
+            finally:
+                os.close(fd)
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -50,6 +50,16 @@ class Plan:
         return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
 
 
+class Rows(NamedTuple):
+    """What the arrays of all samples have in common."""
+
+    store: str
+    """ "decoded": one shape; "ragged": the first axis differs."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of a sample; of "ragged" ones without the first axis."""
+
+
 class Packing(NamedTuple):
     """What is written, and how.
 
@@ -58,12 +68,16 @@ class Packing(NamedTuple):
         plan: of the file.
         prepare: gives the samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out.
         left_out: what is wrong with each sample that can't be read.
+        rows: what the samples have in common; None: the dataset says so, and none had to be looked at.
+        unreadable: the numbers of those that are left out, where all were looked at.
     """
 
     dataset: BaseDataset
     plan: Plan
     prepare: Callable[[range], Sequence[tuple[Column | SampleError, int]]]
     left_out: list[str]
+    rows: Rows | None = None
+    unreadable: tuple[int, ...] = ()
 
 
 def is_packed_as_stored(dataset: BaseDataset) -> bool:

@@ -1,4 +1,4 @@
-"""Packs a dataset: reads and checks samples in threads, writes them in order, and verifies the file.
+"""Packs a dataset into one file: reads and checks samples in threads, writes them in order, and verifies the file.
 
 Threads read and check (or decode) the samples, a few groups ahead of the one that is written; the calling thread writes them in
 order into a part file, reads everything back, and only then gives the file its name.
@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from headrace.arguments import checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
@@ -29,13 +28,13 @@ from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
-from headrace.errors import ConfigError, SampleError, WriteError, warn
+from headrace.errors import ConfigError, SampleError, WriteError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Packing, Plan, is_packed_as_stored, make_plan, not_encoded
+from headrace.packing.plan import Packing, Plan, Rows, is_packed_as_stored, make_plan, not_encoded
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
@@ -58,7 +57,7 @@ class PackResult:
         path: the packed file.
         samples: number of samples in it.
         classes: number of classes.
-        store: "encoded", "decoded", "ragged" or "tokens".
+        store: "encoded", "decoded" or "tokens".
         nbytes: size of the file.
         seconds: how long it took.
         left_out: what is wrong with each sample that could not be read and was left out.
@@ -71,56 +70,6 @@ class PackResult:
     nbytes: int
     seconds: float
     left_out: tuple[str, ...]
-
-
-@checks_keywords
-def pack(
-    dataset: Dataset[Any] | DataPath,
-    dst: str | os.PathLike[Any],
-    *,
-    store: Literal["encoded", "decoded"] | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
-    progress: bool | None = None,
-) -> Path:
-    """Write a dataset into one HDF5 file, which opens as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
-
-    The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
-    under its name when it is written, read back and verified, and not before: interrupted at any moment, `pack` leaves at most a
-    temporary file beside it, which the next run takes over. The same dataset gives the same bytes.
-
-    Texts are packed as the tokens of whole documents, whatever `max_length`, `stride` and `packing` say: these are said again when the file
-    is opened. Tokens of a tokenizer that can be known again are kept in `cache_dir`, so an interrupted run does not make them twice.
-
-    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens: what `decode` and
-    `split_target` give, not transformed. Of a map-style dataset that is not headrace's they are its samples, where (input, target) tuples
-    have targets; random ones are drawn once. Shapes are equal, but for the length of the first axis; a dict of arrays, each of one
-    shape, becomes a row of named fields. Each sample is decoded twice: the first time for its shape and target.
-
-    Args:
-        dataset: a dataset of headrace's, or one of your own: a `BaseDataset`, any map-style dataset of torch's kind, or a view; or a path
-            as `open_dataset` takes it.
-        dst: the file to write; its folder must be there.
-        store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
-            `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
-            folder of images. Texts have one way only.
-        workers: threads that read and decode; None: one for each usable core. A source that is not thread-safe is read by the calling one.
-        overwrite: replace `dst` where it is there already.
-        progress: show progress bars; None: only on a terminal.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip" (where it is, the sample is left out, with a
-            warning, and the fingerprint is that of a view without it).
-        TargetExistsError, WriteError, AccessError: `dst` is there already; it can't be written, or another job is packing to it.
-        DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
-    """
-    result = pack_dataset(dataset, dst, store=store, workers=workers, overwrite=overwrite, progress=progress)
-    if result.left_out:
-        warn(left_out_message(result))
-    return result.path
 
 
 def pack_dataset(
@@ -136,11 +85,11 @@ def pack_dataset(
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, not {workers!r}")
     start, part = time.perf_counter(), PartFile(dst, overwrite)
-    opened = dataset if isinstance(dataset, BaseDataset) else _opened(dataset)
+    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         with part:
-            plan, left_out = _write_readable(part, opened, store, workers or len(usable_cpus()), progress)
-            _read_back(part, progress)
+            plan, left_out = write_file(part, opened, store, workers or len(usable_cpus()), progress)
+            read_back(part, progress)
             part.commit()
     finally:
         if opened is not dataset:
@@ -150,7 +99,7 @@ def pack_dataset(
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
 
 
-def _opened(dataset: Any) -> BaseDataset:
+def opened_dataset(dataset: Any) -> BaseDataset:
     """A path, or a map-style dataset that is not headrace's, as a dataset of headrace's."""
     is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(dataset, "__getitem__")
     return open_source(dataset) if is_path else Finished(dataset, seed=42)
@@ -175,12 +124,14 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
     return open_dataset(path, **options)
 
 
-def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[Plan, list[str]]:
-    """Write all samples; or, where some can't be read and may be left out, a view without these."""
+def write_file(
+    part: PartFile, dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None = None
+) -> tuple[Plan, list[str]]:
+    """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`."""
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
-        packing = _packing(dataset, store, workers, progress)
+        packing = plan_file(dataset, store, workers, progress, rows)
         left_out += packing.left_out
         failures = _write(part, packing, workers, progress)
         if not failures:
@@ -189,11 +140,17 @@ def _write_readable(part: PartFile, dataset: BaseDataset, store: str | None, wor
         dataset = _without(packing.dataset, list(failures), left_out)
 
 
-def _packing(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> Packing:
+def plan_file(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
     """What is written of a dataset, and how.
+
+    Args:
+        dataset: whose samples a file gets.
+        store, workers, progress: as `pack` has them.
+        rows: what its samples have in common with those of other files.
 
     Raises:
         ConfigError: it can't be packed, or not with this store.
+        SampleError: see `pack`.
     """
     if isinstance(dataset, TextDataset):
         if store is not None:
@@ -201,17 +158,20 @@ def _packing(dataset: BaseDataset, store: str | None, workers: int, progress: bo
         return packed_texts(dataset)
     if store not in (None, "encoded", "decoded"):
         raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
-    left_out: list[str] = []
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, store)
-    else:
-        dataset, plan, left_out = _plan_values(dataset, store, workers, progress)
-    return Packing(dataset, plan, functools.partial(_prepare, dataset, plan), left_out)
+        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan), [])
+    workers = workers if dataset.sample_source.thread_safe else 0
+    readable, plan, unreadable = _plan_values(dataset, store, workers, progress, rows)
+    common = Rows(plan.info.store, plan.dtype, plan.shape[1:])
+    return Packing(readable, plan, functools.partial(_prepare, readable, plan), list(unreadable.values()), common, tuple(unreadable))
 
 
-def _plan_values(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None) -> tuple[BaseDataset, Plan, list[str]]:
+def _plan_values(
+    dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None
+) -> tuple[BaseDataset, Plan, dict[int, str]]:
     """The plan for samples that have to be decoded to know their shapes; the dataset without those that can't be read, and what is wrong
-    with them.
+    with them, by their numbers.
 
     Raises:
         ConfigError: samples or targets are no arrays, or not alike; the message names one.
@@ -220,7 +180,7 @@ def _plan_values(dataset: BaseDataset, store: str | None, workers: int, progress
         raise ConfigError(f"{type(dataset).__name__} can't be packed from these files yet: pack a folder of images, or one packed file")
     if store == "encoded":
         raise not_encoded()
-    planner, unreadable = ValuesPlanner(), dict[int, str]()
+    planner, unreadable = ValuesPlanner(rows), dict[int, str]()
     groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
     results = _in_order(functools.partial(_looks, dataset), groups, workers)
     with contextlib.closing(results), progress_bar(progress, total=len(dataset), desc="looking at samples", unit="sample") as bar:
@@ -231,10 +191,9 @@ def _plan_values(dataset: BaseDataset, store: str | None, workers: int, progress
                 else:
                     planner.add(index, look)
             bar.update(len(group))
-    left_out = list(unreadable.values())
     if unreadable:
-        dataset = _without(dataset, list(unreadable), left_out)
-    return dataset, planner.plan(dataset), left_out
+        dataset = _without(dataset, list(unreadable), list(unreadable.values()))
+    return dataset, planner.plan(dataset), unreadable
 
 
 def _without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:
@@ -367,7 +326,12 @@ def _stored(dataset: BaseDataset, plan: Plan, position: int, index: int, record:
     return value if isinstance(value, SampleError) else np.ascontiguousarray(as_row(f"sample {position}", value[0]))
 
 
-def _read_back(part: PartFile, progress: bool | None) -> None:
+def read_back(part: PartFile, progress: bool | None) -> None:
+    """Verifies what was written.
+
+    Raises:
+        WriteError: a sample read back is another one.
+    """
     part.reread()
     with locked_by_caller(part.path):
         bad = verify(part.path, progress=progress).bad

@@ -13,7 +13,7 @@ from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import ALONE
 from headrace.errors import ConfigError
-from headrace.packing.plan import Plan, columns_of, info_of, names_of
+from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
 
 Array = npt.NDArray[Any]
 
@@ -36,11 +36,17 @@ class ValuesPlanner:
     """Collects what a plan needs of all samples: memory is 8 bytes and a target a sample.
 
     All samples have one dtype and one shape, but for the length of their first axis.
+
+    Args:
+        rows: what they have in common with samples of other files; None: these are all.
     """
 
-    def __init__(self) -> None:
-        self._rows, self._targets = _Alike(_SAMPLES), _Alike("targets one dtype and one shape", has_one_shape=True)
-        self._target_bytes = bytearray()
+    def __init__(self, rows: Rows | None = None) -> None:
+        self._rows = _Alike(_SAMPLES, has_one_shape=rows is not None and rows.store == "decoded")
+        self._targets = _Alike("targets one dtype and one shape", has_one_shape=True)
+        self._target_bytes, self._given = bytearray(), rows
+        if rows is not None:
+            self._rows.expect("a sample of the other parts", (0, *rows.shape) if rows.store == "ragged" else rows.shape, rows.dtype)
 
     def add(self, index: int, look: Look) -> None:
         """Adds the next sample.
@@ -62,7 +68,7 @@ class ValuesPlanner:
         if not dataset.sample_format.splits_targets:
             targets = dataset.targets
         lengths = np.array(rows.lengths, np.int64)
-        is_ragged = len(np.unique(lengths)) > 1
+        is_ragged = len(np.unique(lengths)) > 1 if self._given is None else self._given.store == "ragged"
         columns = columns_of(lengths if is_ragged else None, names_of(dataset), targets)
         names: Any = getattr(dataset, "classes", None)
         is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -90,10 +96,14 @@ class _Alike:
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
         self.lengths = array("q")  # 1 of a number
 
+    def expect(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Says what all arrays are like, by one of them."""
+        self._first, self.shape, self.dtype = what, shape, dtype
+
     def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Adds an array."""
         if not self._first:
-            self._first, self.shape, self.dtype = what, shape, dtype
+            self.expect(what, shape, dtype)
         fixed = self._first_fixed
         if dtype != self.dtype or len(shape) != len(self.shape) or shape[fixed:] != self.shape[fixed:]:
             raise ConfigError(

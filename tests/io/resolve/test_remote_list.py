@@ -17,8 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from headrace import AccessError, DataNotFoundError, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
 from headrace.errors import RemoteError
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote.client import Remote
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +185,7 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
     is_slow, waiting = itertools.repeat(True), threading.Event()
     monkeypatch.setattr(flaky, "info", lambda *_, **__: waiting.wait(30))
     for ask in (lambda remote: remote.ask("info", "flaky://top/a.jpg"), lambda remote: remote.is_folder("flaky://top/a.jpg")):
-        remote = RemoteFiles("flaky://top", RemoteOptions(retries=1, deadline=0.2))
+        remote = Remote("flaky://top", retries=1, deadline=0.2)
         with pytest.raises(RemoteError, match="nothing came in time"):
             ask(remote)
         remote.close()
@@ -201,13 +200,10 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
         return {"name": "/top/a.jpg", "size": 1, "type": "file"}
 
     monkeypatch.setattr(flaky, "info", timing_out)
-    remote = RemoteFiles("flaky://top", RemoteOptions(retries=2, deadline=20))
+    remote = Remote("flaky://top", retries=2, deadline=20)
     with pytest.raises(RemoteError, match=r"3 attempts.*nothing came in time"):
         remote.ask("info", "flaky://top/a.jpg")
     remote.close()
-    remote, is_slow = (
-        RemoteFiles("flaky://top", RemoteOptions(retries=2, deadline=20)),
-        itertools.chain([True, True], itertools.repeat(False)),
-    )
+    remote, is_slow = Remote("flaky://top", retries=2, deadline=20), itertools.chain([True, True], itertools.repeat(False))
     assert remote.ask("info", "flaky://top/a.jpg")["size"] == 1 and remote.take_counts()["retries"] == 2
     remote.close()

@@ -5,6 +5,7 @@
 | a file | that file, whatever its ending |
 | a folder, or its URL (a prefix) | all files below it that end as files of the kind do, without hidden ones; of Zarr stores those in it |
 | a glob | the matches that end so; where none does, those whose content is of the kind; matching nothing is an error |
+| a folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json` | the parts |
 | ``{a,b}``, ``{000..127}`` | each of the names, as shells expand them, unless there is a file of that very name |
 | a URL | as a path; its query is no part of a name. One that ends as a file does is not looked up before it is read |
 | ``zip://a.jpg::s3://...`` | a path in an archive, or through a cache of fsspec's |
@@ -13,7 +14,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,10 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve import contents
 from headrace.io.resolve.contents import are_bookkeeping, summary_of, tables_among
 from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
-from headrace.io.resolve.file_set import FileSet, Found, Kind, as_set, merged
+from headrace.io.resolve.file_set import FileSet, Found, Kind, Server, as_set, merged, url_ends
 from headrace.io.resolve.local import LocalWalk
-from headrace.io.resolve.remote import RemoteWalk, are_folders, check_one_filesystem, has_magic, names_below
+from headrace.io.resolve.packs import names_pack, parts_among
+from headrace.io.resolve.remote import RemoteWalk, check_one_filesystem, has_magic, names_below
 
 
 def resolve(
@@ -37,7 +38,7 @@ def resolve(
     options: RemoteOptions | None = None,
     *,
     name: str = "data_path",
-    server: RemoteFiles | None = None,
+    server: Server | None = None,
     asks: bool = False,
 ) -> FileSet:
     """The files of one kind that a path means.
@@ -48,7 +49,7 @@ def resolve(
         options: how URLs are read; with a `cache_dir` listings of local folders are cached there, and used while they still hold.
         name: the argument's, for messages.
         server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to who gets the files.
-        asks: ask for URLs that end as files do, too: one may be missing, or a folder.
+        asks: look at URLs that end as files do, too: one may be a folder.
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
@@ -58,7 +59,8 @@ def resolve(
     """
     if isinstance(data_path, FileSet):
         return data_path
-    options, entries = options or RemoteOptions(), entries_of(data_path, name)
+    options = options or RemoteOptions()
+    entries = parts_among(entries_of(data_path, name), options)
     urls = urls_among(entries, name)
     if not urls:
         folder = None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
@@ -66,13 +68,15 @@ def resolve(
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
-        files = _walked(urls, RemoteWalk(kind, opened, asks and are_folders(urls, kind, opened)), kind)
+        files = _walked(urls, RemoteWalk(kind, opened, asks), kind)
         opened.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
     except BaseException:
         if server is None:
-            opened.close()
+            opened.close()  # type: ignore[attr-defined]
         raise
-    return dataclasses.replace(files, server=opened)
+    return FileSet(
+        files.roots, files.tails, files.root_of, files.names, files.folders, files.searched, opened, url_ends(urls[0], opened.filesystem)
+    )
 
 
 def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) -> FileSet:
@@ -108,7 +112,11 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
         RemoteError: a server does not answer.
     """
     met, looks_inside = set[str](), True
-    for path, is_whole in _names_in(entries_of(data_path), kinds, options):
+    entries = entries_of(data_path)
+    packed = next((kind for kind in kinds if kind.fits("part.h5")), None)
+    if packed is not None and any(map(names_pack, entries)):
+        return packed
+    for path, is_whole in _names_in(entries, kinds, options):
         kind = _kind_by_name(path, kinds)
         if kind is None and is_whole and looks_inside and not is_url(path):
             kind = _kind_by_content(path, kinds)

@@ -1,0 +1,28 @@
+"""`headrace join`: completes a pack of several parts."""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "complete a pack whose parts are all done"
+DESCRIPTION = "Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself where it packs the last part."
+EXAMPLES = """\
+examples:
+  %(prog)s packed
+
+Exit code 2: a part is missing.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verb."""
+    parser.add_argument("path", metavar="FOLDER", help="that `headrace pack --shard-size` wrote to")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Writes the manifest, and prints where."""
+    from headrace.io.paths import redact
+    from headrace.packing import join
+
+    print(redact(join(given.path)))
+    return 0

@@ -1,0 +1,28 @@
+"""`headrace status`: how far a pack of several parts is."""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "show which parts of a pack are done, missing or stale"
+DESCRIPTION = "Show how far a pack of several parts is: which are done, missing, or stale (of another plan). Reads no samples."
+EXAMPLES = """\
+examples:
+  %(prog)s packed
+
+Exit code 1: parts are missing or stale, or the manifest is.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verb."""
+    parser.add_argument("path", metavar="FOLDER", help="that `headrace pack --shard-size` writes to")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Prints the status."""
+    from headrace.packing import pack_status
+
+    status = pack_status(given.path)
+    print(status)
+    return 0 if status.joined else 1

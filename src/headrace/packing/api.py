@@ -1,0 +1,158 @@
+"""Packs datasets: the function that users call."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+from headrace.arguments import checks_keywords
+from headrace.datasets.core.base import BaseDataset
+from headrace.errors import ConfigError, warn
+from headrace.io.paths import redact
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.packs import MANIFEST
+from headrace.memory.budget import parse_size
+from headrace.memory.limits import usable_cpus
+from headrace.packing.job import pack_parts
+from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
+from headrace.packing.status import PackStatus, read_manifest
+
+
+@checks_keywords
+def pack(
+    dataset: Dataset[Any] | DataPath,
+    dst: str | os.PathLike[Any],
+    *,
+    store: Literal["encoded", "decoded"] | None = None,
+    shard_size: int | str | None = None,
+    part: str | None = None,
+    parts: str | None = None,
+    workers: int | None = None,
+    processes: int = 1,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> Path:
+    """Write a dataset into an HDF5 file, or into several, which open as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
+
+    The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
+    under its name when it is written, read back and verified, and not before: interrupted at any moment, `pack` leaves at most a
+    temporary file beside it, which the next run takes over. The same dataset gives the same bytes.
+
+    Texts are packed as the tokens of whole documents, whatever `max_length`, `stride` and `packing` say: these are said again when the file
+    is opened. Tokens of a tokenizer that can be known again are kept in `cache_dir`, so an interrupted run does not make them twice.
+
+    Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens: what `decode` and
+    `split_target` give, not transformed. Of a map-style dataset that is not headrace's they are its samples, where (input, target) tuples
+    have targets; random ones are drawn once. Shapes are equal, but for the length of the first axis; a dict of arrays, each of one
+    shape, becomes a row of named fields. Each sample is decoded twice: the first time for its shape and target.
+
+    With `shard_size`, `dst` is a folder, and images or arrays become parts in it (``part-00042-of-01024.h5``). They are planned before the
+    first is written (``plan.json``): which samples a part has follows from the dataset and these arguments alone, and so do its bytes. The
+    same call again goes on where the last one ended, however that was, and several calls with a `part` of their own share the work
+    without knowing of each other. A part is written like a single file, and has a sidecar (``part-00042-of-01024.json``) when it is
+    finished; the call that finds all finished writes ``manifest.json``. `pack_status` says what is missing.
+
+    Args:
+        dataset: a dataset of headrace's, or one of your own: a `BaseDataset`, any map-style dataset of torch's kind, or a view; or a path
+            as `open_dataset` takes it.
+        dst: the file to write, or the folder of the parts; the folder that it is in must be there.
+        store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
+            `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
+            folder of images. Texts have one way only.
+        shard_size: bytes of samples a part ("1GB"), about; None: one file.
+        part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
+        parts: "a:b": pack the parts a to b - 1.
+        workers: threads that read and decode; None: one for each usable core, shared out over `processes`.
+        processes: that pack parts at the same time.
+        executor: packs parts, in place of `processes`: any of `concurrent.futures`, whose processes can read the dataset (which is pickled)
+            and write to `dst`.
+        overwrite: replace `dst` where it is there already; of a folder the plan and what belongs to another one.
+        progress: show progress bars; None: only on a terminal.
+
+    Returns:
+        The path of the file, or of the folder.
+
+    Raises:
+        SampleError: a sample can't be read, and the dataset's `on_error` is not "skip" (where it is, the sample is left out, with a
+            warning, and the fingerprint is that of a view without it).
+        TargetExistsError, WriteError, AccessError: `dst` is there already; it can't be written, or another job is packing to it.
+            Of parts: `dst` holds the plan of another pack.
+        FileChangedError: a sample of a part is not as it was when the parts were planned.
+        DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
+    """
+    if shard_size is None:
+        if part is not None or parts is not None or executor is not None or processes != 1:
+            raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
+        result = pack_dataset(dataset, dst, store=store, workers=workers, overwrite=overwrite, progress=progress)
+        if result.left_out:
+            warn(left_out_message(result))
+        return result.path
+    status = pack_folder(
+        dataset, dst, store=store, shard_size=shard_size, part=part, parts=parts, workers=workers, processes=processes, executor=executor,
+        overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    manifest = read_manifest(status.folder) if status.joined else None
+    if manifest is not None and manifest["left_out"]:
+        warn(f"{redact(status.folder)}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")
+    return status.folder
+
+
+def pack_folder(
+    dataset: Dataset[Any] | DataPath,
+    dst: str | os.PathLike[Any],
+    *,
+    store: Literal["encoded", "decoded"] | None,
+    shard_size: int | str,
+    part: str | None,
+    parts: str | None,
+    workers: int | None,
+    processes: int,
+    executor: Executor | None,
+    overwrite: bool,
+    progress: bool | None,
+) -> PackStatus:
+    """`pack` into several parts: where the pack stands then."""
+    for name, value in (("workers", workers), ("processes", processes)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value!r}")
+    nbytes = parse_size(shard_size, "shard_size")
+    if nbytes < 1:
+        raise ConfigError("shard_size must be at least 1 byte")
+    share = share_of(part, parts)
+    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
+    try:
+        return pack_parts(
+            opened, Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))), shard_size=nbytes, store=store, share=share,
+            workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    finally:
+        if opened is not dataset:
+            opened.close()
+
+
+def share_of(part: str | None, parts: str | None) -> tuple[int, int] | range | None:
+    """Which parts `part` and `parts` of `pack` name; None: all.
+
+    Raises:
+        ConfigError: they make no sense, or both are given.
+    """
+    if part is not None and parts is not None:
+        raise ConfigError("part and parts exclude each other")
+    if part is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)", part, re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {part!r}")
+        return int(match[1]), int(match[2])
+    if parts is not None:
+        match = re.fullmatch(r"(\d+):(\d+)", parts, re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(f"parts must be 'a:b' with a < b, such as '0:16', not {parts!r}")
+        return range(int(match[1]), int(match[2]))
+    return None

@@ -1,0 +1,238 @@
+"""Packs a dataset into several files: the parts of a plan, here or anywhere.
+
+A part is written under a temporary name, read back and renamed, and its sidecar follows: who finds the sidecar, finds the part whole.
+Packed twice, it has the same bytes. The manifest is written last, by whoever finds all parts finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.text.text import TextDataset
+from headrace.display import progress_bar
+from headrace.errors import ConfigError, DataNotFoundError, WriteError
+from headrace.io.paths import redact
+from headrace.io.resolve.packs import MANIFEST
+from headrace.packing.part import PartFile, new_token, sum_of, write_whole
+from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
+from headrace.packing.plan import names_of
+from headrace.packing.run import plan_file, read_back, write_file
+from headrace.packing.status import PackStatus, Sidecar, as_json, join, pack_status, remove_other
+
+
+@dataclass
+class PackJob:
+    """Packs single parts; a pickle of it can do so in any process that reaches the source and the destination.
+
+    Attributes:
+        dataset: what is packed.
+        folder: where to.
+        plan: of all parts.
+        workers: threads that read and decode.
+    """
+
+    dataset: BaseDataset
+    folder: Path
+    plan: PartsPlan
+    workers: int
+
+    def pack(self, part: int) -> int:
+        """Packs a part, whatever is there of it; returns how many samples it has.
+
+        Raises:
+            FileChangedError: a sample is not as it was when the plan was made.
+            SampleError, WriteError, AccessError: see `pack`.
+        """
+        try:
+            return self._pack(part)
+        except Exception as error:
+            error.add_note(f"headrace: while packing {self.plan.name(part)}")
+            raise
+
+    def _pack(self, part: int) -> int:
+        plan, path = self.plan, self.folder / self.plan.name(part)
+        start, stop = plan.edges[part : part + 2]
+        view = self.dataset.subset(np.arange(start, stop))
+        if plan.rows is None:
+            sizes = plan_file(view, plan.store, 0, False).plan.read_sizes
+            check_unchanged(self.folder, plan, start, checks_of(names_of(view), sizes), self.dataset.source_of)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder / plan.sidecar_name(part))
+        with PartFile(path, overwrite=True, token=new_token()) as file:
+            written, left_out = write_file(file, view, plan.store if plan.rows is None else None, self.workers, False, plan.rows)
+            read_back(file, False)
+            nbytes, crc = sum_of(file.fd)
+            file.commit()
+        sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
+        write_whole(self.folder / plan.sidecar_name(part), as_json(sidecar))
+        return written.info.count
+
+
+def plan_parts(
+    dataset: BaseDataset, folder: Path, shard_size: int, store: str | None, workers: int, progress: bool | None
+) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
+    """The plan for a dataset, and the CRCs of its samples.
+
+    Raises:
+        ConfigError: the dataset can't be packed, or not into parts.
+    """
+    if isinstance(dataset, TextDataset):
+        raise ConfigError("texts are packed into one file: leave out shard_size")
+    frozen = read_plan(folder) if folder.is_dir() else None
+    if frozen is not None and frozen.rows is not None and frozen.fingerprint == dataset.fingerprint:
+        options = frozen.options  # all samples were looked at when it was made
+        if store in (None, "decoded") and (options["shard_size"], options["on_error"]) == (shard_size, _on_error(dataset)):
+            return frozen, np.empty(0, np.uint32)
+    file = plan_file(dataset, store, workers, progress)
+    if not len(dataset):
+        raise ConfigError("a dataset without samples can't be packed into parts")
+    options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
+    checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
+    if file.rows is not None:
+        options["rows"] = rows_as_json(file.rows)
+    sizes = np.zeros(len(dataset), np.int64)
+    sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
+    edges = edges_of(sizes, shard_size)
+    nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
+    info = file.plan.info
+    plan = PartsPlan(
+        kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges, nbytes=nbytes,
+        samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options, classes=info.classes,
+    )  # fmt: skip
+    return plan, checks
+
+
+def _on_error(dataset: BaseDataset) -> str:
+    return "skip" if dataset.on_error == "skip" else "raise"
+
+
+def pack_parts(
+    dataset: BaseDataset,
+    folder: Path,
+    *,
+    shard_size: int,
+    store: str | None,
+    share: range | tuple[int, int] | None,
+    workers: int,
+    processes: int,
+    executor: Executor | None,
+    overwrite: bool,
+    progress: bool | None,
+) -> PackStatus:
+    """Packs the parts of a share which are not finished, and joins the pack if all are.
+
+    Args:
+        share: the numbers of the parts; or (i, N): each N-th one from i on; None: all.
+
+    Raises:
+        See `pack`.
+    """
+    _make_folder(folder)
+    plan, checks = plan_parts(dataset, folder, shard_size, store, workers, progress)
+    before = read_plan(folder)
+    freeze(folder, plan, checks, overwrite)
+    if before is not None and before.digest != plan.digest:
+        remove_other(folder, plan)
+    status = pack_status(folder)
+    numbers = _numbers(share, plan.parts)
+    left = sorted(set(numbers) - set(status.done))
+    if left:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder / MANIFEST)
+        job = PackJob(dataset, folder, plan, workers)
+        with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
+            for _ in _packed(job, left, processes, executor):
+                bar.update(1)
+        status = pack_status(folder)
+    if status.is_finished and not status.joined:
+        join(folder)
+        status = pack_status(folder)
+    return status
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.parent.is_dir():
+        raise DataNotFoundError(f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it first")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{redact(folder)} is a file: with shard_size name a folder")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"{redact(folder)} can't be made: {error.strerror}: use another folder") from error
+
+
+def _numbers(share: range | tuple[int, int] | None, parts: int) -> list[int]:
+    if share is None:
+        return list(range(parts))
+    if isinstance(share, range):
+        if share.stop > parts:
+            raise ConfigError(f"parts={share.start}:{share.stop}: the plan has {parts:,} parts")
+        return list(share)
+    first, step = share
+    return list(range(first, parts, step))
+
+
+def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Executor | None) -> Iterator[int]:
+    """Packs parts; gives the number of samples of each when it is finished."""
+    if executor is None and processes <= 1:
+        yield from map(job.pack, numbers)
+        return
+    if executor is not None:
+        yield from _packed_by(executor, job, numbers)
+        return
+    context = get_context("forkserver")
+    with ProcessPoolExecutor(min(processes, len(numbers)), context, _end_with_parent) as pool:
+        try:
+            yield from _packed_by(pool, job, numbers)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # parts that are being packed are finished
+            raise
+
+
+def _packed_by(executor: Executor, job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
+    waiting: dict[Future[int], int] = {}
+    try:
+        for number in numbers:
+            waiting[executor.submit(job.pack, number)] = number
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                number = waiting.pop(future)
+                yield _result(future, job, number)
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _result(future: Future[int], job: PackJob, number: int) -> int:
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise WriteError(
+            f"a process died while it packed {redact(job.folder / job.plan.name(number))} or another part (out of memory, or killed): "
+            "run the same command again, finished parts are kept"
+        ) from error
+
+
+def _end_with_parent() -> None:
+    """A process of a pool that is not told to end, because the one that made it was killed, would wait for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="headrace-pack-parent", daemon=True).start()

@@ -1,0 +1,231 @@
+"""Plans a pack of several files, its parts, before the first of them is written.
+
+The plan is a pure function of the dataset and the options, frozen in `plan.json`. Each process that packs some of the parts makes the
+plan anew and compares it with the one that is there, so no process needs to tell another what to do. Finished is a part whose sidecar
+names this plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.display import Lines
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.resolve.packs import PLAN
+from headrace.memory.budget import format_size
+from headrace.packing.part import write_whole
+from headrace.packing.plan import Rows
+
+VERSION = 1
+"""Of the files of a pack beside its parts."""
+_MOST_PARTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class PartsPlan:
+    """What a pack of several files holds.
+
+    Attributes:
+        kind, store: as `PackedInfo` has them.
+        fingerprint: of the dataset.
+        count: number of samples.
+        edges: [parts + 1], the first sample of each part, and `count`.
+        nbytes: [parts], bytes of the samples of each part as they are stored.
+        options: what else decides the bytes, by name.
+        classes: class names, or None.
+        samples: the CRC of the file `samples_name`, which has a CRC (uint32) of name and size of each sample.
+        version: of this layout.
+    """
+
+    kind: str
+    store: str
+    fingerprint: str
+    count: int
+    edges: list[int]
+    nbytes: list[int]
+    samples: int
+    options: dict[str, Any] = field(default_factory=dict)
+    classes: list[str] | None = None
+    version: int = VERSION
+
+    @cached_property
+    def text(self) -> bytes:
+        """The content of `plan.json`: the same for the same plan."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this plan from others: 16 hexadecimal digits."""
+        return hashlib.blake2b(self.text, digest_size=8).hexdigest()
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return len(self.nbytes)
+
+    @property
+    def rows(self) -> Rows | None:
+        """What the samples of all parts have in common, where that is not known without reading them."""
+        rows = self.options.get("rows")
+        return None if rows is None else Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]))
+
+    @property
+    def samples_name(self) -> str:
+        """What the file of the samples' CRCs is called."""
+        return f"plan-{self.samples:08x}.crc32"
+
+    def name(self, part: int) -> str:
+        """What the file of a part is called."""
+        return f"part-{part:05d}-of-{self.parts:05d}.h5"
+
+    def sidecar_name(self, part: int) -> str:
+        """What the sidecar of a part is called."""
+        return f"part-{part:05d}-of-{self.parts:05d}.json"
+
+    def __str__(self) -> str:
+        sizes = np.diff(self.edges)
+        return Lines(
+            f"{self.count:,} samples, {format_size(sum(self.nbytes))}, store {self.store}, in {self.parts:,} parts: "
+            f"{sizes.min():,} to {sizes.max():,} samples, {format_size(min(self.nbytes))} to {format_size(max(self.nbytes))} each\n"
+            f"{self.name(0)} ... {self.name(self.parts - 1)}"
+        )
+
+
+def rows_as_json(rows: Rows) -> dict[str, Any]:
+    """`Rows` as the options of a plan hold them."""
+    dtype = [list(field) for field in rows.dtype.descr] if rows.dtype.names else rows.dtype.str
+    return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape)}
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    if isinstance(value, str):
+        return np.dtype(value)
+    return np.dtype([(name, _dtype(kind), *map(tuple, shape)) for name, kind, *shape in value])
+
+
+def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
+    """Cuts samples into parts of at most so many bytes (one sample at least), as equal as they come.
+
+    Args:
+        sizes: [n] int64, bytes of each sample.
+        shard_size: bytes.
+
+    Raises:
+        ConfigError: there would be too many parts.
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    count = max(1, -(-total // max(1, shard_size)))
+    if count > _MOST_PARTS:
+        raise ConfigError(f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a larger shard_size")
+    wanted = np.arange(1, count) * (total / count)
+    inner = np.searchsorted(ends, wanted, side="left") + 1
+    return np.unique(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
+
+
+def checks_of(names: PackedNames | None, sizes: IntArray) -> npt.NDArray[np.uint32]:
+    """A CRC of name and size of each sample ([n] uint32), by which a changed source is noticed."""
+    if names is None:
+        return np.fromiter((zlib.crc32(b"%d" % size) for size in sizes.tolist()), np.uint32, len(sizes))
+    pairs = zip(iter(names), sizes.tolist(), strict=True)
+    return np.fromiter((zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes))
+
+
+def check_unchanged(folder: Path, plan: PartsPlan, start: int, checks: npt.NDArray[np.uint32], locate: Any) -> None:
+    """Compares samples with what the plan knows of them.
+
+    Args:
+        folder: of the pack.
+        plan: of the pack.
+        start: number of the first of these samples.
+        checks: see `checks_of`.
+        locate: says where a sample lies, by its number.
+
+    Raises:
+        FileChangedError: one has another name or size; the first is named.
+        FormatError: the file of their CRCs is damaged.
+    """
+    path = folder / plan.samples_name
+    try:
+        planned = np.fromfile(path, "<u4", len(checks), offset=4 * start)
+    except OSError as error:
+        raise FormatError(f"{redact(path)} can't be read: {error}: remove {PLAN} and pack again; finished parts are kept") from error
+    if len(planned) < len(checks):
+        raise FormatError(f"{redact(path)} is cut short: remove {PLAN} and pack again; finished parts are kept")
+    different = np.flatnonzero(planned != checks)
+    if len(different):
+        number = start + int(different[0])
+        others = f", and {len(different) - 1:,} more of this part" if len(different) > 1 else ""
+        raise FileChangedError(
+            f"{locate(number)} (sample {number:,}{others}) has another name or size than when the plan was made: "
+            "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
+        )
+
+
+def read_plan(folder: Path) -> PartsPlan | None:
+    """The plan of a pack; None: there is none.
+
+    Raises:
+        FormatError: it is damaged, or of a later headrace.
+    """
+    path = folder / PLAN
+    try:
+        said = json.loads(path.read_bytes())
+        if said["version"] > VERSION:
+            raise FormatError(f"{redact(path)} was written by a later headrace (layout {said['version']}, this one reads up to {VERSION})")
+        return PartsPlan(**said)
+    except FileNotFoundError:
+        return None
+    except FormatError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{redact(path)} is damaged ({error}): remove it and pack again; finished parts are kept") from error
+
+
+def freeze(folder: Path, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> None:
+    """Writes the plan, if there is none yet.
+
+    Raises:
+        TargetExistsError: there is another one, and it may not be replaced; the message shows how they differ.
+        WriteError, AccessError: it can't be written.
+    """
+    there = read_plan(folder)
+    if there is None or (overwrite and there.digest != plan.digest):
+        write_whole(folder / plan.samples_name, checks.astype("<u4").tobytes())
+        with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
+            write_whole(folder / PLAN, plan.text, overwrite)
+        there = read_plan(folder)
+    if there is None or there.digest != plan.digest:
+        raise TargetExistsError(
+            f"{redact(folder)} holds the plan of another pack{'' if there is None else f' ({differences(there, plan)})'}: "
+            "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
+        )
+
+
+def differences(there: PartsPlan, now: PartsPlan) -> str:
+    """How two plans differ, in words."""
+    pairs = {
+        "samples": (there.count, now.count), "parts": (there.parts, now.parts), "store": (there.store, now.store),
+        "kind": (there.kind, now.kind), "fingerprint": (there.fingerprint, now.fingerprint), "classes": (there.classes, now.classes),
+        **{name: (there.options.get(name), now.options.get(name)) for name in sorted({*there.options, *now.options})},
+        "sizes of parts": (there.edges, now.edges), "names or sizes of samples": (there.samples, now.samples),
+    }  # fmt: skip
+    said = []
+    for name, (before, after) in pairs.items():
+        if before != after:
+            is_short = len(f"{before}{after}") < 80
+            said.append(f"{name}: {before} there, {after} now" if is_short else f"other {name}")
+    return "; ".join(said[:4]) or "another layout"

@@ -1,0 +1,208 @@
+"""Says how far a pack of several files is, and completes it: sidecars of finished parts, and the manifest of all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.display import Lines
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.io.paths import redact
+from headrace.io.resolve.packs import MANIFEST, PLAN, manifest_text, parse_manifest
+from headrace.packing.part import remove_abandoned, write_whole
+from headrace.packing.parts import PartsPlan, read_plan
+
+_LISTED = 1000
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What a finished part says of itself, in the file beside it.
+
+    Attributes:
+        plan: the digest of the plan that it is of.
+        part: its number.
+        samples: how many it has.
+        nbytes: of its file.
+        crc32: of its file.
+        left_out: what is wrong with each sample that could not be read.
+    """
+
+    plan: str
+    part: int
+    samples: int
+    nbytes: int
+    crc32: int
+    left_out: list[str] = field(default_factory=list)
+
+    def entry(self, plan: PartsPlan) -> dict[str, Any]:
+        """What the manifest says of the part."""
+        return {"name": plan.name(self.part), "samples": self.samples, "nbytes": self.nbytes, "crc32": self.crc32}
+
+
+@dataclass(frozen=True)
+class PackStatus:
+    """Where a pack of several parts stands.
+
+    Attributes:
+        folder: of the pack.
+        parts: how many there are.
+        done: the numbers of those that are finished.
+        stale: of those that are of another plan, or whose file is not the one that the sidecar tells of.
+        missing: of those that are not there yet.
+        joined: True if the manifest is written: the pack is complete.
+    """
+
+    folder: Path
+    parts: int
+    done: list[int]
+    stale: list[int]
+    missing: list[int]
+    joined: bool
+
+    @property
+    def is_finished(self) -> bool:
+        """True if all parts are finished."""
+        return len(self.done) == self.parts
+
+    def __str__(self) -> str:
+        lines = [f"{redact(self.folder)}: {len(self.done):,} of {self.parts:,} parts done{', joined' if self.joined else ''}"]
+        lines += [f"{what}: {_ranges(numbers)}" for what, numbers in (("stale", self.stale), ("missing", self.missing)) if numbers]
+        return Lines("\n".join(lines))
+
+
+def as_json(what: Any) -> bytes:
+    """The content of a file that holds what a dataclass does."""
+    return json.dumps(asdict(what), sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+
+def read_sidecar(folder: Path, plan: PartsPlan, part: int) -> Sidecar | None:
+    """The sidecar of a part; None: there is none that can be read."""
+    try:
+        return Sidecar(**json.loads((folder / plan.sidecar_name(part)).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def pack_status(path: str | os.PathLike[Any]) -> PackStatus:
+    """Where a pack of several parts stands: which are finished, stale (of another plan) or missing. Reads sidecars, and no samples.
+
+    Args:
+        path: the folder of the pack.
+
+    Raises:
+        DataNotFoundError: there is no plan.
+        FormatError: the plan is damaged.
+    """
+    folder, plan = planned(path)
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    done, stale, missing = list[int](), list[int](), list[int]()
+    for part in range(plan.parts):
+        size, sidecar = sizes.get(plan.name(part)), read_sidecar(folder, plan, part) if plan.sidecar_name(part) in sizes else None
+        if size is not None and sidecar is not None and (sidecar.plan, sidecar.part, sidecar.nbytes) == (plan.digest, part, size):
+            done.append(part)
+        elif size is None:
+            missing.append(part)
+        else:
+            stale.append(part)
+    joined = len(done) == plan.parts and _is_joined(folder, plan)
+    return PackStatus(folder, plan.parts, done, stale, missing, joined)
+
+
+def planned(path: str | os.PathLike[Any]) -> tuple[Path, PartsPlan]:
+    """The folder of a pack, absolute, and its plan.
+
+    Raises:
+        DataNotFoundError, FormatError: there is none; it is damaged.
+    """
+    folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    plan = read_plan(folder)
+    if plan is None:
+        raise DataNotFoundError(f"{redact(folder)} has no {PLAN}: name the folder that headrace.pack(..., shard_size=...) writes to")
+    return folder, plan
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a pack; None: there is none.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    path = folder / MANIFEST
+    return parse_manifest(path.read_bytes(), path) if path.exists() else None
+
+
+def _is_joined(folder: Path, plan: PartsPlan) -> bool:
+    try:
+        manifest = read_manifest(folder)
+    except FormatError:
+        return False
+    return manifest is not None and manifest["plan"] == plan.digest
+
+
+def join(path: str | os.PathLike[Any]) -> Path:
+    """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it packs the last one.
+
+    Checks that each part has a sidecar of this plan and the size that it tells, and that the parts have all samples. What killed
+    processes left is removed. `verify` reads the samples too.
+
+    Args:
+        path: the folder of the pack.
+
+    Returns:
+        The path of the manifest.
+
+    Raises:
+        DataNotFoundError: there is no plan, or a part is missing.
+        FormatError: the plan is damaged, or a part has other samples than planned.
+        WriteError, AccessError: the manifest can't be written.
+    """
+    folder, plan = planned(path)
+    status = pack_status(folder)
+    if not status.is_finished:
+        raise DataNotFoundError(f"{status}: pack these first, by the same command")
+    sidecars = [read_sidecar(folder, plan, part) for part in range(plan.parts)]
+    left_out, parts = list[str](), list[dict[str, Any]]()
+    for sidecar, start, stop in zip(sidecars, plan.edges, plan.edges[1:], strict=False):
+        assert sidecar is not None
+        if sidecar.samples + len(sidecar.left_out) != stop - start:
+            name = redact(folder / plan.name(sidecar.part))
+            raise FormatError(f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and pack again")
+        left_out += sidecar.left_out
+        parts.append(sidecar.entry(plan))
+    said: dict[str, Any] = {
+        "version": plan.version, "plan": plan.digest, "kind": plan.kind, "store": plan.store, "fingerprint": plan.fingerprint,
+        "samples": plan.count - len(left_out), "classes": plan.classes, "parts": parts, "left_out": len(left_out),
+        "left_out_first": left_out[:_LISTED],
+    }  # fmt: skip
+    remove_abandoned(str(folder), ".part-")
+    remove_abandoned(str(folder), f".{PLAN}.")
+    remove_other(folder, plan)
+    write_whole(folder / MANIFEST, manifest_text(said))
+    return folder / MANIFEST
+
+
+def remove_other(folder: Path, plan: PartsPlan) -> None:
+    """Removes parts, sidecars and samples' CRCs that are of another plan."""
+    ours = {plan.samples_name, *map(plan.name, range(plan.parts)), *map(plan.sidecar_name, range(plan.parts))}
+    for entry in list(os.scandir(folder)):
+        is_part = entry.name.startswith("part-") and "-of-" in entry.name and entry.name.endswith((".h5", ".json"))
+        is_samples = entry.name.startswith("plan-") and entry.name.endswith(".crc32")
+        if (is_part or is_samples) and entry.name not in ours:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in words: ``0-3, 7, 9-12``."""
+    array = np.asarray(numbers)
+    groups = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
+    shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups[:20]]
+    return ", ".join(shown) + (f" and {len(groups) - 20:,} more ranges" if len(groups) > 20 else "")
