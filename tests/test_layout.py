@@ -86,7 +86,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],
     "storage/zarr": [
-        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "opened", "rows", "volumes"),
+        *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "volumes"),
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
     "storage/tar": ["index", "source"],

@@ -20,8 +20,7 @@ from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.opened import OpenZarr
-from headrace.storage.zarr.rows import ZarrSource
+from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, patch_source
 

@@ -1,4 +1,11 @@
-"""Rows of Zarr arrays as samples."""
+"""Rows of Zarr arrays as samples, and the readers of arrays, directly or through zarr-python.
+
+Chunks come straight from their files where the metadata say nothing but what is known here: a regular grid, the codecs of
+`headrace.storage.arrays.codecs`, perhaps shards. Everything else goes through zarr-python. `Chunks.how` says which, and why.
+
+Remote chunks that are files of their own are fetched whole: so nobody needs to ask for their sizes first. Where rows lie in chunks of
+several rows as they are, the sizes are asked for, and rows are fetched.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,113 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
+from headrace.io.files import Files
+from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
-from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
+from headrace.storage.arrays.codecs import Pipeline
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import ArraysSource
-from headrace.storage.zarr.library import StringRows
-from headrace.storage.zarr.opened import OpenZarr
+from headrace.storage.zarr.layout import UnknownLayout, layout_of
+from headrace.storage.zarr.library import LibraryArray, LibraryArrays, StringRows, close_array, holds_strings, library_chunks
+from headrace.storage.zarr.shards import ArrayFiles, shards_of
+from headrace.storage.zarr.store import Store
+from headrace.storage.zarr.stores import open_store
+
+
+class OpenZarr(OpenArrays[Any]):
+    """What each process has open of Zarr stores, and the chunks that it has decoded.
+
+    Args:
+        files: of the server that they lie on; None: of this machine.
+        direct: read the files themselves where their layout is known; False: through zarr-python alone.
+        missing: "fill": a chunk that was never written has the fill value; "error": it is an error.
+    """
+
+    def __init__(self, files: Files | None = None, *, direct: bool = True, missing: str = "fill") -> None:
+        self._direct, self._missing = direct, missing
+        self._arrays = LibraryArrays()
+        super().__init__(files or LocalFiles(), self._arrays, close_array)
+
+    def store(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> Store:
+        """The store at a path or URL.
+
+        Args:
+            path: of the store.
+            names: of nodes whose metadata will be read.
+
+        Raises:
+            DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
+        """
+        nodes, known = [name.strip("/") for name in names if name], self._arrays.remote.get(os.fspath(path))
+        if known is not None:
+            known.fetch_metadata(nodes)
+            return known
+        store = open_store(path, self.files, nodes)
+        if self.files.is_remote:
+            self._arrays.remote[store.path] = store
+        return store
+
+    def reader(self, store: Store, name: str, metadata: dict[str, Any], *, by_row: bool = True, is_column: bool = False) -> ArrayReader:
+        """A reader of an array of numbers, of its rows or of boxes.
+
+        Args:
+            store, name: of the array.
+            metadata: of it.
+            by_row: True if rows will be read, and not boxes.
+            is_column: True for targets, which are read directly where they can be, with fill values.
+
+        Raises:
+            FormatError: zarr-python can't open it either, or its elements are no numbers.
+            ConfigError: missing="error", and only zarr-python can read it, which does not tell.
+        """
+        direct, missing = (True, "fill") if is_column else (self._direct, self._missing)
+        chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row) if direct else "direct=False"
+        if isinstance(chunks, str):
+            chunks = library_chunks(self._library_array(store, name, missing, chunks), f"{redact(store.path)}: {name!r}", chunks)
+            self.library.close()
+        return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
+
+    def rows(self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False) -> ArrayReader | StringRows:
+        """A reader of the rows of an array.
+
+        Raises:
+            FormatError, ConfigError: see `reader`.
+        """
+        if not holds_strings(metadata):
+            return self.reader(store, name, metadata, is_column=is_column)
+        rows = StringRows(self._library_array(store, name, "fill" if is_column else self._missing, "strings"))
+        self.library.close()
+        return rows
+
+    def _library_array(self, store: Store, name: str, missing: str, why: str) -> LibraryArray:
+        if missing == "error":
+            raise ConfigError(f"missing='error' can't be had for {name!r} of {redact(store.path)}, which zarr-python reads: {why}")
+        return LibraryArray(self.library, store, name)
+
+    def _direct_chunks(self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool) -> DirectChunks | str:
+        """The chunks of an array; or why only zarr-python can read it."""
+        if not self.files.is_remote and not hasattr(os, "preadv"):
+            return "this system has no preadv"
+        try:
+            layout = layout_of(metadata)
+        except UnknownLayout as reason:
+            return str(reason)
+        if not store.is_stored:
+            return "a zip file that is compressed itself"
+        if not layout.shape or 0 in layout.shape:
+            return "it has no elements"
+        grid, pipeline, is_sharded = Grid(layout.shape, layout.chunks), Pipeline(layout.codecs), layout.index_at is not None
+        in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
+        as_files = store.reads_whole and not is_sharded and not in_parts
+        index = shards_of(store, name, layout) if is_sharded else ArrayFiles(store, name, layout, as_files)
+        way = "files fetched whole" if as_files else "ranges" if self.files.is_remote else "pread"
+        how = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
+        return DirectChunks(
+            grid, layout.dtype, index, pipeline, self.files, fill=layout.fill, order=layout.order, where=ChunkNames(store.path, name, grid),
+            how=how, check=None if is_sharded else store.check_content, required=missing == "error",
+        )  # fmt: skip
 
 
 class ZarrSource(ArraysSource):

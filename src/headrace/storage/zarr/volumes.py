@@ -15,7 +15,7 @@ from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.volumes import PatchSource, Volume
 from headrace.storage.zarr.ome import Axis, Image, Level, Scale, image_at, labels_at, missing_labels, nearest
-from headrace.storage.zarr.opened import OpenZarr
+from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
 
 Extents = Sequence[int] | Mapping[str, int]
