@@ -48,6 +48,11 @@ class Grid(NamedTuple):
             place.append(at)
         return tuple(reversed(place))
 
+    def part(self, number: int) -> tuple[slice, ...]:
+        """Where a chunk lies in the array."""
+        corner = [place * extent for place, extent in zip(self.place(number), self.chunks, strict=True)]
+        return tuple(slice(at, min(at + chunk, extent)) for at, chunk, extent in zip(corner, self.chunks, self.shape, strict=True))
+
 
 class ChunkNames(NamedTuple):
     """Names the chunks of an array for messages.
@@ -76,10 +81,7 @@ class ChunkIndex(ABC):
 
     @abstractmethod
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where chunks lie.
-
-        Args:
-            numbers: [n] int64.
+        """Where chunks lie ([n] int64 numbers).
 
         Raises:
             FormatError: the index is damaged.
@@ -223,12 +225,11 @@ class DirectChunks(Chunks):
         return FormatError(f"{self.where(number)} is missing, and missing='error'")
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        some = np.asarray(numbers, np.int64)
-        ranges = self.byte_ranges(some)
-        unused = self.index.unused_codecs(some)
+        wanted = np.asarray(numbers, np.int64)
+        ranges, unused = self.byte_ranges(wanted), self.index.unused_codecs(wanted)
         masks = itertools.repeat(0) if unused is None else unused.tolist()
-        found = zip(self.files.read(ranges), ranges.start.tolist(), masks, strict=False)
-        return [None if data is None else (data, start, mask) for data, start, mask in found]
+        stored = zip(self.files.read(ranges), ranges.start.tolist(), masks, strict=False)
+        return [None if data is None else (data, start, mask) for data, start, mask in stored]
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         if data is None and self._required:
@@ -321,15 +322,10 @@ class LibraryChunks(Chunks):
         self._array = array
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        return list(map(self._part, numbers))
+        return list(map(self.grid.part, numbers))
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         return self._array(data)
 
     def check_cached(self, number: int) -> None:
-        self._array.check(self._part(number))
-
-    def _part(self, number: int) -> tuple[slice, ...]:
-        corner = [place * extent for place, extent in zip(self.grid.place(number), self.grid.chunks, strict=True)]
-        ends = [min(a + c, s) for a, c, s in zip(corner, self.grid.chunks, self.grid.shape, strict=True)]
-        return tuple(itertools.starmap(slice, zip(corner, ends, strict=True)))
+        self._array.check(self.grid.part(number))

@@ -1,7 +1,7 @@
 """The corners of patches: which part of a volume is sample i.
 
-Patches of one shape stand on a grid of corners, `stride` apart; or on one grid in each of some boxes. Index and corner follow from one
-another by arithmetic: there is no list of patches.
+Patches of one shape stand on a grid of corners, `stride` apart; or on one grid in each of some boxes. Corners follow from indices by
+arithmetic: there is no list of patches.
 """
 
 from __future__ import annotations
@@ -85,27 +85,6 @@ class PatchGrid:
         if self.edges == "shift":
             corner = [min(c, stop - patch) for c, stop, patch in zip(corner, box.stop, self.patch, strict=True)]
         return tuple(corner)
-
-    def index(self, corner: Sequence[int]) -> int:
-        """The patch that begins at a corner.
-
-        Raises:
-            ValueError: none does.
-        """
-        first = 0
-        for box, counts, end in zip(self.boxes, self.counts, self._ends.tolist(), strict=True):
-            places = []
-            for axis, at in enumerate(corner):
-                place, rest = divmod(at - box.start[axis], self.stride[axis])
-                if rest and self.edges == "shift" and at == box.stop[axis] - self.patch[axis]:
-                    place, rest = counts[axis] - 1, 0
-                if rest or not 0 <= place < counts[axis]:
-                    break
-                places.append(place)
-            else:
-                return first + int(np.ravel_multi_index(places, counts))
-            first = end
-        raise ValueError(f"no patch begins at {list(corner)}")
 
     def reaches_beyond(self, corner: Sequence[int]) -> bool:
         """Does the patch at a corner end outside of the volume?"""

@@ -175,7 +175,7 @@ class ArraysSource(ReadersSource):
     @property
     def total_bytes(self) -> int:
         """The sum of all sizes."""
-        return len(self) * self._row_bytes
+        return int(self.shape[0]) * self._row_bytes
 
     # -- reading
 

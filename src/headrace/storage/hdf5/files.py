@@ -135,11 +135,7 @@ class HDF5Files:
         raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
 
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
-        """What a function makes of each file. What it reads of a remote file through h5py is cached as the file's index.
-
-        Raises:
-            Exception: what the function raises.
-        """
+        """What a function makes of each file. What it reads of a remote file through h5py is cached as the file's index."""
         return [function(path) for path in paths]
 
     def is_indexed(self, path: str) -> bool:
@@ -171,22 +167,16 @@ def locked_by_caller(path: str) -> Iterator[None]:
 
 
 def _open(path: str, **options: Any) -> h5py.File:
-    """With HDF5's lock on files, which is the default; without it on a disk that has none; or in the way in which this process has it open
-    already."""
-    if os.path.abspath(path) in _locked_here:
-        return h5py.File(path, "r", locking=False, **options)
-    try:
-        return h5py.File(path, "r", **options)
-    except OSError as error:
-        if _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS:
-            return h5py.File(path, "r", locking=False, **options)
-        if "flag values don't match" not in str(error):
-            raise
-    try:
-        return h5py.File(path, "r", locking=True, **options)
-    except OSError as error:
-        if "flag values don't match" not in str(error):
-            raise
+    """With HDF5's lock, which is the default; without it on a disk that has none; or as this process has it open already."""
+    if os.path.abspath(path) not in _locked_here:
+        for locking in (None, True):
+            try:
+                return h5py.File(path, "r", locking=locking, **options)
+            except OSError as error:
+                if locking is None and _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS:
+                    break
+                if "flag values don't match" not in str(error):
+                    raise
     return h5py.File(path, "r", locking=False, **options)
 
 
@@ -217,15 +207,11 @@ def _open_beside_its_writer(path: str) -> h5py.File:
 
 
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
-    """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets.
-
-    Raises:
-        MissingNameError: there is none, or several; the message lists them with their shapes.
-    """
+    """The dataset that holds the samples where nobody has named it: the usual one, or the only one with an axis beside the targets."""
     if isinstance(file.get(usual), h5py.Dataset):
         return usual
-    found = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
-    shown = {name: f"{name} {list(one.shape)} {one.dtype}" for name, one in found.items() if one.shape}
+    others = {name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")}
+    shown = {name: f"{name} {list(one.shape)} {one.dtype}" for name, one in others.items() if one.shape}
     if len(shown) == 1:
         return next(iter(shown))
     what = f"{len(shown):,} datasets: name one of them as dataset_name" if shown else "no dataset of samples"
@@ -259,23 +245,11 @@ def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] 
 
 
 def found_from(name: str, path: str, variable: str) -> str | None:
-    """Where HDF5 finds a file that another one names; None: nowhere.
-
-    Args:
-        name: as it stands there.
-        path: of the file that names it.
-        variable: of the environment, which holds folders where HDF5 looks first.
-    """
+    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in folders of a variable of the environment."""
     folder, places = os.path.dirname(path), list[str]()
     if os.path.isabs(name):
         places, name = [name], os.path.basename(name)
     prefix = os.environ.get(variable, "")
-    folders = [
-        *filter(None, prefix.split(":")),
-        prefix.replace("${ORIGIN}", folder, 1),
-        folder,
-        "",
-        os.path.dirname(os.path.realpath(path)),
-    ]
-    places += [os.path.join(one, name) for one in folders]
+    own = [prefix.replace("${ORIGIN}", folder, 1), folder, "", os.path.dirname(os.path.realpath(path))]
+    places += [os.path.join(one, name) for one in [*filter(None, prefix.split(":")), *own]]
     return next((place for place in places if os.path.exists(place)), None)

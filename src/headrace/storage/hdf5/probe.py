@@ -57,9 +57,7 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
         numbers = np.array(list(some), np.int64)
         some = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
     for number in sorted(some):
-        corner = [place * extent for place, extent in zip(grid.place(number), grid.chunks, strict=True)]
-        ends = [min(a + c, s) for a, c, s in zip(corner, grid.chunks, grid.shape, strict=True)]
-        part = tuple(slice(a, b) for a, b in zip(corner, ends, strict=True))
+        part = grid.part(number)
         problem, whole = None, None
         try:
             whole = chunks.decode(number, chunks.read([number])[0])
@@ -81,7 +79,7 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
             if _is_sound(chunks, number, expected):
                 return f"chunk {grid.place(number)} can't be read directly ({problem})"
             continue
-        ours = np.ascontiguousarray(whole[tuple(slice(0, b - a) for a, b in zip(corner, ends, strict=True))])
+        ours = np.ascontiguousarray(whole[tuple(slice(0, cut.stop - cut.start) for cut in part)])
         if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
             return f"chunk {grid.place(number)} is another one when it is read directly"
     return None
@@ -89,8 +87,8 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
 
 def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
     """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
-    corner = [place * extent for place, extent in zip(chunks.grid.place(number), chunks.grid.chunks, strict=True)]
-    _, expected = dataset.id.read_direct_chunk(tuple(corner[: len(dataset.shape)]))
+    corner = tuple(cut.start for cut in chunks.grid.part(number))
+    _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
     try:
         return bytes(chunks.files.read(chunks.byte_ranges(np.array([number])))[0] or b"") == bytes(expected)
     except FormatError:

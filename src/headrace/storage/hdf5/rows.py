@@ -202,21 +202,12 @@ class HDF5Source(ArraysSource):
         """True if each sample is checked when it is read."""
         return self._crc is not None
 
-    @property
-    def has_samples_of_any_size(self) -> bool:
-        """True if samples are encoded, tokens, or objects, so that each has a size of its own."""
-        return self._offsets is not None or self.holds_objects
-
     def __len__(self) -> int:
         return super().__len__() if self._offsets is None else len(self._offsets) - 1
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
         return super().sizes() if self._offsets is None else np.diff(self._offsets.array) * self._row_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        return super().total_bytes if self._offsets is None else int(self._offsets.array[-1]) * self._row_bytes
 
     # -- reading
 
