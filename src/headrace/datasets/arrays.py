@@ -106,11 +106,7 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, en
 
 
 def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
-    """The dtype that a user asks for.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The dtype that a user asks for; a ConfigError where it is none."""
     try:
         return None if dtype is None else np.dtype(dtype)
     except TypeError as error:
@@ -118,11 +114,7 @@ def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
 
 
 def joined_targets(columns: Sequence[npt.NDArray[Any]], encoding: str | None = "utf-8") -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms.
-
-    Raises:
-        FormatError: a string has another encoding.
-    """
+    """The targets of several files, one after the other; strings and compounds in plain terms."""
     if any(not is_plain(column.dtype) for column in columns):
         return [as_value(value, encoding) for column in columns for value in column]
     return columns[0] if len(columns) == 1 else np.concatenate(columns)

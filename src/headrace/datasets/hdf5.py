@@ -64,14 +64,12 @@ class HDF5Dataset(ArrayDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        is_one = dataset_name is None or isinstance(dataset_name, str)
-        names = () if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
-        if not is_one and not (names and all(isinstance(name, str) for name in names)):
+        wanted: Any = dataset_name if dataset_name is None or isinstance(dataset_name, str) else tuple(dataset_name)
+        if isinstance(wanted, tuple) and not (wanted and all(isinstance(name, str) for name in wanted)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
         codec = _encoding_named(encoding)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
-        wanted: Any = dataset_name if is_one else names
 
         def one(path: str) -> tuple[HDF5Source, Any]:
             nonlocal wanted
@@ -81,9 +79,9 @@ class HDF5Dataset(ArrayDataset):
             source = HDF5Source(path, wanted, direct=direct, cache_dir=reach.cache_dir, opened=opened)
             return source, None if target_name is None else source.column(target_name)
 
-        found = opened.hdf5.read_each(paths, one)
-        source, rows = joined_rows([one for one, _ in found], dtype, codec)
-        targets = None if target_name is None else joined_targets([column for _, column in found], codec)
+        sources, columns = zip(*opened.hdf5.read_each(paths, one), strict=True)
+        source, rows = joined_rows(sources, dtype, codec)
+        targets = None if target_name is None else joined_targets(columns, codec)
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
 
 

@@ -98,11 +98,7 @@ class ChunkIndex(ABC):
         return None
 
     def check(self, number: int) -> None:  # noqa: B027
-        """Looks whether the local file that a chunk lies in is still as it was; a server is not asked.
-
-        Raises:
-            FileChangedError: it is another one.
-        """
+        """Looks whether the local file that a chunk lies in is still as it was, a FileChangedError if not; a server is not asked."""
 
 
 class Chunks(ABC):
@@ -144,18 +140,10 @@ class Chunks(ABC):
 
     @abstractmethod
     def check_cached(self, number: int) -> None:
-        """Looks whether a chunk that is cached decoded lies in a local file as it was.
-
-        Raises:
-            FileChangedError: the file is another one.
-        """
+        """Looks whether a chunk that is cached decoded lies in a local file as it was; a FileChangedError if not."""
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where the stored bytes of chunks lie; none where only another library knows it.
-
-        Raises:
-            FormatError: one is missing, and must not be.
-        """
+        """Where the stored bytes of chunks lie; none where only another library knows it."""
         return ByteRanges.of([])
 
     @property
@@ -252,11 +240,7 @@ class DirectChunks(Chunks):
         return _RawRows(self) if self.is_raw and self.grid.chunks[0] > 1 else self
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where chunks lie of which parts are read: each must have all its bytes.
-
-        Raises:
-            FormatError: one has not.
-        """
+        """Where chunks lie of which parts are read: each must have all its bytes."""
         ranges = self.byte_ranges(numbers)
         wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
         if wrong.any():
@@ -301,21 +285,11 @@ class LibraryArray(Protocol):
         """The part that lies inside of slices, one an axis."""
 
     def check(self, part: tuple[slice, ...]) -> None:
-        """Compares the local files that a part lies in with what they were when the array was opened.
-
-        Raises:
-            FileChangedError: one has been changed.
-        """
+        """Compares the local files that a part lies in with what they were when the array was opened; else a FileChangedError."""
 
 
 class LibraryChunks(Chunks):
-    """Chunks that another library reads.
-
-    Args:
-        array: reads them.
-        how: which library, and why.
-        fill: the value of what was never written.
-    """
+    """Chunks of an array that another library reads."""
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], array: LibraryArray, how: str, fill: Any = 0) -> None:
         super().__init__(grid, dtype, how, fill)

@@ -53,11 +53,7 @@ def _nbytes(item: _Decoded) -> int:
 
 
 class ChunkCache:
-    """The decoded chunks that this process used last.
-
-    Args:
-        max_bytes: of all of them.
-    """
+    """The decoded chunks that this process used last, of at most so many bytes together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._cached: LRUCache[tuple[str, int], _Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
@@ -68,8 +64,8 @@ class ChunkCache:
 
     def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
         """A chunk, if it is cached."""
-        found = self._cached.get(key)
-        return None if found is None else found.chunk
+        decoded = self._cached.get(key)
+        return None if decoded is None else decoded.chunk
 
     def used(self, key: tuple[str, int], chunk: npt.NDArray[Any], rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""

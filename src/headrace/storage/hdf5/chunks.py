@@ -49,13 +49,7 @@ _SPARSE = 4  # times as many chunks as were written, from which on those are lis
 
 
 class HDF5Array:
-    """A dataset as h5py reads it.
-
-    Args:
-        library: the files, as each process has them open.
-        path, name: of the file, and in it.
-        versions: of the files that hold the dataset.
-    """
+    """A dataset as h5py reads it, from the files that each process has open."""
 
     def __init__(self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions) -> None:
         self._library, self._path, self._name, self._versions = library, path, name, versions
@@ -65,11 +59,7 @@ class HDF5Array:
         return whole
 
     def read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
-        """Parts of the dataset, of versions that `check` has compared.
-
-        Raises:
-            FormatError, BudgetError: they are damaged.
-        """
+        """Parts of the dataset, whose files `check` has compared with their versions."""
         return patiently(functools.partial(self._read, parts))
 
     def _read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
@@ -81,11 +71,7 @@ class HDF5Array:
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
 
     def check(self, *parts: tuple[slice, ...]) -> None:
-        """Compares the files that parts lie in with their versions. The parts of what lies in several files are rows.
-
-        Raises:
-            FileChangedError, DataNotFoundError: one has been changed, or is gone.
-        """
+        """Compares the files that parts lie in with their versions. The parts of what lies in several files are rows."""
         patiently(functools.partial(self._check, parts))
 
     def _check(self, parts: Sequence[tuple[slice, ...]]) -> None:
@@ -307,12 +293,11 @@ def _table(
     is_kept = number >= KEPT_FROM and version.tag is not None
     kept = ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
     table, numbers = None, None
-    if kept is not None and hdf5.is_indexed(versions.path):  # else h5py's own list must become part of the index
-        arrays = kept.loaded()
-        table = arrays[0].reshape(3, number) if arrays is not None and arrays[0].size == 3 * number else None
+    # what is not part of a remote file's index yet must be listed by h5py, so that it becomes part of it
+    if kept is not None and hdf5.is_indexed(versions.path) and (arrays := kept.loaded()) is not None and arrays[0].size == 3 * number:
+        table = arrays[0].reshape(3, number)
     if table is None:
-        written = _counted(dataset, grid, shown)
-        if written is None:
+        if (written := _counted(dataset, grid, shown)) is None:
             return None
         numbers, table = written
         if number <= max(KEPT_FROM, _SPARSE * len(numbers)):
@@ -354,15 +339,13 @@ def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[npt.NDArray
     least = 4 if dataset.fletcher32 else 1
     if (table[1] < least).any():
         raise FormatError(f"{shown}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged")
-    numbers, table = np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
     if odd.any() or not _in_order(places):
         return None
-    order = np.argsort(numbers, kind="stable")
-    return numbers[order], table[:, order]
+    return np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
 
 
 def _in_order(places: npt.NDArray[np.int64]) -> bool:
-    """Does each chunk lie behind the last one in C order?"""
+    """True if each chunk lies behind the last one in C order."""
     steps = np.diff(places, axis=0)
     first = np.argmax(steps != 0, axis=1)  # the first coordinate that changes
     return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import h5py
 
 from headrace.errors import FormatError
@@ -10,6 +12,7 @@ from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Un
 _NAMES = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 305: "lzo", 32000: "lzf"}
 _OF_HDF5PLUGIN = {307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz"}
 _OF_HDF5PLUGIN |= {32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr", 32033: "htj2k"}
+_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
 
 
 def name_of(code: int) -> str:
@@ -26,16 +29,10 @@ def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
     plist, codecs = dataset.id.get_create_plist(), list[Codec]()
     for number in range(plist.get_nfilters()):
         code, _, values, _ = plist.get_filter(number)
-        if code == 1:
-            codecs.append(Inflate())
-        elif code == 2:
+        if code == 2:
             codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
-        elif code == 3:
-            codecs.append(Fletcher32())
-        elif code == 32001:
-            codecs.append(Blosc())
-        elif code == 32015:
-            codecs.append(Zstd())
+        elif code in _CODECS:
+            codecs.append(_CODECS[code]())
         else:
             raise ValueError(f"filter {name_of(code)}")
     return codecs

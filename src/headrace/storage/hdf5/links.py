@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import h5py
 import numpy as np
@@ -58,7 +58,7 @@ class Versions:
         self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
         self._check(file)
         found = _Found(hdf5)
-        found.add_external(dataset, self.path, ALL_ROWS)
+        found.add_external(dataset, self.path)
         if dataset.is_virtual:
             found.follow(dataset, self.path, None, [])
         self._others = [(other, version_of(os.stat(other))) for other in found.files]
@@ -113,7 +113,7 @@ class _Found:
         first, last = self.files.get(path, rows)
         self.files[path] = min(first, rows[0]), max(last, rows[1])
 
-    def add_external(self, dataset: h5py.Dataset, path: str, rows: _Rows) -> None:
+    def add_external(self, dataset: h5py.Dataset, path: str) -> None:
         """Notes the files of external storage."""
         for name, _, _ in dataset.external or ():
             where = f"{redact(path)}: {dataset.name!r} lies in the external file {redact(name)!r}"
@@ -122,7 +122,7 @@ class _Found:
             place = _external_place(name, path)
             if not os.path.exists(place):
                 raise DataNotFoundError(f"{where}, which does not exist (working folder: {os.getcwd()})")
-            self._add(place, rows)
+            self._add(place, ALL_ROWS)
 
     def follow(self, dataset: h5py.Dataset, path: str, rows: _Rows | None, way: list[tuple[str, str]]) -> None:
         """Notes the files of all sources.
@@ -142,7 +142,7 @@ class _Found:
         self._seen.add(here)
         if not dataset.is_virtual:
             check_filters(dataset, f"{redact(path)}: {dataset.name!r}")
-            self.add_external(dataset, path, ALL_ROWS)
+            self.add_external(dataset, path)
             return
         for source in dataset.virtual_sources():
             if is_remote and source.file_name != ".":
@@ -178,22 +178,18 @@ def _plain(name: str, number: int = 0) -> str:
     return "%".join(part.replace("%b", str(number)) for part in name.split("%%"))
 
 
-def _files_of(name: str, path: str, what: str) -> Iterator[str]:
+def _files_of(name: str, path: str, what: str) -> list[str]:
     """The files that the name of a source means."""
     if name == ".":
-        yield path
-        return
-    if not _is_pattern(name):
-        found = found_from(_plain(name), path, "HDF5_VDS_PREFIX")
-        if found is None:
-            raise DataNotFoundError(f"{what} needs {redact(_plain(name))!r}, which is missing")
-        yield found
-        return
-    for number in itertools.count():
-        found = found_from(_plain(name, number), path, "HDF5_VDS_PREFIX")
-        if found is None:
-            return
-        yield found
+        return [path]
+    found, numbers = list[str](), itertools.count() if _is_pattern(name) else [0]
+    for number in numbers:
+        if (place := found_from(_plain(name, number), path, "HDF5_VDS_PREFIX")) is None:
+            break
+        found.append(place)
+    if not found and not _is_pattern(name):
+        raise DataNotFoundError(f"{what} needs {redact(_plain(name))!r}, which is missing")
+    return found
 
 
 def _external_place(name: str, path: str) -> str:

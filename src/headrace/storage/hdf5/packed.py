@@ -57,10 +57,6 @@ class PackedInfo:
 def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
     """What a packed file says about itself; None for any other HDF5 file.
 
-    Args:
-        path: of the file; or its URL.
-        hdf5: the files of the URL's server.
-
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
     """
@@ -86,10 +82,9 @@ def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> 
 
 
 def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:
-    """Do `count + 1` offsets lead from 0 to `end`, never backwards?"""
-    if offsets.shape != (count + 1,) or offsets[0] != 0 or offsets[-1] != end:
-        return False
-    return bool(np.all(offsets[1:] >= offsets[:-1]))
+    """True if `count + 1` offsets lead from 0 to `end`, never backwards."""
+    is_whole = offsets.shape == (count + 1,) and offsets[0] == 0 and offsets[-1] == end
+    return bool(is_whole and np.all(offsets[1:] >= offsets[:-1]))
 
 
 def crc_of(data: Any) -> int:

@@ -132,13 +132,7 @@ class _Known:
 
 
 class RemoteFile:
-    """A remote file as h5py wants it: seekable, and read in one thread at a time.
-
-    Args:
-        files: its server's.
-        url: of the file.
-        known: of it.
-    """
+    """A remote file as h5py wants it: seekable, and read in one thread at a time."""
 
     def __init__(self, files: RemoteFiles, url: str, known: _Known) -> None:
         self._files, self._url, self._known = files, url, known
@@ -146,7 +140,7 @@ class RemoteFile:
         self._end, self._width = -1, PIECE  # of the last fetch
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Moves the position; h5py counts from the beginning or the end."""
+        """h5py counts from the beginning or the end."""
         self._at = offset + (self._size if whence == 2 else 0)
         return self._at
 
@@ -162,11 +156,7 @@ class RemoteFile:
         return bytes(buffer)
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk.
-
-        Raises:
-            LaterError, RemoteError, FileChangedError, DataNotFoundError, AccessError: they are remembered too, see `asking`.
-        """
+        """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk. Errors are remembered too, see `asking`."""
         out = memoryview(buffer)
         try:
             inside = max(0, min(len(out), self._size - self._at))
@@ -296,13 +286,7 @@ class RemoteHDF5(HDF5Files):
             del self._known[url]
 
     def open(self, path: str) -> h5py.File:
-        """The file, opened for reading.
-
-        Raises:
-            FormatError: no HDF5 file, or not a whole one.
-            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
-            LaterError: see `patiently`.
-        """
+        """As there, and a `LaterError` where it takes long: see `patiently`."""
         if path not in self._known:
             self._look([path])
         known = self._known[path]
