@@ -33,11 +33,11 @@ BELOW: dict[str, set[str]] = {
 INSIDE: dict[str, list[str]] = {
     "io": [
         *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
-        *("handles", "local", "version", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+        *("handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
     "io/local": ["hints", "gather", "files"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
-    "io/cache": ["disk_cache", "blocks", "whole_files"],
+    "io/cache": ["disk_cache", "blocks"],
     "order": [
         *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
@@ -90,7 +90,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
     "storage/tar": ["index", "source"],
-    "storage/tokens": ["source", "packed", "remote"],
+    "storage/tokens": ["source", "packed"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

@@ -13,6 +13,7 @@ import torch
 
 from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, open_dataset, pack
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, SampleError
+from headrace.io.cache.blocks import block_key
 from headrace.testing import DatasetContract
 from tests.servers.ranges import RangeServer
 
@@ -246,9 +247,10 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     start = int(far.sample_source.byte_ranges(np.array([9])).start[0]) + 5
     content = (folder / f"{store}.h5").read_bytes()
     wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
-    cache, files = far.sample_source.files._bytes.cache, far.sample_source.files
+    files = far.sample_source.files
+    cache = files.cache
     url = far._arguments["data_path"]
-    block = files._bytes._key(url, files.version(url), 0)
+    block = block_key(files.place, (url, 0), files.version(url))
     assert cache.get(block) == content
     cache.put(block, wrong)
     far.sample_source._opened.close()

@@ -18,6 +18,7 @@ import pytest
 
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
 from headrace.errors import AccessError, ConfigError, RemoteError
+from headrace.io.local.files import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.source import Source
@@ -157,10 +158,10 @@ class TestErrors:
         assert len(copy.__getitems__([0, 1, 2])) == 2
 
     def test_a_file_that_may_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refused(_: FilesSource, path: bytes) -> bytes:
-            raise PermissionError(13, "Permission denied", os.fsdecode(path))
+        def refused(_: LocalFiles, path: str) -> bytes:
+            raise PermissionError(13, "Permission denied", path)
 
-        monkeypatch.setattr(FilesSource, "_read_file", refused)
+        monkeypatch.setattr(LocalFiles, "_read_whole", refused)
         dataset = BaseDataset(FilesSource(fill(tmp_path), ENDINGS))
         with pytest.raises(SampleError, match="Permission denied") as caught:
             dataset[0]
@@ -275,10 +276,10 @@ class TestListingsOfRemoteFileSystems:
     def test_are_not_kept_by_the_file_system(self, cloud: Any) -> None:
         """One entry of s3fs's takes a kilobyte, and each worker would have them all."""
         source = FilesSource("cloud://bucket", ENDINGS)
-        assert len(source) == 10 and source._far is not None
-        assert not source._far.remote.filesystem.dircache
+        assert len(source) == 10 and source._server is not None
+        assert not source._server.filesystem.dircache
         source.sizes()
-        assert not source._far.remote.filesystem.dircache
+        assert not source._server.filesystem.dircache
 
     def test_give_the_sizes_of_what_was_searched_through(self, cloud: Any) -> None:
         source = FilesSource("cloud://bucket", ENDINGS)

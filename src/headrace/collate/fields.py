@@ -49,13 +49,13 @@ class Fields:
         self.names: tuple[str, ...] = tuple(str(name) for name in names)
         self.argument: str = argument
 
-    def find(self, path: FieldPath) -> str | None:
-        """The name that means this place."""
-        return next((name for name in self.names if _means(name, path)), None)
-
-    def find_around(self, path: FieldPath) -> str | None:
-        """The name that means this place, or one that it lies in."""
-        return next((name for end in range(1, len(path) + 1) for name in self.names if _means(name, path[:end])), None)
+    def find(self, path: FieldPath, met: set[str], around: bool = False) -> str | None:
+        """The name of the field at a path, or `around` it; it is added to those that were met."""
+        paths = [path[:end] for end in range(1, len(path) + 1)] if around else [path]
+        name = next((name for part in paths for name in self.names if _means(name, part)), None)
+        if name is not None:
+            met.add(name)
+        return name
 
     def check(self, met: set[str], sample: Any) -> None:
         """Raises a ConfigError where a name was not met in the samples; the message lists what there is."""

@@ -115,8 +115,7 @@ class PadCollator:
         met: set[str] = set()
 
         def note(values: list[Any], path: FieldPath) -> Any:
-            is_padded = self._is_padded(values, path, met)
-            return values if is_padded else USUAL
+            return values if self._is_padded(values, path, met) else USUAL
 
         stack_tree([sample], note)
         if self._fields is not None:
@@ -125,18 +124,11 @@ class PadCollator:
     def _is_padded(self, values: list[Any], path: FieldPath, met: set[str]) -> bool:
         if self._fields is None:
             return is_sequence(example_of(values))
-        name = self._fields.find(path)
-        if name is not None:
-            met.add(name)
-        return name is not None
+        return self._fields.find(path, met) is not None
 
     def _padded(self, values: list[Any], path: FieldPath, met: set[str]) -> Padded:
-        name = self._valued.find(path)
-        if name is not None:
-            met.add(name)
-            value = self._values[name]
-        else:
-            value = 0 if path and _MASK in path[-1].names else self._value
+        name = self._valued.find(path, met)
+        value = self._values[name] if name is not None else 0 if path and _MASK in path[-1].names else self._value
         padded, lengths = self._padding.apply(to_rows(values, path), value, path)
         return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
 
@@ -178,13 +170,11 @@ def _tensor_of(value: Any, number: int) -> torch.Tensor:
 def _beside(batch: Any, path: FieldPath) -> Any:
     """A dict whose padded fields have their masks and lengths beside them."""
     padded = [key for key, value in batch.items() if isinstance(value, Padded)]
-    leaders = [key for key in padded if key != _MASK] or padded
     if not padded:
         return batch
+    leaders = [key for key in padded if key != _MASK] or padded
     leader = "input_ids" if "input_ids" in leaders else leaders[0]
-    fields: dict[Any, Any] = {}
-    for key, value in batch.items():
-        fields[key] = value.values if key in padded else value
+    fields = {key: value.values if key in padded else value for key, value in batch.items()}
     for key in leaders:
         front = "" if key == leader else f"{key}_"
         for name, made in ((_MASK, batch[key].attention_mask), (_LENGTHS, batch[key].lengths)):

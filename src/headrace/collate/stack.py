@@ -1,7 +1,4 @@
-"""Stacks samples of one shape into a batch.
-
-Straight into the batch's buffer: `headrace.memory.ring.empty` gives a tensor inside the ring slot where there is one.
-"""
+"""Stacks samples of one shape into a batch, straight into the ring slot where there is one."""
 
 from __future__ import annotations
 
@@ -169,28 +166,26 @@ def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Te
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != first.shape or tensor.dtype != first.dtype:
             raise _unlike(number, tensor, first, path, remedy)
-    if type(first) is not torch.Tensor or first.layout is not torch.strided or first.device.type != "cpu" or first.requires_grad:
-        return torch.stack(tensors)
-    return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype))
+    return torch.stack(tensors, out=empty((len(tensors), *first.shape), first.dtype) if _is_plain(first) else None)
 
 
 def from_array(array: Any) -> torch.Tensor:
-    """A NumPy array or scalar as a tensor, over the same memory where that can be."""
-    return torch.from_numpy(_native(np.asarray(array)))
-
-
-def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array that torch takes without a warning: in the machine's byte order, writable, without negative strides."""
+    """A NumPy array or scalar as a tensor, over the same memory where torch takes that without a warning: in the machine's byte order,
+    writable, without negative strides."""
+    array = np.asarray(array)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
+    return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
 
 
 def owned(value: Any) -> Any:
     """A copy of a tensor or an array in the batch's buffer, as a tensor; else the value."""
     tensor = from_array(value) if is_numeric(value) else value
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
-        return tensor
-    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor) if _is_plain(tensor) else tensor
+
+
+def _is_plain(value: Any) -> bool:
+    """True for a tensor that can lie in a ring slot."""
+    return type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.requires_grad
 
 
 def shape_of(value: Any) -> str:

@@ -210,21 +210,19 @@ class TextCollator:
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
-        places = [number for number, record in enumerate(records) if "input_ids" not in record]
-        for number in places:
-            text = records[number].get(self.text_field)
-            if not isinstance(text, str):
+        untokenised = [number for number, record in enumerate(records) if "input_ids" not in record]
+        for number in untokenised:
+            if not isinstance(records[number].get(self.text_field), str):
                 has = ", ".join(map(repr, records[number])) or "nothing"
                 reason = f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: pass text_field="
                 raise CollateError(number, reason)
             if self.tokenizer is None:
                 reason = "any callable from a text to a list of ids does; or have the dataset give 'input_ids'"
                 raise CollateError(number, f" is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), {reason}")
-        if places:
+        if untokenised:
             limit = self._padding.max_length if self._padding.truncation else None
-            for number, encoded in zip(
-                places, encode_texts(self.tokenizer, [records[n].pop(self.text_field) for n in places], limit), strict=True
-            ):
+            texts = [records[number].pop(self.text_field) for number in untokenised]
+            for number, encoded in zip(untokenised, encode_texts(self.tokenizer, texts, limit), strict=True):
                 records[number] = {**encoded, **records[number]}
 
     def _check(self, record: dict[str, Any], number: int) -> None:
@@ -254,11 +252,10 @@ class TextCollator:
         if len(path) != 1:
             return USUAL
         name = path[0].names[0]
-        if name in self._values:
-            return self._padding.apply(to_rows(values, path), self._values[name], path)[0]
-        if name == "labels" and is_sequence(example_of(values)) and _holds_integers(example_of(values)):
-            return self._padding.apply(to_rows(values, path), IGNORED, path)[0]
-        return USUAL
+        pad = self._values.get(name)
+        if pad is None and name == "labels" and is_sequence(example_of(values)) and _holds_integers(example_of(values)):
+            pad = IGNORED
+        return USUAL if pad is None else self._padding.apply(to_rows(values, path), pad, path)[0]
 
     def _masked(self, ids: torch.Tensor, may: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids with some of them masked, and the labels."""
@@ -274,8 +271,7 @@ class TextCollator:
 
 
 def _labels(ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    labels = empty(tuple(ids.shape), torch.int64)
-    return labels.copy_(ids).masked_fill_(~counts, IGNORED)
+    return empty(tuple(ids.shape), torch.int64).copy_(ids).masked_fill_(~counts, IGNORED)
 
 
 def _numbers(value: Any) -> torch.Tensor | None:

@@ -76,7 +76,7 @@ class VisionCollator:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """The batch of the samples."""
         samples = list(samples)
-        names = _path_to_image(samples[0]) if self._fields is None and samples else None
+        names = _path_to_image(samples[0]) if self._fields is None and samples else []
         met: set[str] = set()
         with_boxes: set[FieldPath] = set()
 
@@ -99,16 +99,15 @@ class VisionCollator:
     def __repr__(self) -> str:
         return self._text
 
-    def _is_image(self, path: FieldPath, names: list[str] | None, met: set[str]) -> bool:
+    def _is_image(self, path: FieldPath, names: list[str], met: set[str]) -> bool:
         if self._fields is None:
-            is_inside = names is not None and len(path) >= len(names)
-            return is_inside and all(name in step.names for name, step in zip(names or (), path, strict=False))
-        return _note(self._fields.find_around(path), met)
+            return len(path) >= len(names) and all(name in step.names for name, step in zip(names, path, strict=False))
+        return self._fields.find(path, met, around=True) is not None
 
     def _is_a_list(self, path: FieldPath, with_boxes: set[FieldPath], met: set[str]) -> bool:
         if self._lists is None:
             return bool(path) and path[:-1] in with_boxes and path[-1].names[0] in _OF_OBJECTS
-        return _note(self._lists.find(path), met)
+        return self._lists.find(path, met) is not None
 
     def _images(self, values: list[Any], path: FieldPath) -> torch.Tensor:
         images = [self._channels_first(value, number, path) for number, value in enumerate(values)]
@@ -215,12 +214,6 @@ def _path_to_image(sample: Any) -> list[str]:
         names.append(name)
         sample = has
     return names
-
-
-def _note(name: str | None, met: set[str]) -> bool:
-    if name is not None:
-        met.add(name)
-    return name is not None
 
 
 def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:

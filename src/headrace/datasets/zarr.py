@@ -121,22 +121,27 @@ class ZarrDataset(ArrayDataset):
         self._volumes: list[tuple[PatchSource, ZarrArray]] = []
         targets: Any = None
         source: Any
+        is_one = dataset_name is None or isinstance(dataset_name, str)
         if patch_shape is None:
             for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
                     raise ConfigError(f"{option} goes with patches: give patch_shape too")
-            names = [_rows_of(path, dataset_name, target_name, scale, opened) for path in paths]
+            if not is_one and scale is not None:
+                raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
+        elif not is_one:
+            raise ConfigError("patches come from one array of each store: give one dataset_name")
+        elif boxes is not None and len(paths) > 1:
+            raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
+        arrays = list[ZarrArray]()
+        if dataset_name is None or isinstance(dataset_name, str):
+            arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
+        if patch_shape is None:
+            names = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
             sources = [ZarrSource(*one, opened=opened, column=target_name) for one in zip(paths, names, strict=True)]
             source, sample_format = joined_rows(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
-            if not (dataset_name is None or isinstance(dataset_name, str)):
-                raise ConfigError("patches come from one array of each store: give one dataset_name")
-            if boxes is not None and len(paths) > 1:
-                raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
-            cast_to = dtype_named(dtype)
-            arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
-            how = patch_shape, stride, edges, pad, boxes
+            cast_to, how = dtype_named(dtype), (patch_shape, stride, edges, pad, boxes)
             self._volumes = [(patch_source(array, target_name, opened, *how), array) for array in arrays]
             source = _joined_volumes(self._volumes)
             sample_format = ArrayFormat(cast_to, None, source.array_spec, True) if target_name is None else LabelledPatches(cast_to)
@@ -223,14 +228,3 @@ def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSo
         if names[0] != names[1]:
             raise FormatError(f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} here, and {names[1]} there")
     return first if len(volumes) == 1 else ConcatSource([source for source, _ in volumes])
-
-
-def _rows_of(
-    path: str, name: str | Sequence[str] | None, target: str | None, scale: Scale | None, opened: OpenZarr
-) -> str | Sequence[str] | None:
-    """The array, or arrays, whose rows are samples."""
-    if name is not None and not isinstance(name, str):
-        if scale is not None:
-            raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
-        return name
-    return array_or_level(opened.store(path, [name, target]), name, scale).name

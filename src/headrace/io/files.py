@@ -26,7 +26,8 @@ class Version(NamedTuple):
 class Files(Protocol):
     """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the files have.
 
-    A file whose version was asked for is read in that version, or a `FileChangedError` is raised; other local files as they are.
+    A file whose version was asked for is read in that version, or a `FileChangedError` is raised. Other local files, and other whole files,
+    are read as they are.
     """
 
     @property
@@ -70,9 +71,11 @@ class Files(Protocol):
         """
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """The bytes of each range, all of which were written: what is copied out of requests holds no more than that.
+        """The bytes of each range, all of which were written: what is copied out of requests holds no more than that. Whole files are not
+        mixed with other ranges.
 
         Raises:
+            FileNotFoundError: a whole file is missing.
             Exception: as `read`.
         """
 

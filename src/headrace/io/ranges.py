@@ -46,6 +46,12 @@ class ByteRanges(NamedTuple):
         return cls([path], np.zeros(len(start), np.int64), start, stop)
 
     @classmethod
+    def of_wholes(cls, paths: Sequence[str], numbers: Sequence[int]) -> ByteRanges:
+        """Whole files, by the numbers of their paths."""
+        file = np.asarray(numbers, np.int64)
+        return cls(paths, file, np.zeros(len(file), np.int64), np.full(len(file), WHOLE))
+
+    @classmethod
     def joined(cls, parts: Sequence[ByteRanges]) -> ByteRanges:
         """The ranges of several, one after the other."""
         if len(parts) == 1:

@@ -1,30 +1,36 @@
 """Files of one server: versions, ranges through the disk cache, prefetch.
 
-Whole files (`headrace.io.ranges.WHOLE`) are read as they are at that moment: nobody has asked for their versions.
+NOTE [ versions of whole files ]
+
+* A whole file (`headrace.io.ranges.WHOLE`) is read as it is at that moment, unless its version was asked for before.
+* What is cached of it must be known with its version, which the server is asked for at each read; of numbered files (`share_versions`) once
+  in a run: all processes share what was said, as a number a file in shared memory.
+* What is not cached is asked for again with its version, and fetched in that: so what is cached under a version is of that version.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from headrace.errors import AccessError, FileChangedError, FormatError
-from headrace.io.cache.blocks import CachedRemote
-from headrace.io.cache.disk_cache import disk_cache_of
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
+from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
+from headrace.io.cache.disk_cache import DiskCache, disk_cache_of
 from headrace.io.files import Version
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import Prefetcher
+from headrace.memory.anonymous import SharedArray
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
@@ -48,13 +54,15 @@ class RemoteFiles:
         if options.cache_dir is None:  # the user's cache folder is made too; where it can't be, what is to be kept there says so
             with contextlib.suppress(OSError):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)
-        remote = Remote(url, options.storage_options, retries=options.retries, deadline=options.deadline)
-        self._bytes = CachedRemote(remote, disk_cache_of(options.disk_cache_size, options.cache_dir))
+        self._remote = Remote(url, options)
+        self.cache: DiskCache | None = disk_cache_of(options.disk_cache_size, options.cache_dir)
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
         self._relying: set[str] = set()  # files of this machine
         self._expected: dict[str, int] = {}  # sizes that an index says
+        self._numbered: Sequence[str] = ()
+        self._hashes: SharedArray | None = None  # [len(_numbered)] uint64: of the versions; 0: nobody has asked
         self._prefetcher = Prefetcher(self._begin_prefetch)
         self._bypass = _Bypass()
         self.has_warned = False
@@ -65,21 +73,29 @@ class RemoteFiles:
     @property
     def filesystem(self) -> Any:
         """fsspec's, of this process."""
-        return self._bytes.remote.filesystem
+        return self._remote.filesystem
 
     def ask(self, question: str, url: str, **options: Any) -> Any:
         """What is there, and not what is in it: see `Remote.ask`."""
-        return self._bytes.remote.ask(question, url, **options)
+        return self._remote.ask(question, url, **options)
 
     @property
     def place(self) -> str:
         """What tells two servers apart whose URLs look alike."""
-        return self._bytes.remote.place
+        return self._remote.place
 
     @property
     def patience(self) -> float:
         """Seconds after which a request is given up."""
-        return self._bytes.remote.deadline
+        return self._remote.deadline
+
+    def url_of(self, path: str) -> str:
+        """The URL of a path on the server, by which it may be read as well."""
+        return self._remote.url_of(path)
+
+    def shown(self, path: str) -> str:
+        """A path on the server, or a URL, as messages name it: without secrets."""
+        return self._remote.shown(path)
 
     def learn(self, urls: Sequence[str], beside: Callable[[str], bool] | None = None) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
@@ -92,11 +108,11 @@ class RemoteFiles:
             DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
-        for url, version in zip(new, self._bytes.remote.versions(new) if new else [], strict=True):
-            self._note(url, version)
+        if new:
+            self._remote.run(self._learn(new))
         wanted = [with_index(url) for url in new if beside is not None and beside(url)]
         with contextlib.suppress(AccessError):  # who may not list a bucket is told that what is missing is not for him
-            for path, data in zip(wanted, self._bytes.remote.find_files(wanted, denied=True) if wanted else [], strict=True):
+            for path, data in zip(wanted, self.find_metadata(wanted) if wanted else [], strict=True):
                 if data is not None:
                     self._beside[path] = data
         return [self._versions[url] for url in urls]
@@ -109,12 +125,32 @@ class RemoteFiles:
             afresh: ask also for those that are known.
 
         Raises:
-            AccessError, RemoteError: see `Remote.seek`.
+            AccessError, RemoteError: see `Remote.find_versions`.
         """
         new = [url for url in dict.fromkeys(urls) if afresh or url not in self._versions]
-        for url, version in zip(new, self._bytes.remote.seek(new) if new else [], strict=True):
+        for url, version in zip(new, self._remote.run(self._remote.find_versions(new)) if new else [], strict=True):
             self._note(url, version)
         return [self._versions.get(url) for url in urls]
+
+    async def _learn(self, urls: Sequence[str]) -> None:
+        for url, version in zip(urls, await self._remote.versions(urls), strict=True):
+            self._note(url, version)
+
+    def forget(self, urls: Iterable[str]) -> None:
+        """From now on these files are read in whatever version they have."""
+        for url in urls:
+            self._note(url, None)
+
+    def sizes(self, urls: Sequence[str]) -> list[int | None]:
+        """Bytes of each file, now; None where the server does not say. See `Remote.sizes`."""
+        return self._remote.run(self._remote.sizes(urls))
+
+    def share_versions(self, paths: Sequence[str]) -> None:
+        """Numbers files: of ranges with these very `paths` versions are asked for once, by all processes together, if they are cached."""
+        self._numbered = paths
+        if self.cache is not None:
+            self._hashes = SharedArray(np.zeros(len(paths), np.uint64))
+            self._hashes.moved()  # into memory that workers share, while there are none
 
     def assume(self, url: str, version: Version, relying: str) -> None:
         """All reads of a file are of this version, which was noted in a file of this machine; that is removed when it holds no more."""
@@ -158,8 +194,12 @@ class RemoteFiles:
         return self._beside.pop(with_index(url), None)
 
     def is_folder(self, url: str) -> bool:
-        """See `Remote.is_folder`."""
-        return self._bytes.remote.is_folder(url)
+        """True if there is a folder of that name.
+
+        Raises:
+            AccessError, RemoteError: as for `version`.
+        """
+        return bool(self.ask("isdir", url))
 
     def is_known(self, url: str) -> bool:
         """True if its version was asked for."""
@@ -178,14 +218,12 @@ class RemoteFiles:
             RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
         """
         if self._bypass.is_on:
-            found: list[memoryview | None] = self._bytes.remote.run(functools.partial(self._fetch, ranges, bypass=True))
-            return found
+            return self._remote.run(self._fetch(ranges, bypass=True))
         taken = self._prefetcher.take(ranges)
         left = [number for number, one in enumerate(taken) if one is None]
         if len(left) == ranges.size:
-            found = self._bytes.remote.run(functools.partial(self._fetch, ranges))
-            return found
-        fetched = iter(self._bytes.remote.run(functools.partial(self._fetch, ranges.take(np.array(left)))) if left else [])
+            return self._remote.run(self._fetch(ranges))
+        fetched = iter(self._remote.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
@@ -195,7 +233,12 @@ class RemoteFiles:
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """See `headrace.io.files.Files`."""
-        return [bytes(data or b"") for data in self.read(ranges)]
+        found = []
+        for number, data in enumerate(self.read(ranges)):
+            if data is None:
+                raise DataNotFoundError(f"{self.shown(ranges.paths[ranges.file[number]])}: there is no such file")
+            found.append(data.obj if isinstance(data.obj, bytes) and len(data.obj) == data.nbytes else bytes(data))
+        return found
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
         """See `headrace.io.files.Files`."""
@@ -203,7 +246,7 @@ class RemoteFiles:
 
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for; past the disk cache where this thread is `bypassing_cache`."""
-        return self._bytes.remote.submit(functools.partial(self._fetch, ranges, bypass=self._bypass.is_on))
+        return self._remote.submit(self._fetch(ranges, bypass=self._bypass.is_on))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
         """The content of small files, past the disk cache; None for those that are missing, or may not be read while others may.
@@ -211,7 +254,7 @@ class RemoteFiles:
         Raises:
             AccessError, RemoteError: see `Remote.find_files`.
         """
-        return self._bytes.remote.find_files(urls, denied=True)
+        return self._remote.run(self._remote.find_files(urls, denied=True))
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
@@ -224,33 +267,61 @@ class RemoteFiles:
 
     async def _fetch(self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * ranges.size
-        parts, wholes = np.flatnonzero(ranges.stop >= np.maximum(ranges.start, 0)), np.flatnonzero(ranges.is_whole)
+        parts, wholes = np.flatnonzero(ranges.is_written & ~ranges.is_whole), np.flatnonzero(ranges.is_whole)
         if len(parts):
-            some = ranges.take(parts)
-            needed = {file: ranges.paths[file] for file in set(some.file.tolist())}
-            unknown = [path for path in needed.values() if path not in self._versions]
-            for path, version in zip(unknown, await self._bytes.remote.ask_versions(unknown) if unknown else [], strict=True):
-                self._note(path, version)
-            versions = [self._versions.get(path) for path in ranges.paths]
-            sizes = np.array([0 if version is None else version.size for version in versions])
-            beyond = np.flatnonzero(some.stop > sizes[some.file])
-            if len(beyond):
-                path, stop = ranges.paths[some.file[beyond[0]]], int(some.stop[beyond[0]])
-                raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
-            cache = self._bytes.cache
-            all_fits = cache is None or self._nbytes <= cache.limit
-            try:
-                data = await self._bytes.fetch(some, versions, bypass=bypass, all_fits=all_fits, urgent=urgent)
-            except FileChangedError:
-                self._drop_relying()
-                raise
-            for number, one in zip(parts.tolist(), data, strict=True):
-                found[number] = one
+            for number, data in zip(parts.tolist(), await self._fetch_parts(ranges.take(parts), urgent, bypass), strict=True):
+                found[number] = data
         if len(wholes):
-            urls = [ranges.paths[file] for file in ranges.file[wholes].tolist()]
-            for number, content in zip(wholes.tolist(), await self._bytes.fetch_files(urls, bypass=bypass, urgent=urgent), strict=True):
+            contents = await self._fetch_wholes(ranges.take(wholes), urgent, bypass)
+            for number in wholes.tolist():
+                content = contents[ranges.paths[ranges.file[number]]]
                 found[number] = None if content is None else memoryview(content)
         return found
+
+    async def _fetch_parts(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> list[memoryview]:
+        used = {file: ranges.paths[file] for file in set(ranges.file.tolist())}
+        new = [path for path in used.values() if path not in self._versions]
+        if new:
+            await self._learn(new)
+        sizes = np.zeros(len(ranges.paths), np.int64)
+        sizes[list(used)] = [self._versions[path].size for path in used.values()]
+        beyond = np.flatnonzero(ranges.stop > sizes[ranges.file])
+        if len(beyond):
+            path, stop = ranges.paths[ranges.file[beyond[0]]], int(ranges.stop[beyond[0]])
+            raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
+        all_fits = self.cache is None or self._nbytes <= self.cache.limit
+        try:
+            return await fetch_cached(self._remote, self.cache, ranges, self._versions, bypass=bypass, all_fits=all_fits, urgent=urgent)
+        except FileChangedError:
+            self._drop_relying()
+            raise
+
+    async def _fetch_wholes(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> dict[str, bytes | memoryview | None]:
+        """The contents of files, by path; None: there is no such file. See NOTE [ versions of whole files ]."""
+        numbers = {ranges.paths[file]: file for file in ranges.file.tolist()}
+        contents: dict[str, bytes | memoryview | None] = {}
+        versions = {path: self._versions[path] for path in numbers if path in self._versions}
+        unknown = [path for path in numbers if path not in versions]
+        if self.cache is None:
+            contents |= zip(unknown, await self._remote.find_files(unknown, urgent=urgent), strict=True)
+        else:
+            hashes = self._hashes.moved() if self._hashes is not None and ranges.paths is self._numbered else None
+            if hashes is not None and not bypass:
+                known = {path: int(hashes[numbers[path]]) for path in unknown if hashes[numbers[path]]}
+                contents |= await asyncio.to_thread(cached_wholes, self.cache, self.place, known)
+                unknown = [path for path in unknown if path not in contents]
+            for path, version in zip(unknown, await self._remote.find_versions(unknown), strict=True):
+                if version is None:
+                    contents[path] = None
+                    continue
+                versions[path] = version
+                if hashes is not None:
+                    hashes[numbers[path]] = version_hash(version)
+        if versions:
+            wholes = ByteRanges.of_wholes(list(versions), range(len(versions)))
+            fetched = await fetch_cached(self._remote, self.cache, wholes, versions, bypass=bypass, urgent=urgent)
+            contents |= zip(versions, fetched, strict=True)
+        return contents
 
     def _drop_relying(self) -> None:
         for kept in self._relying:
@@ -264,7 +335,7 @@ class RemoteFiles:
         self._prefetcher.begin(pieces, urgent)
 
     def _begin_prefetch(self, ranges: ByteRanges, urgent: bool) -> Future[list[memoryview | None]]:
-        return self._bytes.remote.submit(functools.partial(self._fetch, ranges, urgent))
+        return self._remote.submit(self._fetch(ranges, urgent))
 
     def drop_prefetched(self) -> None:
         """See `headrace.io.files.Files`."""
@@ -281,33 +352,27 @@ class RemoteFiles:
 
     def take_counts(self) -> Counter[str]:
         """What was counted in this process since the last call."""
-        return self._bytes.take_counts()
+        counts = self._remote.take_counts()
+        if self.cache is not None:
+            counts.update(self.cache.take_counts())
+        return counts
 
     def explain(self) -> str:
         """In words: what is kept where."""
-        cache = self._bytes.cache
-        return "read by ranges" if cache is None else f"read by ranges; {cache.explain()}"
+        return "read by ranges" if self.cache is None else f"read by ranges; {self.cache.explain()}"
 
     def close(self) -> None:
         """Ends this process's connections and threads; both come again when they are needed."""
         self._prefetcher.drop()
-        self._bytes.close()
+        self._remote.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "options": self.options,
-            "bytes": self._bytes,
-            "versions": self._versions,
-            "relying": self._relying,
-            "expected": self._expected,
-            "held": self._prefetcher.room,
-        }
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_prefetcher", "_bypass")}
+        return {**state, "_beside": {}, "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.options, self._bytes, self._versions, self._beside = state["options"], state["bytes"], state["versions"], {}
-        self._nbytes = sum(version.size for version in self._versions.values())
-        self._relying, self._expected = state["relying"], state["expected"]
-        self._prefetcher, self._bypass = Prefetcher(self._begin_prefetch, state["held"]), _Bypass()
+        self._prefetcher, self._bypass = Prefetcher(self._begin_prefetch, state.pop("room")), _Bypass()
+        self.__dict__.update(state)
 
 
 class _Bypass(threading.local):

@@ -11,16 +11,16 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from headrace.io.atomic import TEMPORARY, user_id
-from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
+from headrace.memory.locks import HAS_LOCKS, try_lock, unlock
 
 _POLL_S = 0.02
 
 
 @contextlib.contextmanager
-def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object] | None = None) -> Iterator[None]:
+def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]) -> Iterator[None]:
     """Inside, nobody else on this machine does what these keys stand for, unless waiting was in vain. Look for the result once more first.
 
     Args:
@@ -29,43 +29,44 @@ def single_flight(lock_file: str, keys: Iterable[int], patience: float, progress
         patience: seconds to wait for all of them.
         progress: seconds count anew when what it returns changes.
     """
-    fd = None
-    try:
-        with contextlib.suppress(OSError):
-            if HAS_LOCKS:
-                fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                _wait(fd, sorted(set(keys)), patience, progress or (lambda: None))  # in order: so nobody waits for one that waits for him
+    with _attempts(lock_file, keys, patience, progress) as attempts:
+        for _ in attempts:
+            time.sleep(_POLL_S)
         yield
-    finally:
-        if fd is not None:
-            unlock(fd)
 
 
 @contextlib.asynccontextmanager
 async def single_flight_in_loop(lock_file: str, keys: Iterable[int], patience: float) -> AsyncIterator[None]:
     """`single_flight`, as a coroutine: who waits leaves the loop to others."""
-    fd, end = None, time.monotonic() + patience
-    try:
-        with contextlib.suppress(OSError):
-            if HAS_LOCKS:
-                fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                for key in sorted(set(keys)):
-                    while not try_lock(fd, key) and time.monotonic() < end:
-                        await asyncio.sleep(_POLL_S)
+    with _attempts(lock_file, keys, patience, lambda: None) as attempts:
+        for _ in attempts:
+            await asyncio.sleep(_POLL_S)
         yield
+
+
+@contextlib.contextmanager
+def _attempts(lock_file: str, keys: Iterable[int], patience: float, progress: Callable[[], object]) -> Iterator[Iterator[None]]:
+    """Attempts at locking all keys, between which to pause; what they have locked is unlocked at the end."""
+    fd = None
+    with contextlib.suppress(OSError):
+        fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if HAS_LOCKS else None
+
+    def each() -> Iterator[None]:
+        end, last = time.monotonic() + patience, progress()
+        with contextlib.suppress(OSError):
+            for key in sorted(set(keys)):  # in order: so nobody waits for one that waits for him
+                while fd is not None and not try_lock(fd, key):
+                    if (now := progress()) != last:
+                        end, last = time.monotonic() + patience, now
+                    if time.monotonic() >= end:
+                        break
+                    yield
+
+    try:
+        yield each()
     finally:
         if fd is not None:
             unlock(fd)
-
-
-def _wait(fd: int, keys: Sequence[int], patience: float, progress: Callable[[], object]) -> None:
-    end, last = time.monotonic() + patience, progress()
-    for key in keys:
-        while not wait_for_lock(fd, min(end, time.monotonic() + _POLL_S), key):
-            if (now := progress()) != last:
-                end, last = time.monotonic() + patience, now
-            if time.monotonic() >= end:
-                break
 
 
 @contextlib.contextmanager

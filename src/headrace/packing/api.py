@@ -68,7 +68,8 @@ def pack(
         shard_size: bytes of samples a part ("1GB"), about; None: one file.
         part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
         parts: "a:b": pack the parts a to b - 1.
-        workers: threads that read and decode; None: one for each usable core, shared out over `processes`.
+        workers: threads that read and decode; None: one for each usable core, shared out over `processes`. A source that is not
+            thread-safe is read by the calling thread.
         processes: that pack parts at the same time.
         executor: packs parts, in place of `processes`: any of `concurrent.futures`, whose processes can read the dataset (which is pickled)
             and write to `dst`.

@@ -57,7 +57,7 @@ class PackResult:
         path: the packed file.
         samples: number of samples in it.
         classes: number of classes.
-        store: "encoded", "decoded" or "tokens".
+        store: "encoded", "decoded", "ragged" or "tokens".
         nbytes: size of the file.
         seconds: how long it took.
         left_out: what is wrong with each sample that could not be read and was left out.

@@ -13,8 +13,8 @@ from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
 from headrace.packing.plan import Packing, Plan, checksums_of, columns_of, names_of
 from headrace.storage.hdf5.packed import PackedInfo, crc_of
-from headrace.storage.tokens.packed import KIND, STORE, TokensFile
-from headrace.storage.tokens.source import AnyTokens, RangedTokens, TokensSource, parts_of
+from headrace.storage.tokens.packed import KIND, STORE, PackedTokens
+from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import identity_of
 
 _TOGETHER = 1024  # documents that are looked at at a time
@@ -32,9 +32,9 @@ def packed_texts(dataset: TextDataset) -> Packing:
         if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
             raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
         tokens = source.tokens
-        if isinstance(tokens, TokensFile):
-            return _packed_again(dataset, source, tokens)
-        assert dataset._documents is not None and not isinstance(tokens, RangedTokens)
+        if isinstance(tokens, PackedTokens):
+            return _packed_again(dataset, tokens)
+        assert dataset._documents is not None
         documents, end_token = dataset._documents, dataset._arguments.get("end_token")
     else:
         documents, end_token = dataset, None
@@ -52,21 +52,20 @@ def packed_texts(dataset: TextDataset) -> Packing:
         "unit": dataset.document_unit,
     }  # fmt: skip
     info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
-    return _packing(packed, tokens, tokens.long.dtype, chosen[is_readable], _targets(packed), names_of(packed), info, left_out)
+    return _packing(packed, tokens, chosen[is_readable], _targets(packed), names_of(packed), info, left_out)
 
 
-def _packed_again(dataset: TextDataset, source: TokensSource, tokens: TokensFile) -> Packing:
+def _packed_again(dataset: TextDataset, tokens: PackedTokens) -> Packing:
     chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
     fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
     targets = None if tokens.targets is None else tokens.targets[chosen]
     names = None if tokens.names is None else tokens.names.take(chosen)
-    return _packing(dataset, source.tokens, source.dtype, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
+    return _packing(dataset, tokens, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
 
 
 def _packing(
     dataset: TextDataset,
-    tokens: AnyTokens,
-    dtype: np.dtype[Any],
+    tokens: Tokens,
     chosen: npt.NDArray[np.int64],
     targets: Any,
     names: PackedNames | None,
@@ -76,17 +75,17 @@ def _packing(
     """The packing of the chosen documents ([n] int64) of some tokens; `info` lacks count and checksums."""
     edges = tokens.short[0]
     lengths = edges[chosen + 1] - edges[chosen]
-    columns, sizes = columns_of(lengths, names, targets), lengths * dtype.itemsize
+    columns, sizes = columns_of(lengths, names, targets), lengths * tokens.dtype.itemsize
     info = replace(info, count=len(lengths), checksums=checksums_of(columns))
 
     def prepare(group: range) -> list[tuple[npt.NDArray[Any], int]]:
         part = chosen[group.start : group.stop]
-        return [(ids, crc_of(ids)) for ids in parts_of(tokens, edges[part], edges[part + 1])]
+        return [(ids, crc_of(ids)) for ids in tokens.parts(edges[part], edges[part + 1])]
 
-    return Packing(dataset, Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns), prepare, left_out)
+    return Packing(dataset, Plan(info, (int(lengths.sum()),), tokens.dtype, sizes, sizes, columns), prepare, left_out)
 
 
-def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: AnyTokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
+def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: Tokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
     """What is wrong with the documents that can't be read; and which can.
 
     Raises:

@@ -250,13 +250,13 @@ class _Jobs:
     """
 
     def __init__(self, data: Any, config: DataLoaderConfig | None, overrides: dict[str, Any]) -> None:
-        self._data = data
+        self._data, self._is_plain = data, isinstance(data, DataLoader) and not isinstance(data, Loader)
         self._config = data.given if isinstance(data, Loader) else (config or DataLoaderConfig()).with_(**overrides)
         self._dataset = data.dataset if isinstance(data, DataLoader) else data
 
     def turns(self) -> int | None:
         """That of a block shuffle, whose workers should divide it; None without one."""
-        if isinstance(self._data, DataLoader) and not isinstance(self._data, Loader):
+        if self._is_plain:
             return None
         with self(0, 0) as loader:
             turns: int | None = loader.state_dict().get("turns")
@@ -281,7 +281,7 @@ class _Jobs:
                 loader.close()
 
     def _make(self, number: int) -> Any:
-        if isinstance(self._data, DataLoader) and not isinstance(self._data, Loader):
+        if self._is_plain:
             return _plain(self._data, number)
         dataset = self._dataset
         if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
@@ -295,24 +295,13 @@ class _Jobs:
 
 def _plain(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
     """A torch DataLoader with the options of another, and so many workers."""
-    options: dict[str, Any] = {
-        "num_workers": number,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-    }
+    names = ["collate_fn", "pin_memory", "worker_init_fn", "generator"]
     if number:
-        options["timeout"] = loader.timeout
-        options["prefetch_factor"] = loader.prefetch_factor
-        options["persistent_workers"] = loader.persistent_workers
-        options["multiprocessing_context"] = loader.multiprocessing_context
-    if loader.batch_sampler is None:
-        options["batch_size"] = None  # the dataset yields batches
+        names += ["timeout", "prefetch_factor", "persistent_workers", "multiprocessing_context"]
     if isinstance(loader.dataset, IterableDataset):
-        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        names += ["batch_size", "drop_last"]
     elif loader.batch_sampler is not None:
-        options["batch_sampler"] = loader.batch_sampler
-    else:
-        options["sampler"] = loader.sampler
-    return DataLoader(loader.dataset, **options)
+        names += ["batch_sampler"]
+    else:  # the dataset yields batches
+        names += ["batch_size", "sampler"]
+    return DataLoader(loader.dataset, num_workers=number, **{name: getattr(loader, name) for name in names})

@@ -10,6 +10,7 @@ may hold whole blocks and nothing else. The exit status is 1 if anything was wro
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -19,10 +20,23 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 
 from headrace.io.cache.disk_cache import DiskCache
 
 BLOCKS, BLOCK = 64, 200_000
+
+
+@contextlib.contextmanager
+def claimed(cache: DiskCache, keys: Iterable[str], patience: float) -> Iterator[None]:
+    """See `DiskCache.claimed`, outside of a loop."""
+    loop, claim = asyncio.new_event_loop(), cache.claimed(keys, patience)
+    loop.run_until_complete(claim.__aenter__())
+    try:
+        yield
+    finally:
+        loop.run_until_complete(claim.__aexit__(None, None, None))
+        loop.close()
 
 
 def content(number: int) -> bytes:
@@ -38,7 +52,7 @@ def work(folder: str, limit: int, seed: int, rounds: int | None) -> None:
         key = cache.key("memory://bucket/file", "version", number)
         found = cache.get(key)
         if found is None:
-            with cache.claim([key], 10):
+            with claimed(cache, [key], 10):
                 found = cache.get(key)
                 if found is None:
                     cache.put(key, content(number))

@@ -15,7 +15,7 @@ import pytest
 from headrace import ConfigError, HeadraceWarning
 from headrace.io.cache import disk_cache
 from headrace.io.cache.disk_cache import DiskCache
-from tests.io.cache.cache_soak import BLOCK, nbytes_of, soak
+from tests.io.cache.cache_soak import BLOCK, claimed, nbytes_of, soak
 
 DATA = b"water" * 1_000
 
@@ -145,7 +145,7 @@ class TestTrouble:
         with pytest.warns(HeadraceWarning, match="nothing is written to the disk cache"):
             assert not cache.put(key(1), b"x")
         assert cache.get(key(1)) is None and "nothing of" in cache.explain()
-        with cache.claim([key(1)], 1):
+        with claimed(cache, [key(1)], 1):
             pass
 
     def test_a_folder_that_others_may_write_to(self, cache: DiskCache) -> None:
@@ -178,7 +178,7 @@ class TestClaims:
         inside, most, done = [0], [0], []
 
         def fetch() -> None:
-            with cache.claim([key(1), key(2)], 30):
+            with claimed(cache, [key(1), key(2)], 30):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 time.sleep(0.01)
@@ -197,7 +197,7 @@ class TestClaims:
 
         def fetch(some: list[str]) -> None:
             for _ in range(5):
-                with cache.claim(some, 30):
+                with claimed(cache, some, 30):
                     pass
             done.append(1)
 
@@ -209,11 +209,11 @@ class TestClaims:
         assert len(done) == 2
 
     def test_patience_ends(self, cache: DiskCache) -> None:
-        with cache.claim([key(1)], 5):
+        with claimed(cache, [key(1)], 5):
             waited: list[bool] = []
 
             def wait() -> None:
-                with cache.claim([key(1)], 0.05):
+                with claimed(cache, [key(1)], 0.05):
                     waited.append(True)
 
             thread = threading.Thread(target=wait)
@@ -226,7 +226,7 @@ class TestClaims:
         has_it = context.Event()
 
         def hold() -> None:
-            with cache.claim([key(1)], 5):
+            with claimed(cache, [key(1)], 5):
                 has_it.set()
                 time.sleep(600)
 
@@ -237,7 +237,7 @@ class TestClaims:
         process.join(30)
         process.close()
         began = time.monotonic()
-        with cache.claim([key(1)], 60):
+        with claimed(cache, [key(1)], 60):
             pass
         assert time.monotonic() - began < 59  # it had it, and did not give up
 

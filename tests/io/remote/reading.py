@@ -1,13 +1,14 @@
 """Ranges one by one, as tests write them down."""
 
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from headrace.io.cache.blocks import CachedRemote
+from headrace.io.cache.blocks import fetch_cached
 from headrace.io.files import Version
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 
 
 class Range(NamedTuple):
@@ -19,9 +20,19 @@ class Range(NamedTuple):
     version: Version | None = None
 
 
-def read(remote: Remote | CachedRemote, wanted: Sequence[Range]) -> list[bytes]:
+def remote_of_url(url: str, storage_options: dict[str, Any] | None = None, **options: Any) -> Remote:
+    """The server of a URL."""
+    return Remote(url, RemoteOptions(storage_options, **options))
+
+
+def versions_of(remote: Remote, urls: Sequence[str]) -> list[Version]:
+    """See `Remote.versions`."""
+    return remote.run(remote.versions(urls))
+
+
+def read(files: Remote | RemoteFiles, wanted: Sequence[Range]) -> list[bytes]:
     """The bytes of ranges; those of one path are of one version."""
-    ranges, versions = ByteRanges.of(one[:3] for one in wanted), {one.path: one.version for one in wanted}
-    of = [versions[path] for path in ranges.paths]
-    found = remote.remote.run(functools.partial(remote.fetch, ranges, of)) if isinstance(remote, CachedRemote) else remote.read(ranges, of)
-    return list(map(bytes, found))
+    ranges, versions = ByteRanges.of(one[:3] for one in wanted), {one.path: one.version for one in wanted if one.version is not None}
+    if isinstance(files, RemoteFiles):
+        return list(map(bytes, files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))))
+    return list(map(bytes, files.run(files.fetch(ranges, versions))))

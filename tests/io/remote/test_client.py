@@ -1,5 +1,6 @@
 """Fetching: the right bytes, or an error in time, whatever the server does."""
 
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -14,15 +15,19 @@ import pytest
 
 from headrace import ConfigError
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io.cache.blocks import BLOCK, CachedRemote
+from headrace.io.cache.blocks import BLOCK, block_key, version_hash
 from headrace.io.cache.disk_cache import DiskCache
+from headrace.io.files import Version
+from headrace.io.ranges import WHOLE
 from headrace.io.remote import client as module
 from headrace.io.remote import http as http_ranges
 from headrace.io.remote import timeouts as attempts
-from headrace.io.remote.client import Remote, Version
+from headrace.io.remote.client import Remote
 from headrace.io.remote.concurrency import FEWEST, MOST, Flow
 from headrace.io.remote.errors import retry_after
-from tests.io.remote.reading import Range, read
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+from tests.io.remote.reading import Range, read, remote_of_url, versions_of
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(3)
@@ -39,7 +44,7 @@ def remote_of(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     made: list[Remote] = []
 
     def make(**options: Any) -> Remote:
-        made.append(Remote(server.url + "/a.bin", **{"deadline": 30, **options}))
+        made.append(remote_of_url(server.url + "/a.bin", **{"deadline": 30, **options}))
         return made[-1]
 
     yield make
@@ -62,7 +67,7 @@ def right(ranges: list[Range]) -> list[bytes]:
 
 def test_bytes_are_those_of_the_file(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
-    versions = remote.versions([f"{server.url}/{name}" for name in CONTENT])
+    versions = versions_of(remote, [f"{server.url}/{name}" for name in CONTENT])
     assert [version.size for version in versions] == [SIZE, SIZE] and len({version.tag for version in versions}) == 2
     wanted = some(server, 1)
     assert read(remote, wanted) == right(wanted)
@@ -96,7 +101,7 @@ def test_every_fault_passes(server: RangeServer, remote_of: Any, fault: str) -> 
 def test_a_third_of_all_requests_fail(server: RangeServer, remote_of: Any) -> None:
     server.set(faults=dict.fromkeys(FAULTS, 0.3 / len(FAULTS)))
     remote = remote_of(retries=12)
-    version = remote.versions([f"{server.url}/a.bin"])[0]
+    version = versions_of(remote, [f"{server.url}/a.bin"])[0]
     for seed in range(5):
         wanted = [one for one in some(server, seed, 60, version) if one.path.endswith("a.bin")]
         assert read(remote, wanted) == right(wanted)
@@ -116,10 +121,10 @@ def test_when_all_fail_it_says_so(server: RangeServer, remote_of: Any, fault: st
 @pytest.mark.parametrize("fault", ["500", "reset", "429"])
 def test_sizes_survive_faults_too(server: RangeServer, remote_of: Any, fault: str) -> None:
     server.set(faults={fault: 0.5})
-    assert [version.size for version in remote_of(retries=20).versions([f"{server.url}/a.bin"] * 5)] == [SIZE] * 5
+    assert [version.size for version in versions_of(remote_of(retries=20), [f"{server.url}/a.bin"] * 5)] == [SIZE] * 5
     server.set(faults={fault: 1})
     with pytest.raises(RemoteError, match=r"a\.bin: 3 attempts"):
-        remote_of(retries=2).versions([f"{server.url}/a.bin"])
+        versions_of(remote_of(retries=2), [f"{server.url}/a.bin"])
 
 
 def test_a_server_that_never_answers(server: RangeServer, remote_of: Any) -> None:
@@ -149,13 +154,13 @@ def test_a_line_that_is_too_slow(server: RangeServer, remote_of: Any, monkeypatc
 def test_a_server_that_is_gone(folder: Path) -> None:
     with RangeServer(folder) as gone:
         url = gone.url
-    remote = Remote(url, retries=1, deadline=5)
+    remote = remote_of_url(url, retries=1, deadline=5)
     with pytest.raises(RemoteError, match="2 attempts"):
         read(remote, [Range(f"{url}/a.bin", 0, 5)])
     remote.close()
 
 
-@pytest.mark.parametrize("ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: r.versions([url])])
+@pytest.mark.parametrize("ask", [lambda r, url: read(r, [Range(url, 0, 5)]), lambda r, url: versions_of(r, [url])])
 def test_a_file_that_is_missing(server: RangeServer, remote_of: Any, ask: Any) -> None:
     with pytest.raises(DataNotFoundError, match=r"nothing\.bin.*there is no such file") as caught:
         ask(remote_of(), f"{server.url}/nothing.bin?token=secret")
@@ -172,7 +177,7 @@ def test_no_leave_to_read(server: RangeServer, remote_of: Any) -> None:
 def test_a_file_that_was_replaced(server: RangeServer, remote_of: Any, folder: Path) -> None:
     remote, url = remote_of(), f"{server.url}/c.bin"
     (folder / "c.bin").write_bytes(b"old" * 1_000)
-    version = remote.versions([url])[0]
+    version = versions_of(remote, [url])[0]
     assert read(remote, [Range(url, 0, 3, version)]) == [b"old"]
     (folder / "c.bin").write_bytes(b"new" * 1_000)
     with pytest.raises(FileChangedError, match=r"c\.bin.*has been replaced"):
@@ -256,8 +261,8 @@ def test_a_copy_is_the_same_server(server: RangeServer, remote_of: Any) -> None:
 
 def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
     memory.pipe("/x/a.bin", CONTENT["a.bin"])
-    remote = Remote("memory://x/a.bin")
-    assert remote.versions(["memory://x/a.bin"])[0].size == SIZE
+    remote = remote_of_url("memory://x/a.bin")
+    assert versions_of(remote, ["memory://x/a.bin"])[0].size == SIZE
     assert read(remote, [Range("memory://x/a.bin", 5, 50)]) == [CONTENT["a.bin"][5:50]]
     with pytest.raises(DataNotFoundError):
         read(remote, [Range("memory://x/b.bin", 5, 50)])
@@ -267,7 +272,7 @@ def test_a_file_system_that_is_not_asynchronous(memory: Any) -> None:
 @pytest.mark.parametrize("options", [{"retries": -1}, {"retries": True}, {"deadline": 0}, {"deadline": float("inf")}])
 def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        Remote("memory://x", **options)
+        remote_of_url("memory://x", **options)
 
 
 # -- concurrency
@@ -295,11 +300,13 @@ def test_retry_after(said: str, seconds: float | None) -> None:
 
 class TestCached:
     @pytest.fixture
-    def cached(self, remote_of: Any, tmp_path: Path) -> CachedRemote:
-        return CachedRemote(remote_of(), DiskCache(str(tmp_path), 20 * BLOCK))
+    def cached(self, server: RangeServer, tmp_path: Path) -> Iterator[RemoteFiles]:
+        files = RemoteFiles(server.url + "/a.bin", RemoteOptions(deadline=30, cache_dir=tmp_path, disk_cache_size=20 * BLOCK))
+        yield files
+        files.close()
 
-    def test_each_block_is_fetched_once(self, server: RangeServer, cached: CachedRemote) -> None:
-        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
+    def test_each_block_is_fetched_once(self, server: RangeServer, cached: RemoteFiles) -> None:
+        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
         for seed in range(4):
             wanted = [one for one in some(server, seed, 30, version) if one.path.endswith("a.bin")]
             assert read(cached, wanted) == right(wanted)
@@ -307,8 +314,8 @@ class TestCached:
         assert len(ranges) == len(set(ranges)) and sum(stop - start for _, start, stop in ranges) == SIZE
         assert cached.take_counts()["disk_hits"] > 0
 
-    def test_a_damaged_block_is_fetched_again(self, server: RangeServer, cached: CachedRemote) -> None:
-        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
+    def test_a_damaged_block_is_fetched_again(self, server: RangeServer, cached: RemoteFiles) -> None:
+        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
         wanted = [Range(f"{server.url}/a.bin", 0, SIZE, version)]
         read(cached, wanted)
         assert cached.cache is not None
@@ -317,13 +324,13 @@ class TestCached:
         assert read(cached, wanted) == right(wanted)
         assert cached.take_counts()["disk_damaged"] == 3
 
-    def test_without_a_version_nothing_is_kept(self, server: RangeServer, cached: CachedRemote) -> None:
+    def test_without_a_version_nothing_is_kept(self, server: RangeServer, cached: RemoteFiles) -> None:
         wanted = some(server, 1)
         assert read(cached, wanted) == right(wanted) and cached.cache is not None and not os.path.exists(cached.cache.folder)
 
-    def test_two_readers_fetch_a_block_once(self, server: RangeServer, cached: CachedRemote) -> None:
+    def test_two_readers_fetch_a_block_once(self, server: RangeServer, cached: RemoteFiles) -> None:
         server.set(latency=0.1)
-        version = cached.remote.versions([f"{server.url}/a.bin"])[0]
+        version = versions_of(cached._remote, [f"{server.url}/a.bin"])[0]
         server.counts()
         wanted, got = [Range(f"{server.url}/a.bin", 0, SIZE, version)], []
         threads = [threading.Thread(target=lambda: got.append(read(cached, wanted))) for _ in range(4)]
@@ -333,10 +340,18 @@ class TestCached:
             thread.join(60)
         assert got == [right(wanted)] * 4 and server.counts()["bytes"] == SIZE
 
-    def test_other_servers_are_other_files(self, tmp_path: Path) -> None:
-        one, other = (CachedRemote(Remote("s3://a/b", {"endpoint_url": url})) for url in ("http://one", "http://other"))
-        block = "s3://a/b", Version(5, '"x"'), 0
-        assert one._key(*block) != other._key(*block)
+    def test_other_servers_are_other_files(self) -> None:
+        one, other = (remote_of_url("s3://a/b", {"endpoint_url": url}).place for url in ("http://one", "http://other"))
+        version = Version(5, '"x"')
+        for number in (0, WHOLE):
+            assert block_key(one, ("s3://a/b", number), version) != block_key(other, ("s3://a/b", number), version)
+
+    def test_names_of_blocks_are_those_of_version_0_1(self) -> None:
+        version, url = Version(5, '"x"'), "s3://a/b"
+        assert block_key("place", (url, 3), version) == DiskCache.key(url, ("place", 5, '"x"'), 3)
+        digest = hashlib.blake2b(b"(5, '\"x\"')", digest_size=8).digest()
+        whole = DiskCache.key(url, ("place", "whole", int.from_bytes(digest, "little")), 0)
+        assert block_key("place", (url, WHOLE), version) == block_key("place", (url, WHOLE), version_hash(version)) == whole
 
 
 def test_time_is_that_of_the_monotonic_clock(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

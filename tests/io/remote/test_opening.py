@@ -15,9 +15,8 @@ from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, Z
 from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote import fsspec_calls
-from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import judged
-from tests.io.remote.reading import Range, read
+from tests.io.remote.reading import Range, read, remote_of_url
 from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer
 
@@ -64,7 +63,7 @@ def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a.bin").write_bytes(b"bytes")
     with RangeServer(tmp_path) as server:
         url = f"{server.url}/a.bin"
-        remote = Remote(url, retries=6)
+        remote = remote_of_url(url, retries=6)
         assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
     copied = pickle.loads(pickle.dumps(remote))  # as it travels to a worker
     for one in (remote, copied):
@@ -94,7 +93,7 @@ def test_each_retry_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     (tmp_path / "a.bin").write_bytes(b"bytes")
     with RangeServer(tmp_path, faults={"500": 1}, most=3) as server:
         url = f"{server.url}/a.bin"
-        remote = Remote(f"{url}", retries=5)
+        remote = remote_of_url(url, retries=5)
         assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
         remote.close()
     told = [(record.levelname, record.getMessage()) for record in caplog.records]

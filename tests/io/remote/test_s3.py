@@ -15,12 +15,14 @@ pytest.importorskip("moto", reason="the extra `test` is not installed")
 
 from headrace import ImageDataset, StreamingDataset, TextDataset, pack
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
-from headrace.io.cache.blocks import BLOCK, CachedRemote
-from headrace.io.cache.disk_cache import DiskCache
-from headrace.io.remote.client import Remote, Version
+from headrace.io.cache.blocks import BLOCK
+from headrace.io.files import Version
+from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.testing.contract import same
 from tests.data.make import make_shards
-from tests.io.remote.reading import Range, read
+from tests.io.remote.reading import Range, read, remote_of_url, versions_of
 from tests.io.resolve.scanning import scan
 from tests.servers.s3 import S3Server
 
@@ -60,7 +62,7 @@ def remote_of(server: S3Server) -> Iterator[Any]:
     made: list[Remote] = []
 
     def make(options: dict[str, Any] | None = None, url: str = "s3://one/a.bin", **more: Any) -> Remote:
-        made.append(Remote(url, server.options if options is None else options, **{"deadline": 30, "retries": 2, **more}))
+        made.append(remote_of_url(url, server.options if options is None else options, **{"deadline": 30, "retries": 2, **more}))
         return made[-1]
 
     yield make
@@ -83,30 +85,30 @@ def right(ranges: list[Range]) -> list[bytes]:
 
 def test_bytes_and_versions(remote_of: Any) -> None:
     remote = remote_of()
-    versions = remote.versions(["s3://one/a.bin", "s3://other/a.bin"])
+    versions = versions_of(remote, ["s3://one/a.bin", "s3://other/a.bin"])
     assert [one.size for one in versions] == [SIZE, SIZE]
     assert len({one.tag for one in versions}) == 2 and all(one.tag.startswith('"') for one in versions)
     for wanted in (some(), some(versions[0]), some(versions[1], "s3://other/a.bin")):
         assert read(remote, wanted) == right(wanted)
-    assert remote.read_files(["one/a.bin"]) == [CONTENT["one/a.bin"]]
+    assert remote.run(remote.find_files(["one/a.bin"])) == [CONTENT["one/a.bin"]]
     counts = remote.take_counts()
     assert counts["retries"] == 0 and counts["bytes_fetched"] > SIZE
 
 
 def test_an_object_that_was_replaced(server: S3Server, remote_of: Any) -> None:
     remote = remote_of()
-    version = remote.versions(["s3://one/a.bin"])[0]
+    version = versions_of(remote, ["s3://one/a.bin"])[0]
     server.client().put_object(Bucket="one", Key="a.bin", Body=CONTENT["other/a.bin"])
     with pytest.raises(FileChangedError, match=r"s3://one/a\.bin, bytes .*has been replaced"):
         read(remote, some(version))
-    assert remote.versions(["s3://one/a.bin"])[0] != version  # nobody has kept the old one
+    assert versions_of(remote, ["s3://one/a.bin"])[0] != version  # nobody has kept the old one
 
 
 @pytest.mark.parametrize("url", ["s3://one/b.bin", "s3://nobody/a.bin"])
 def test_a_key_or_a_bucket_that_is_missing(remote_of: Any, url: str) -> None:
     remote = remote_of()
     with pytest.raises(DataNotFoundError, match=f"{url}.*there is no such file"):
-        remote.versions([url])
+        versions_of(remote, [url])
     for version in (None, Version(SIZE, '"of-yesterday"')):
         with pytest.raises(DataNotFoundError, match=f"{url}.*there is no such file"):
             read(remote, [Range(url, 0, 5, version)])
@@ -128,12 +130,12 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     server.guard()
     place = {"endpoint_url": server.url}
     good = remote_of({**user, **place})
-    version = good.versions(["s3://one/a.bin"])[0]
+    version = versions_of(good, ["s3://one/a.bin"])[0]
     assert read(good, some(version)) == right(some(version))
 
     for wrong in ({"key": "AKIANOBODY", "secret": "something"}, {**user, "secret": "something"}, {"anon": True}):
         remote = remote_of({**wrong, **place})
-        for ask in (lambda remote: remote.versions(["s3://one/a.bin"]), lambda remote: read(remote, some(version))):
+        for ask in (lambda remote: versions_of(remote, ["s3://one/a.bin"]), lambda remote: read(remote, some(version))):
             with pytest.raises(AccessError, match=r"s3://one/a\.bin.*access is denied.*storage_options") as caught:
                 ask(remote)
             assert not any(secret in str(caught.value) for secret in SECRETS)
@@ -148,7 +150,7 @@ def test_credentials_that_expire_in_the_middle(server: S3Server, remote_of: Any)
     user = server.user()
     server.guard()
     remote = remote_of({**user, "endpoint_url": server.url})
-    version = remote.versions(["s3://one/a.bin"])[0]
+    version = versions_of(remote, ["s3://one/a.bin"])[0]
     assert read(remote, some(version)) == right(some(version))
     server.guard(after=10**6)  # the one who takes the key away has none
     server.client("iam").delete_access_key(UserName="reader", AccessKeyId=user["key"])
@@ -182,17 +184,19 @@ def test_no_credentials_at_all(server: S3Server, remote_of: Any) -> None:
     server.guard()
     remote = remote_of({"endpoint_url": server.url, "anon": False}, retries=5)
     with pytest.raises(AccessError, match=r"s3://one/a\.bin.*access is denied.*storage_options"):
-        remote.versions(["s3://one/a.bin"])
+        versions_of(remote, ["s3://one/a.bin"])
     assert remote.take_counts()["retries"] == 0
 
 
 # -- the disk cache
 
 
-def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, remote_of: Any, tmp_path: Path) -> None:
-    caches = [CachedRemote(remote_of(), DiskCache(str(tmp_path), 20 * BLOCK)) for _ in range(2)]
-    urls = ["s3://one/a.bin", "s3://other/a.bin"]
-    versions = caches[0].remote.versions(urls)
+def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, tmp_path: Path) -> None:
+    def cached_by(options: dict[str, Any]) -> RemoteFiles:
+        return RemoteFiles("s3://one/a.bin", RemoteOptions(options, cache_dir=tmp_path, disk_cache_size=20 * BLOCK))
+
+    caches, urls = [cached_by(server.options) for _ in range(2)], ["s3://one/a.bin", "s3://other/a.bin"]
+    versions = caches[0].learn(urls)
     for cached in caches:
         for url, version in zip(urls, versions, strict=True):
             wanted = some(version, url)
@@ -201,9 +205,11 @@ def test_buckets_with_equal_keys_are_never_mixed(server: S3Server, remote_of: An
     assert counts[0]["bytes_fetched"] == 2 * SIZE and counts[1]["bytes_fetched"] == 0 and counts[1]["disk_hits"] > 0
 
     elsewhere = {**server.options, "endpoint_url": server.url.replace("127.0.0.1", "localhost")}  # for all that is known, another one
-    cached = CachedRemote(remote_of(elsewhere), DiskCache(str(tmp_path), 20 * BLOCK))
-    assert cached.remote.versions(urls) == versions and read(cached, wanted) == right(wanted)
-    assert cached.take_counts()["bytes_fetched"] == SIZE
+    caches.append(cached_by(elsewhere))
+    assert caches[2].learn(urls) == versions and read(caches[2], wanted) == right(wanted)
+    assert caches[2].take_counts()["bytes_fetched"] == SIZE
+    for cached in caches:
+        cached.close()
 
 
 # -- folders of images
@@ -219,7 +225,7 @@ def images(server: S3Server, tiny_photos: Path) -> str:
 
 
 def test_a_listing(server: S3Server, images: str, tiny_photos: Path) -> None:
-    here, remote = scan(tiny_photos, [".jpg", ".png"]), Remote(images, server.options)
+    here, remote = scan(tiny_photos, [".jpg", ".png"]), RemoteFiles(images, RemoteOptions(server.options))
     there = scan(images, [".jpg", ".png"], remote)
     assert [there.names[n] for n in range(len(there.names))] == [here.names[n] for n in range(len(here.names))]
     assert there.folders == here.folders

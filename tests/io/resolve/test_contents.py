@@ -9,7 +9,8 @@ import pytest
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.contents import READERS, summary_of
 from tests.io.resolve.scanning import scan
 from tests.io.resolve.test_scan import names, touch
@@ -39,7 +40,10 @@ def test_a_folder_of_another_kind_says_what_is_there(files: list[str], said: str
     for name in files:
         memory.pipe_file(f"/contents/{name}", b"x")
     try:
-        for server, folder in ((None, str(touch(tmp_path, *files))), (Remote("memory://contents", None), "memory://contents")):
+        for server, folder in (
+            (None, str(touch(tmp_path, *files))),
+            (RemoteFiles("memory://contents", RemoteOptions()), "memory://contents"),
+        ):
             with pytest.raises(DataNotFoundError) as error:
                 scan(folder, (".xyz",), server)
             assert str(error.value).startswith(f"no file under {folder} ends in any of .xyz; ")
@@ -96,7 +100,7 @@ class TestHidden:
         memory = fsspec.filesystem("memory")
         for name in ("cats/1.jpg", *HIDDEN):
             memory.pipe_file(f"/hidden/{name}", b"x")
-        server = Remote("memory://hidden", None)
+        server = RemoteFiles("memory://hidden", RemoteOptions())
         try:
             for url, wanted in {
                 "memory://hidden": ["cats/1.jpg"], "memory://hidden/**/*.jpg": ["cats/1.jpg"], "memory://hidden/.git": ["a.jpg"],

@@ -17,7 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from headrace import AccessError, DataNotFoundError, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
 from headrace.errors import RemoteError
-from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +186,7 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
     is_slow, waiting = itertools.repeat(True), threading.Event()
     monkeypatch.setattr(flaky, "info", lambda *_, **__: waiting.wait(30))
     for ask in (lambda remote: remote.ask("info", "flaky://top/a.jpg"), lambda remote: remote.is_folder("flaky://top/a.jpg")):
-        remote = Remote("flaky://top", retries=1, deadline=0.2)
+        remote = RemoteFiles("flaky://top", RemoteOptions(retries=1, deadline=0.2))
         with pytest.raises(RemoteError, match="nothing came in time"):
             ask(remote)
         remote.close()
@@ -200,10 +201,13 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
         return {"name": "/top/a.jpg", "size": 1, "type": "file"}
 
     monkeypatch.setattr(flaky, "info", timing_out)
-    remote = Remote("flaky://top", retries=2, deadline=20)
+    remote = RemoteFiles("flaky://top", RemoteOptions(retries=2, deadline=20))
     with pytest.raises(RemoteError, match=r"3 attempts.*nothing came in time"):
         remote.ask("info", "flaky://top/a.jpg")
     remote.close()
-    remote, is_slow = Remote("flaky://top", retries=2, deadline=20), itertools.chain([True, True], itertools.repeat(False))
+    remote, is_slow = (
+        RemoteFiles("flaky://top", RemoteOptions(retries=2, deadline=20)),
+        itertools.chain([True, True], itertools.repeat(False)),
+    )
     assert remote.ask("info", "flaky://top/a.jpg")["size"] == 1 and remote.take_counts()["retries"] == 2
     remote.close()

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, HeadraceError
 from headrace.io.paths import is_url, redact
-from headrace.io.remote.client import Remote
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.per_process import PerProcess as WorkerHandle
 from tests.io.resolve.scanning import scan
@@ -300,17 +301,17 @@ class _Listed(fsspec.AbstractFileSystem):
         return self.listed[path]
 
 
-def _server(filesystem: Any, **options: Any) -> Remote:
+def _server(filesystem: Any, **options: Any) -> RemoteFiles:
     """One of this file system."""
-    remote = Remote("memory://", **options)
-    remote._filesystem.close()
-    remote._filesystem = WorkerHandle(lambda: filesystem)
-    return remote
+    files = RemoteFiles("memory://", RemoteOptions(**options))
+    files._remote._filesystem.close()
+    files._remote._filesystem = WorkerHandle(lambda: filesystem)
+    return files
 
 
 class TestRemote:
     def scan(self, url: str) -> FileSet:
-        return scan(url, ENDINGS, Remote(url))
+        return scan(url, ENDINGS)
 
     def test_a_folder(self, memory: Any) -> None:
         for name in ("b/2.jpg", "a/1.PNG", "a/n.txt", "a-b/1.jpg", "caf\xe9/1.jpg"):
@@ -390,7 +391,7 @@ class TestRemote:
 
     @pytest.mark.parametrize("url", ["memory://nowhere", "memory://nowhere/x.jpg", "zip::memory://no.zip"])
     def test_what_is_missing(self, memory: Any, url: str) -> None:
-        with pytest.raises(DataNotFoundError, match=r"(nowhere|no\.zip).*does not exist"):
+        with pytest.raises(DataNotFoundError, match=r"(nowhere|no\.zip).*(does not exist|there is no such file)"):
             self.scan(url)
 
     @pytest.mark.parametrize("kind", ["zip", "tar"])

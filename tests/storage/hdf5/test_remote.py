@@ -290,7 +290,7 @@ def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_
 @pytest.mark.parametrize("disk", [None, "10MB"])
 def test_damaged_metadata_are_fetched_again(server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None) -> None:
     url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
-    remote, damaged = opened.files._bytes.remote, [0, 9]
+    remote, damaged = opened.files._remote, [0, 9]
     fetch = remote.fetch
 
     async def wrong(ranges: ByteRanges, *args: Any) -> list[memoryview]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.storage.tokens.source import BlocksSource, DocumentsSource
+from headrace.storage.text.line_index import HeldArrays
+from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
 
 
 def made_of(sizes: list[int]) -> tuple[Any, list[list[int]]]:
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-    tokens = SimpleNamespace(long=(np.arange(edges[-1]) + 100).astype(np.uint16), short=[edges])
+    tokens = Tokens(HeldArrays((np.arange(edges[-1]) + 100).astype(np.uint16), [edges]))
     return tokens, [tokens.long[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 

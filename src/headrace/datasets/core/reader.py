@@ -33,12 +33,12 @@ class Access(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What was found of one sample."""
+    """What was fetched of one sample."""
 
     number: int
     """In the source."""
     value: Any
-    """What the mode holds of it; or else its record, or the SampleError in place of it."""
+    """What the mode has cached of it; or else its record, or the SampleError in place of it."""
     is_record: bool
 
 
@@ -83,13 +83,8 @@ class SampleReader:
     # -- decoded values
 
     def values(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Any]:
-        """Decoded values; a SampleError for each sample that can't be read and may be left out.
-
-        Args:
-            indices: of the samples.
-            access: how they are reached.
-            error: why they could not be read in another way before.
-        """
+        """Decoded values; a SampleError for each sample that can't be read and may be left out. (`error`: why they could not be read in
+        another way before.)"""
         found = self.fetch(indices, access, error)
         start = time.perf_counter()
         if access.format.decodes_batches:
@@ -100,51 +95,48 @@ class SampleReader:
         return values
 
     def load(self, indices: Sequence[int], access: Access) -> list[Any]:
-        """What eager holds of some samples: values, or a SampleError each; raises where errors are to be raised."""
-        records = self.records(list(indices), lambda some: self._read_rows(some, access.format))
-        if access.format.decodes_batches and not access.holds_encoded:
+        """What eager caches of samples: values, or a SampleError each; raises where errors are to be raised."""
+        records = self.records(list(indices), functools.partial(self._read_rows, format_=access.format))
+        if access.holds_encoded:
+            return records
+        if access.format.decodes_batches:
             return self._decode_together(list(zip(indices, records, strict=True)), access.format)
-        return [self._held(i, r, access) for i, r in zip(indices, records, strict=True)]
+        return [self.decoded(i, r, access.format) for i, r in zip(indices, records, strict=True)]
 
     def fetch(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Fetched]:
-        """What is held of some samples, and the records of the others."""
+        """What is cached of samples, and the records of the others."""
         counts, mode = self.counts, access.mode
-        held = mode.get(indices)
-        missing = [i for i, value in zip(indices, held, strict=True) if value is MISSING]
+        cached = mode.get(indices)
+        missing = [i for i, value in zip(indices, cached, strict=True) if value is MISSING]
         counts["cache_hits"] += len(indices) - len(missing)
         counts["cache_misses"] += len(missing)
         start = time.perf_counter()
         read = functools.partial(mode.read, read=self.source.read) if mode.prefetches_records(self.source) else self.source.read
-        got = self.records(missing, read, error) if missing else []
+        records = self.records(missing, read, error) if missing else []
         self.count_seconds("read_seconds", start)
-        counts["bytes_read"] += sum(size_of(record) for record in got if hasattr(record, "__len__"))
-        records = iter(got)
-        return [
-            Fetched(i, next(records), True) if value is MISSING else Fetched(i, value, False)
-            for i, value in zip(indices, held, strict=True)
-        ]
+        counts["bytes_read"] += sum(size_of(record) for record in records if hasattr(record, "__len__"))
+        left, pairs = iter(records), zip(indices, cached, strict=True)
+        return [Fetched(i, next(left), True) if value is MISSING else Fetched(i, value, False) for i, value in pairs]
 
     def value(self, found: Fetched, access: Access) -> Any:
-        """The decoded value of a sample, which is held now if the mode wants it; or a SampleError."""
+        """The decoded value of a sample, which the mode may admit; or a SampleError."""
         index, value, is_record = found
         if is_record:
-            value = self._held(index, value, access)
+            value = value if access.holds_encoded else self.decoded(index, value, access.format)
             if not isinstance(value, SampleError):
                 access.mode.admit(index, value)
-        encoded = access.holds_encoded and not isinstance(value, SampleError)
-        return self.decoded(index, value, access.format) if encoded else value
+        return self.decoded(index, value, access.format) if access.holds_encoded else value
 
     def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
-        """The decoded value of a record; or a SampleError."""
+        """The decoded value of a record; or a SampleError, which a record may be already."""
+        if isinstance(record, SampleError):
+            return record
         try:
             with naming(format_.names_warnings, self.source.location, index):
                 return format_.decode(record)
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)
-
-    def _held(self, index: int, record: Any, access: Access) -> Any:
-        return record if access.holds_encoded or isinstance(record, SampleError) else self.decoded(index, record, access.format)
 
     def _read_rows(self, indices: Sequence[int], format_: SampleFormat) -> list[Any]:
         """Records; those that are values as they lie, of one shape, by one call into one array."""
@@ -185,13 +177,8 @@ class SampleReader:
     # -- records
 
     def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]], error: Exception | None = None) -> list[Any]:
-        """The records of some samples; a SampleError for each that can't be read and may be left out.
-
-        Args:
-            indices: of the samples.
-            read: reads them together.
-            error: why they could not be read in another way before. Of a server's, that other way had more patience: it is what is told.
-        """
+        """The records of samples that `read` reads together; a SampleError for each that can't be read and may be left out. (`error`: why
+        they could not be read in another way before. Of a server's, that other way had more patience: it is what is told.)"""
         try:
             return read(indices)
         except Exception as caught:
@@ -204,11 +191,11 @@ class SampleReader:
     def _each_alone(self, indices: list[int], first: Exception) -> list[Any]:
         """Records that were to be read together, when there was an error. Before a sample is blamed for what its server did not give, the
         next ones are asked for: where nothing comes of them either, it is the server's fault."""
-        found, blamed = [], None
+        records, blamed = [], None
         try:
             for index in indices:
                 try:
-                    found.append(self._record(index, first))
+                    records.append(self._record(index, first))
                 except SampleError as error:
                     if not isinstance(error.__cause__, RemoteError | AccessError):
                         raise
@@ -218,7 +205,7 @@ class SampleReader:
                         raise blamed
             if blamed is not None:
                 raise blamed
-            return found
+            return records
         finally:
             del blamed, first  # else they and this frame would hold one another
 
@@ -270,13 +257,7 @@ class SampleReader:
             del failure, error  # else they and this frame would hold one another, and the batch with them
 
     def replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
-        """What stands in a batch for a sample that can't be read: nothing, or what the user's callable makes of it.
-
-        Args:
-            index: of the sample, in the dataset or view.
-            path: where it lies.
-            failure: its error.
-        """
+        """What stands in a batch for the sample of that index in the dataset or view: nothing, or what the user's callable makes of it."""
         if callable(self.on_error):
             cause = failure.__cause__
             return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]

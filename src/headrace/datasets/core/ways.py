@@ -39,17 +39,13 @@ def choose_way(dataset: BaseDataset, collating: Collating) -> BatchWay:
         return own
     if not (collating.stacks and is_bare(dataset)):
         return slow
-    return _chosen(dataset, slow)
-
-
-def _chosen(dataset: BaseDataset, slow: SampleBySample) -> BatchWay:
     way: BatchWay = slow
     stored, value = _stored_inputs(dataset), dataset.sample_format.value_spec()
     if stored is not None:
         way = StraightFromStorage(dataset, slow, stored)
     elif value is not None:
         row = dataset.sample_format.input_spec(value)
-        if row is not None and _holds(row):
+        if row is not None and _is_known(row):
             way = RowByRow(dataset, slow, value, row)
     return FromMemory(dataset, slow, way) if dataset.mode.caches_samples and not dataset.holds_encoded else way
 
@@ -60,7 +56,7 @@ def _stored_inputs(dataset: BaseDataset) -> ArraySpec | None:
     if not (format_.stores_values and format_.copies) or format_.draws or dataset.mode.prefetches_records(source):
         return None
     spec = source.array_spec if isinstance(source, RowSource) else None
-    return spec if spec is not None and _holds(spec) and format_.input_spec(spec) == spec else None
+    return spec if spec is not None and _is_known(spec) and format_.input_spec(spec) == spec else None
 
 
 def is_bare(dataset: BaseDataset) -> bool:
@@ -142,9 +138,9 @@ class FromMemory(FastWay):
         dataset, format_ = self._dataset, self._dataset.sample_format
         rows = dataset.mode.rows(dataset.whole_indices(request))
         spec = None if rows is None else format_.input_spec(rows.spec)
-        if rows is None or spec is None or not _holds(spec):
+        if rows is None or spec is None or not _is_known(spec):
             return self._rest.make(request, error)
-        out = empty((len(request), *spec.shape), _torch_dtype(spec.dtype))
+        out = _empty_rows(len(request), spec)
         if format_.copies and not format_.draws:
             rows.copy_to(out)
         else:
@@ -175,7 +171,7 @@ class StraightFromStorage(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
         mode, counts, source = dataset.mode, dataset.sample_reader.counts, cast(RowSource, dataset.sample_source)
-        out = empty((len(wanted), *self._spec.shape), _torch_dtype(self._spec.dtype))
+        out = _empty_rows(len(wanted), self._spec)
         rows, held = out.numpy(), mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
@@ -211,7 +207,7 @@ class RowByRow(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, access = self._dataset, self._dataset.sample_access
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
-        out = empty((len(whole), *self._row.shape), _torch_dtype(self._row.dtype))
+        out = _empty_rows(len(whole), self._row)
         found, rows = reader.fetch(whole, access, error), out.numpy()
         drawn = dataset.sample_finisher.draw(dataset, request, lambda number: found[number].value)
 
@@ -247,18 +243,17 @@ class RowByRow(FastWay):
     def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor) -> MadeBatch:
         """The batch without the samples that can't be read, or with stand-ins for them."""
         dataset, replacement = self._dataset, self._dataset.sample_reader.replacement
+        stand_ins = [
+            replacement(index, dataset.source_of(index), failure) if failure is not None else []
+            for index, failure in zip(request, failures, strict=True)
+        ]
         if callable(dataset.on_error):
             samples = [
-                replacement(index, dataset.source_of(index), failure)[0]
-                if failure is not None
-                else dataset.make_sample(out[number], dataset.split_target(index, None)[1])
-                for number, (index, failure) in enumerate(zip(request, failures, strict=True))
+                stand_in[0] if stand_in else dataset.make_sample(out[number], dataset.split_target(index, None)[1])
+                for number, (index, stand_in) in enumerate(zip(request, stand_ins, strict=True))
             ]
             return self._slow.collated(samples, request, request)
         rows, good = out.numpy(), [number for number, failure in enumerate(failures) if failure is None]
-        for index, failure in zip(request, failures, strict=True):
-            if failure is not None:
-                replacement(index, dataset.source_of(index), failure)
         if not good:
             raise nothing_readable(next(failure for failure in failures if failure is not None), len(request))
         for to, number in enumerate(good):
@@ -267,16 +262,15 @@ class RowByRow(FastWay):
         return self.with_targets(out[: len(good)], [request[number] for number in good])
 
 
-def _holds(spec: tuple[tuple[int, ...], np.dtype[Any]]) -> bool:
+def _is_known(spec: ArraySpec) -> bool:
     """True if torch has such arrays, and they are not empty."""
-    shape, dtype = spec
-    return 0 not in shape and _known_dtype(dtype) is not None
+    return 0 not in spec.shape and _known_dtype(spec.dtype) is not None
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    known = _known_dtype(dtype)
-    assert known is not None
-    return known
+def _empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
+    dtype = _known_dtype(spec.dtype)
+    assert dtype is not None
+    return empty((count, *spec.shape), dtype)
 
 
 @functools.cache

@@ -17,14 +17,13 @@ from headrace.io.resolve.resolver import kind_of
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import open_files
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
-from headrace.storage.tokens.remote import FarTokens
-from headrace.storage.tokens.source import AnyTokens, BlocksSource, DocumentsSource
+from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
 
 
-def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | None:
     """The tokens of a packed file, local or remote; None where the path is none.
 
     Args:
@@ -39,8 +38,7 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
     """
     tokens = _opened(data_path, reach)
     if tokens is not None and given:
-        if isinstance(tokens, FarTokens):
-            tokens.files.close()
+        tokens.files.close()
         said = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(
             f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"
@@ -48,7 +46,7 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
     return tokens
 
 
-def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | None:
+def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | None:
     if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5)) is not HDF5:
         return None
     paths, opened = open_files(data_path, reach)
@@ -59,13 +57,13 @@ def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | FarTokens | 
                 "into one file, or make a dataset of each"
             )
         hdf5 = opened.hdf5
-        return hdf5.read_each(paths, lambda path: FarTokens(path, hdf5) if hdf5.files.is_remote else PackedTokens(path))[0]
+        return hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5))[0]
     except BaseException:
         opened.close()
         raise
 
 
-def tokenizer_of(tokens: PackedTokens | FarTokens) -> CharTokenizer | None:
+def tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
     """The `CharTokenizer` that a file was made with; None: it was another one."""
     said = tokens.info.text.get("tokenizer") or ""
     if not (said.startswith(_CHARACTERS) and said.endswith(")")):
@@ -75,7 +73,7 @@ def tokenizer_of(tokens: PackedTokens | FarTokens) -> CharTokenizer | None:
 
 
 def source_over(
-    tokens: AnyTokens,
+    tokens: Tokens,
     fingerprint: str,
     where: str | Callable[[int], str],
     max_length: int | None,
@@ -89,9 +87,7 @@ def source_over(
     return DocumentsSource(tokens, fingerprint, where, max_length, stride, left_out)
 
 
-def packed_source(
-    tokens: PackedTokens | FarTokens, max_length: int | None, stride: int | None, packing: bool
-) -> DocumentsSource | BlocksSource:
+def packed_source(tokens: PackedTokens, max_length: int | None, stride: int | None, packing: bool) -> DocumentsSource | BlocksSource:
     """The same of a packed file, with the fingerprint that the texts themselves would have."""
     text = tokens.info.text
     if not packing and stride is None:

@@ -18,14 +18,15 @@ from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import SampleError, warn
-from headrace.io.array_file import ArrayFile, MappedArrays, Unkept
+from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.local.files import version_of
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import one_builder
-from headrace.io.version import Stamp
 from headrace.memory.budget import MemoryBudget
 from headrace.modes.lazy import Lazy
 from headrace.storage.text.files import TextFilesSource
-from headrace.storage.text.source import HeldArrays, LinesSource
+from headrace.storage.text.line_index import Arrays, HeldArrays
+from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import Tokens
 
 _VERSION = 1
@@ -90,7 +91,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
 
         is_known = of is not None and not callable(options.text_field)
         making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, end_token, options.progress)
-        tokens = making.tokens(folder_of(options.cache_dir), budget)
+        tokens = Tokens(making.tokens(folder_of(options.cache_dir), budget))
     left_out = tokens.short[1]
     if len(left_out):
         first = source.location(int(left_out[0]))
@@ -103,7 +104,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
     return tokens, f"{source.fingerprint()}:{making.fingerprint}"
 
 
-def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> MappedArrays | HeldArrays:
+def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arrays:
     """The characters of the text of each record, and their targets, see `targets_in`. One pass over all records; where their index is kept
     in `cache_dir`, this is too.
 
@@ -144,7 +145,7 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Mapp
             return made
 
 
-def targets_in(columns: MappedArrays | HeldArrays, field: str) -> RecordTargets:
+def targets_in(columns: Arrays, field: str) -> RecordTargets:
     """The targets that a pass found in a field. Many classes are warned of."""
     numbers, about = np.array(columns.short[0]), json.loads(bytes(columns.short[1]))
     kind, classes = about["kind"], about["classes"]
@@ -252,8 +253,8 @@ def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
     files = texts.listing
     if files.is_remote:
         return None
-    stamps = [Stamp(os.path.abspath(os.fsdecode(files.path(number)))) for number in range(len(files.names))]
-    return [[stamp.path, stamp.size, stamp.mtime] for stamp in stamps]
+    paths = [os.path.abspath(os.fsdecode(files.path(number))) for number in range(len(files.names))]
+    return [[path, *version_of(os.stat(path))] for path in paths]
 
 
 def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path:

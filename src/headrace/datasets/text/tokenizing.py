@@ -18,9 +18,8 @@ from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.single_flight import one_builder
-from headrace.memory.anonymous import SharedArray
-from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.storage.tokens.source import Tokens
+from headrace.memory.budget import MemoryBudget, format_size
+from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.tokenizer import identity_of, smallest_dtype
 
 _log = logging.getLogger(__name__)
@@ -28,28 +27,6 @@ _log = logging.getLogger(__name__)
 _VERSION = 1
 _PATIENCE_S = 60.0  # for another process that makes the same tokens, while it writes none
 _TOGETHER = 256  # texts that are tokenised at a time
-
-
-class HeldTokens:
-    """Tokens in memory, which workers share; within the budget."""
-
-    def __init__(
-        self, tokens: npt.NDArray[Any], edges: npt.NDArray[np.int64], left_out: npt.NDArray[np.int64], reserved: Reservation
-    ) -> None:
-        self._long, self._edges, self._left_out, self._reserved = SharedArray(tokens), SharedArray(edges), left_out, reserved
-
-    @property
-    def long(self) -> npt.NDArray[Any]:
-        """The tokens."""
-        return self._long.array
-
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        """Where documents begin; which are left out."""
-        return [self._edges.array, self._left_out]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reserved": None}  # of the process that made them
 
 
 def way_fingerprint(identity: str | None, end_token: int | None) -> str:
@@ -84,7 +61,7 @@ class Tokenising:
         """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
         return self._way
 
-    def tokens(self, folder: Path, budget: MemoryBudget) -> Tokens:
+    def tokens(self, folder: Path, budget: MemoryBudget) -> Arrays:
         """The tokens that are kept, or new ones.
 
         Raises:
@@ -105,7 +82,7 @@ class Tokenising:
             return self._written(kept)
         return self._held(budget)
 
-    def _written(self, kept: ArrayFile) -> Tokens:
+    def _written(self, kept: ArrayFile) -> Arrays:
         with kept.writing("<i4") as writer:
             for tokens in self._all():
                 writer.write(tokens)
@@ -114,7 +91,7 @@ class Tokenising:
             writer.short([self._edges, np.array(self._left_out, np.int64)])
         return kept.open()
 
-    def _held(self, budget: MemoryBudget) -> HeldTokens:
+    def _held(self, budget: MemoryBudget) -> Arrays:
         pieces: list[npt.NDArray[np.int32]] = []
         reserved = budget.reserve(self._edges.nbytes, "tokens")
         try:
@@ -131,7 +108,7 @@ class Tokenising:
             pieces[number], at = tokens[:0].copy(), at + len(tokens)
         reserved.resize(self._edges.nbytes + whole.nbytes)
         _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
-        return HeldTokens(whole, self._edges, np.array(self._left_out, np.int64), reserved)
+        return HeldArrays(whole, [self._edges, np.array(self._left_out, np.int64)], reserved)
 
     def _all(self) -> Iterator[npt.NDArray[np.int32]]:
         """The tokens, a piece at a time; notes where documents begin, and the largest id."""

@@ -21,10 +21,10 @@ from headrace.datasets.text.passes import RecordTargets, record_columns, target_
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.io.array_file import MappedArrays
 from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource
-from headrace.storage.text.source import HeldArrays, LinesSource
+from headrace.storage.text.line_index import Arrays
+from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import token_arrays
 
@@ -204,7 +204,7 @@ class RecordTexts(TokenizedTexts):
 
     def __init__(self, source: LinesSource, options: TextOptions, reader: SampleReader) -> None:
         super().__init__(source, options)
-        self._columns: MappedArrays | HeldArrays | None = None
+        self._columns: Arrays | None = None
         self.targets: RecordTargets | None = None
         field = options.target_field
         if field is not None:

@@ -1,124 +1,121 @@
-"""Byte ranges of remote files, read through the disk cache."""
+"""Byte ranges of remote files, read through the disk cache: in blocks, or as whole files."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.files import Version
-from headrace.io.ranges import ByteRanges
+from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.client import Remote
 
 BLOCK = 1 << 20
 """Bytes of a block: what is cached, and fetched at least."""
 _WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
 
-_Block = tuple[int, int]
-"""Numbers of a path, and of a block in that file."""
+_Block = tuple[str, int]
+"""A path, and the number of a block in that file; `WHOLE`: all of it."""
 
 
-class CachedRemote:
-    """A `Remote`, and what of it is cached on this machine's disk.
+async def fetch_cached(
+    remote: Remote,
+    cache: DiskCache | None,
+    ranges: ByteRanges,
+    versions: Mapping[str, Version],
+    *,
+    bypass: bool = False,
+    all_fits: bool = True,
+    urgent: bool = True,
+) -> list[memoryview]:
+    """See `Remote.fetch`. Files of no known version are not cached: nobody could say whether what is cached still holds.
 
     Args:
-        remote: of one server.
+        remote: the server.
         cache: None: everything is fetched.
+        ranges, urgent: as there; whole files too.
+        versions: of paths; of all whose whole files are read.
+        bypass: what is cached is not trusted, and replaced.
+        all_fits: True if all files that will be read have room in the cache. Else small ranges are not worth a block, which would be gone
+            before the rest of it is read.
     """
-
-    def __init__(self, remote: Remote, cache: DiskCache | None = None) -> None:
-        self.remote: Remote = remote
-        self.cache: DiskCache | None = cache
-
-    async def fetch(
-        self,
-        ranges: ByteRanges,
-        versions: Sequence[Version | None],
-        *,
-        bypass: bool = False,
-        all_fits: bool = True,
-        urgent: bool = True,
-    ) -> list[memoryview]:
-        """See `Remote.fetch`. Ranges of no known version are not cached: nobody could say whether they still hold.
-
-        Args:
-            ranges, versions, urgent: as there.
-            bypass: what is cached is not trusted, and replaced.
-            all_fits: have all files that will be read room in the cache? Where not, small ranges are not worth a block: it would be gone
-                before the rest of it is read.
-        """
-        cache, known = self.cache, {file: versions[file] for file in set(ranges.file.tolist())}
-        if cache is None or any(version is None or version.tag is None for version in known.values()):
-            return await self.remote.fetch(ranges, versions, urgent)
-        columns = list(zip(ranges.file.tolist(), ranges.start.tolist(), ranges.stop.tolist(), strict=True))
-        needed = [_blocks_of(*one) for one in columns]
-        keys = {(file, number): self._key(ranges.paths[file], known[file], number) for blocks in needed for file, number in blocks}
-        found: dict[_Block, bytes | None] = dict.fromkeys(keys) if bypass else await asyncio.to_thread(_held, cache, keys)
-        alone: dict[int, memoryview] = {}
-        if not all_fits:
-            lacking = [any(found[block] is None for block in blocks) for blocks in needed]
-            small = [n for n, (_, start, stop) in enumerate(columns) if lacking[n] and stop - start < _WORTH]
-            alone = dict(zip(small, await self.remote.fetch(ranges.take(np.array(small, np.int64)), versions, urgent), strict=True))
-        missing = {block: keys[block] for n, blocks in enumerate(needed) if n not in alone for block in blocks if found[block] is None}
-        if missing:
-            async with cache.claimed(missing.values(), self.remote.deadline):
-                if not bypass:
-                    found |= await asyncio.to_thread(_held, cache, missing)
-                missing = {block: key for block, key in missing.items() if found[block] is None}
-                blocks = ByteRanges.of((ranges.paths[file], *_bounds(number, known[file])) for file, number in missing)
-                of = dict(zip(ranges.paths, versions, strict=True))
-                fetched = await self.remote.fetch(blocks, [of[path] for path in blocks.paths], urgent)
-                for (block, key), data in zip(missing.items(), fetched, strict=True):
-                    found[block] = bytes(data)
-                    await asyncio.to_thread(cache.put, key, bytes(data))
-        return [alone[n] if n in alone else _assembled(needed[n], start, stop, found) for n, (_, start, stop) in enumerate(columns)]
-
-    async def fetch_files(self, urls: Sequence[str], *, bypass: bool = False, urgent: bool = True) -> list[bytes | None]:
-        """See `Remote.fetch_files`. With a cache each file's version is asked for first: what is cached may be of an older one."""
-        if self.cache is None:
-            return await self.remote.fetch_files(urls, urgent=urgent)
-        versions = await self.remote.ask_seek(urls)
-        there = ByteRanges.of((url, 0, version.size) for url, version in zip(urls, versions, strict=True) if version is not None)
-        of = dict(zip(urls, versions, strict=True))
-        found = iter(await self.fetch(there, [of[url] for url in there.paths], bypass=bypass, urgent=urgent))
-        return [None if version is None else bytes(next(found)) for version in versions]
-
-    def _key(self, url: str, version: Version | None, number: int) -> str:
-        assert version is not None
-        return DiskCache.key(url, (self.remote.place, version.size, version.tag), number)
-
-    def take_counts(self) -> Counter[str]:
-        """What was counted since the last call."""
-        counts = self.remote.take_counts()
-        if self.cache is not None:
-            counts.update(self.cache.take_counts())
-        return counts
-
-    def close(self) -> None:
-        """Ends connections."""
-        self.remote.close()
+    needed, is_whole = [], ranges.is_whole
+    if is_whole.any():
+        needed = [_blocks_of(*one) for one in ranges.each()]
+        sizes = np.array([versions[path].size for path in ranges.paths])
+        ranges = ranges._replace(stop=np.where(is_whole, sizes[ranges.file], ranges.stop))
+    columns = list(ranges.each())
+    if cache is None or any(path not in versions or versions[path].tag is None for path, _, _ in columns):
+        return await remote.fetch(ranges, versions, urgent)
+    needed = needed or [_blocks_of(*one) for one in columns]
+    keys = {block: block_key(remote.place, block, versions[block[0]]) for blocks in needed for block in blocks}
+    found = dict.fromkeys(keys) if bypass else await asyncio.to_thread(_cached, cache, keys)
+    alone: dict[int, memoryview] = {}
+    if not all_fits:
+        lacking = [any(found[block] is None for block in blocks) for blocks in needed]
+        small = [n for n, (_, start, stop) in enumerate(columns) if lacking[n] and stop - start < _WORTH]
+        alone = dict(zip(small, await remote.fetch(ranges.take(np.array(small, np.int64)), versions, urgent), strict=True))
+    missing = {block: keys[block] for n, blocks in enumerate(needed) if n not in alone for block in blocks if found[block] is None}
+    if missing:
+        async with cache.claimed(missing.values(), remote.deadline):
+            if not bypass:
+                found |= await asyncio.to_thread(_cached, cache, missing)
+            missing = {block: key for block, key in missing.items() if found[block] is None}
+            blocks = ByteRanges.of(_bounds(path, number, versions[path].size) for path, number in missing)
+            for (block, key), data in zip(missing.items(), await remote.fetch(blocks, versions, urgent), strict=True):
+                found[block] = content = bytes(data)
+                await asyncio.to_thread(cache.put, key, content)
+    return [alone[n] if n in alone else _assembled(needed[n], start, stop, found) for n, (_, start, stop) in enumerate(columns)]
 
 
-def _held(cache: DiskCache, keys: dict[_Block, str]) -> dict[_Block, bytes | None]:
+def version_hash(version: Version) -> int:
+    """A number of 64 bits that stands for a version; never 0."""
+    digest = hashlib.blake2b(repr((version.size, version.tag)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def block_key(place: str, block: _Block, version: Version | int) -> str:
+    """The name of a block in the cache.
+
+    Args:
+        place: of the server.
+        block: of which file.
+        version: of the file; of whole files its hash will do.
+    """
+    path, number = block
+    if number == WHOLE:
+        return DiskCache.key(path, (place, "whole", version if isinstance(version, int) else version_hash(version)), 0)
+    assert isinstance(version, Version)
+    return DiskCache.key(path, (place, version.size, version.tag), number)
+
+
+def cached_wholes(cache: DiskCache, place: str, hashes: Mapping[str, int]) -> dict[str, bytes]:
+    """The contents of those of some files, of which hashes of versions are known, that are cached."""
+    found = {path: cache.get(block_key(place, (path, WHOLE), version)) for path, version in hashes.items()}
+    return {path: data for path, data in found.items() if data is not None}
+
+
+def _cached(cache: DiskCache, keys: Mapping[_Block, str]) -> dict[_Block, bytes | None]:
     return {block: cache.get(key) for block, key in keys.items()}
 
 
-def _blocks_of(file: int, start: int, stop: int) -> list[_Block]:
-    return [(file, number) for number in range(start // BLOCK, -(-stop // BLOCK))] if start < stop else []
+def _blocks_of(path: str, start: int, stop: int) -> list[_Block]:
+    if stop == WHOLE:
+        return [(path, WHOLE)]
+    return [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))] if start < stop else []
 
 
-def _bounds(number: int, version: Version | None) -> tuple[int, int]:
-    assert version is not None
-    return number * BLOCK, min((number + 1) * BLOCK, version.size)
+def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
+    return (path, 0, size) if number == WHOLE else (path, number * BLOCK, min((number + 1) * BLOCK, size))
 
 
-def _assembled(blocks: Sequence[_Block], start: int, stop: int, found: dict[_Block, bytes | None]) -> memoryview:
+def _assembled(blocks: Iterable[_Block], start: int, stop: int, found: Mapping[_Block, bytes | None]) -> memoryview:
     parts = []
-    for file, number in blocks:
-        data = found[file, number]
+    for path, number in blocks:
+        data, begin = found[path, number], max(0, number) * BLOCK
         assert data is not None
-        parts.append(memoryview(data)[max(0, start - number * BLOCK) : stop - number * BLOCK])
+        parts.append(memoryview(data)[max(0, start - begin) : stop - begin])
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

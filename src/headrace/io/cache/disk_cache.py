@@ -11,7 +11,7 @@ NOTE [ life of a cached block ]
 * The ledger is a number: bytes of all blocks and of those being written. It is raised before a block is written, and lowered after one is
   removed, under a lock: so it may be too high, where somebody was killed, and never too low. Eviction looks at the folder itself and
   puts it right. So all processes together stay below the limit.
-* One process fetches a block, others that want it wait for that (`claim`): as long as the fetch may take, and no longer.
+* One process fetches a block, others that want it wait for that (`claimed`): as long as the fetch may take, and no longer.
 * Without room, or leave to write, everything goes on without the cache, and that is said once. Each user has a folder of their own.
 """
 
@@ -33,7 +33,7 @@ import google_crc32c
 from headrace.errors import ConfigError, warn
 from headrace.io.atomic import is_ours, user_id
 from headrace.io.paths import cache_folder, redact
-from headrace.io.single_flight import single_flight, single_flight_in_loop
+from headrace.io.single_flight import single_flight_in_loop
 from headrace.memory.budget import format_size, parse_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.per_process import renew_after_fork
@@ -164,21 +164,13 @@ class DiskCache:
 
     # -- one fetch a machine
 
-    @contextlib.contextmanager
-    def claim(self, keys: Iterable[str], patience: float) -> Iterator[None]:
-        """While this thread fetches blocks, others of this machine that want them wait here; at most so many seconds.
+    @contextlib.asynccontextmanager
+    async def claimed(self, keys: Iterable[str], patience: float) -> AsyncIterator[None]:
+        """While this coroutine fetches blocks, others of this machine that want them wait here; at most so many seconds.
 
         Look for the blocks again inside: somebody else may have fetched them meanwhile.
         """
         with contextlib.suppress(OSError):  # without leave to write there are no claims, and blocks may be fetched twice
-            self._make_folder()
-        with single_flight(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def claimed(self, keys: Iterable[str], patience: float) -> AsyncIterator[None]:
-        """`claim`, as a coroutine: what waits here leaves its loop to others."""
-        with contextlib.suppress(OSError):
             self._make_folder()
         async with single_flight_in_loop(os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience):
             yield

@@ -18,7 +18,7 @@ from headrace.errors import AccessError, DataNotFoundError, FileChangedError, Fo
 from headrace.io.files import Version
 from headrace.io.handles import WorkerFiles
 from headrace.io.local.gather import Gatherer
-from headrace.io.local.hints import HINTS
+from headrace.io.local.hints import HINTS, TO_THE_END
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
 from headrace.memory.whole import read_full
@@ -26,6 +26,7 @@ from headrace.memory.whole import read_full
 _GAP = 16 << 10  # bytes between two ranges that are rather read than left out
 _MOST = 8 << 20  # bytes that one call reads
 _IOV_MAX = 1024
+_TOLD = 64  # whole files that the system is told of together
 
 
 class LocalFiles:
@@ -89,7 +90,8 @@ class LocalFiles:
         found: list[memoryview | None] = [None] * ranges.size
         for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
             if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
-                found[number] = self._read_whole(ranges.paths[ranges.file[number]])
+                with contextlib.suppress(FileNotFoundError):
+                    found[number] = memoryview(self._read_whole(ranges.paths[ranges.file[number]]))
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
         requests = coalesce(ranges, _GAP, _MOST)
@@ -105,13 +107,21 @@ class LocalFiles:
                     found[number] = buffer[starts[number] - begin : stops[number] - begin]
         return found
 
-    def _read_whole(self, path: str) -> memoryview | None:
-        try:
-            with open(path, "rb", buffering=0) as file:
-                self._check(path, file.fileno())
-                return memoryview(file.read())
-        except FileNotFoundError:
-            return None
+    def _read_whole(self, path: str) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            self._check(path, file.fileno())
+            return file.read()
+
+    def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
+        began, found = time.perf_counter(), list[bytes]()
+        for start in range(0, len(paths), _TOLD):
+            if HINTS.are_wanted and len(paths) > 1:
+                for path in paths[start : start + _TOLD]:
+                    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                        HINTS.give(file.fileno(), [(0, TO_THE_END)])
+            found += map(self._read_whole, paths[start : start + _TOLD])
+        HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
+        return found
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
@@ -161,6 +171,8 @@ class LocalFiles:
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """By a call each: where ranges are short and far apart that is faster than to join them."""
+        if ranges.size and ranges.is_whole.all():
+            return self._read_wholes([ranges.paths[file] for file in ranges.file.tolist()])
         order = np.lexsort((ranges.start, ranges.file)) if len(ranges.paths) > 1 else ranges.start.argsort()
         of, starts, sizes = ranges.file[order], ranges.start[order].tolist(), ranges.nbytes[order].tolist()
         found: list[Any] = [None] * len(order)

@@ -27,9 +27,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.errors import AccessError, DataNotFoundError, RemoteError
 from headrace.io.files import Version as Version
@@ -38,7 +38,18 @@ from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
 from headrace.io.remote.concurrency import MOST as CONNECTIONS
 from headrace.io.remote.concurrency import Flow, together
 from headrace.io.remote.errors import judged, status_of
-from headrace.io.remote.fsspec_calls import call, close_filesystem, coroutine, fetch, info_of, loop_of, open_filesystem, path_in
+from headrace.io.remote.fsspec_calls import (
+    call,
+    close_filesystem,
+    fetch,
+    info_of,
+    is_path,
+    loop_of,
+    open_filesystem,
+    path_in,
+    url_ends,
+    url_of,
+)
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.timeouts import Attempt, in_time
@@ -55,47 +66,33 @@ _GONE = 4  # pieces given up, or denied, one after the other, after which it is 
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Remote:
-    """Byte ranges of the files of one server, in any thread and process.
+    """Byte ranges of the files of one server, in any thread and process. Its coroutines belong to `run` and `submit`.
+
+    Files are named by their URLs, or by their paths on the server.
 
     Args:
         url: of any file there.
-        storage_options: to fsspec.
-        retries: attempts after the first, for each piece.
-        deadline: seconds for all attempts of a piece.
-        window: bytes on their way at once, at most.
-        shown: how messages name a path.
-
-    Raises:
-        ConfigError: an argument makes no sense.
+        options: how it is reached.
     """
 
-    def __init__(
-        self,
-        url: str,
-        storage_options: dict[str, Any] | None = None,
-        *,
-        retries: int | None = None,
-        deadline: float | None = None,
-        window: int = WINDOW,
-        shown: Callable[[str], str] = redact,
-    ) -> None:
-        given = {"storage_options": storage_options, "retries": retries, "deadline": deadline}
-        checked = RemoteOptions.taken_from(given)
-        self.retries, self.deadline = checked.retries, float(checked.deadline)
-        self._window, self._shown = window, shown
-        options = storage_options or {}
+    def __init__(self, url: str, options: RemoteOptions) -> None:
+        self.retries, self.deadline = options.retries, float(options.deadline)
+        self._url = url
+        passed = options.storage_options or {}
         self.place: str = repr(
-            [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url"), options.get("account_name")]
+            [passed.get("endpoint_url"), (passed.get("client_kwargs") or {}).get("endpoint_url"), passed.get("account_name")]
         )
         """What tells two servers apart whose URLs look alike."""
-        self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, storage_options), close_filesystem)
+        self._filesystem: PerProcess[Any] = PerProcess(functools.partial(open_filesystem, url, options.storage_options), close_filesystem)
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
     def _reset(self) -> None:
-        self._flow = Flow(self._window)
+        self._flow = Flow(WINDOW)
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
         self._denied = 0  # the same, since this user may not have them
@@ -108,77 +105,50 @@ class Remote:
 
     # -- what callers ask for
 
-    def versions(self, urls: Sequence[str]) -> list[Version]:
+    async def versions(self, urls: Sequence[str]) -> list[Version]:
         """Size and tag of each file.
 
         Raises:
             DataNotFoundError, AccessError: there is none, or it may not be read.
             RemoteError: the server does not say.
         """
-        found: list[Version] = self.run(functools.partial(self.ask_versions, urls))
-        return found
+        return await self._each(self._version, urls)
 
-    async def ask_versions(self, urls: Sequence[str]) -> list[Version]:
-        """`versions`, as a coroutine of the loop."""
-        return await together([functools.partial(self._version, url) for url in urls], self._flow, [0] * len(urls))
-
-    def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """Bytes of each file, by its path on the file system; None where the server does not say.
-
-        Raises:
-            DataNotFoundError, AccessError, RemoteError: as for `versions`.
-        """
-
-        async def each() -> list[dict[str, Any]]:
-            return await together(
-                [functools.partial(self._info, path, path, lambda _: True) for path in paths], self._flow, [0] * len(paths)
-            )
-
-        found: list[dict[str, Any]] = self.run(each)
-        return [None if info.get("size") is None else int(info["size"]) for info in found]
-
-    def seek(self, urls: Sequence[str]) -> list[Version | None]:
+    async def find_versions(self, urls: Sequence[str]) -> list[Version | None]:
         """Size and tag of files that may be missing: None then.
 
         Raises:
             AccessError: one may not be read, and so nobody knows whether it is there.
             RemoteError: the server does not say.
         """
+        return await self._each(functools.partial(_or_none, self._version), urls)
 
-        found: list[Version | None] = self.run(functools.partial(self.ask_seek, urls))
-        return found
+    async def sizes(self, urls: Sequence[str]) -> list[int | None]:
+        """Bytes of each file; None where the server does not say.
 
-    async def ask_seek(self, urls: Sequence[str]) -> list[Version | None]:
-        """`seek`, as a coroutine of the loop."""
-        tasks = [functools.partial(_or_none, functools.partial(self._version, url)) for url in urls]
-        return await together(tasks, self._flow, [0] * len(tasks))
+        Raises:
+            DataNotFoundError, AccessError, RemoteError: as for `versions`.
+        """
+        infos: list[dict[str, Any]] = await self._each(self._info, urls)
+        return [None if info.get("size") is None else int(info["size"]) for info in infos]
 
-    def read(self, ranges: ByteRanges, versions: Sequence[Version | None]) -> list[memoryview]:
+    async def fetch(self, ranges: ByteRanges, versions: Mapping[str, Version], urgent: bool = True) -> list[memoryview]:
         """The bytes of each range.
 
         Args:
             ranges: all of which were written.
-            versions: of each of the ranges' paths, in which they are read; None: in any.
+            versions: of paths, in which they are read; those of other paths are read in any.
+            urgent: somebody waits for them.
 
         Raises:
             RemoteError: they can't be had within retries and deadline.
             FileChangedError: the file is another one than that of its version.
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
-        found: list[memoryview] = self.run(functools.partial(self.fetch, ranges, versions))
-        return found
-
-    async def fetch(self, ranges: ByteRanges, versions: Sequence[Version | None], urgent: bool = True) -> list[memoryview]:
-        """`read`, as a coroutine of the loop.
-
-        Args:
-            ranges, versions: as for `read`.
-            urgent: somebody waits for them.
-        """
         requests = coalesce(ranges, GAP, MOST)
         pieces, edges = requests.ranges.split(MOST)
         columns = zip(pieces.file.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
-        tasks = [functools.partial(self._piece, pieces.paths[file], start, stop, versions[file]) for file, start, stop in columns]
+        tasks = [functools.partial(self._piece, pieces.paths[file], start, stop, versions) for file, start, stop in columns]
         data = await together(tasks, self._flow, pieces.nbytes.tolist(), urgent)
         whole = [memoryview(data[a] if b - a == 1 else b"".join(data[a:b])) for a, b in itertools.pairwise(edges.tolist())]
         found = [memoryview(b"")] * ranges.size
@@ -189,27 +159,8 @@ class Remote:
                 found[number] = whole[request][starts[number] - begins[request] : stops[number] - begins[request]]
         return found
 
-    def read_files(self, paths: Sequence[str]) -> list[bytes]:
-        """The content of whole files, however long they are.
-
-        Raises:
-            RemoteError, DataNotFoundError, AccessError: as for `read`.
-        """
-
-        async def each() -> list[bytes]:
-            tasks = [functools.partial(self._whole, path, self._shown(path)) for path in paths]
-            return await together(tasks, self._flow, [_GUESSED] * len(paths))
-
-        found: list[bytes] = self.run(each)
-        return found
-
-    def find_files(self, urls: Sequence[str], denied: bool = False) -> list[bytes | None]:
-        """The content of whole files that may be missing: None then. See `fetch_files`."""
-        found: list[bytes | None] = self.run(functools.partial(self.fetch_files, urls, denied))
-        return found
-
-    async def fetch_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True) -> list[bytes | None]:
-        """`find_files`, as a coroutine of the loop.
+    async def find_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True) -> list[bytes | None]:
+        """The content of whole files, however long they are, that may be missing: None then.
 
         Args:
             urls: of the files.
@@ -217,13 +168,13 @@ class Remote:
             urgent: somebody waits for them.
 
         Raises:
-            RemoteError, AccessError: as for `read`.
+            RemoteError, AccessError: as for `fetch`.
         """
         refusals: list[AccessError] = []
 
         async def one(url: str) -> bytes | None:
             try:
-                found: bytes | None = await _or_none(functools.partial(self._whole, self._path(url), self._shown(url)))
+                found: bytes | None = await _or_none(self._whole, url)
                 return found
             except AccessError as error:
                 if not denied:
@@ -231,10 +182,15 @@ class Remote:
                 refusals.append(error)
                 return None
 
-        found = await together([functools.partial(one, url) for url in urls], self._flow, [_GUESSED] * len(urls), urgent)
+        found = await self._each(one, urls, _GUESSED, urgent)
         if refusals and all(data is None for data in found):
             raise refusals[0]
         return found
+
+    async def _each(
+        self, function: Callable[[str], Awaitable[Any]], urls: Sequence[str], nbytes: int = 0, urgent: bool = True
+    ) -> list[Any]:
+        return await together([functools.partial(function, url) for url in urls], self._flow, [nbytes] * len(urls), urgent)
 
     def ask(self, question: str, url: str, **options: Any) -> Any:
         """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes its time: an attempt at one ends when the
@@ -251,19 +207,10 @@ class Remote:
         def answer(_: Attempt) -> Awaitable[Any]:
             return call(self._fs, question, self._path(url), **options)
 
-        async def one() -> list[Any]:
-            persist = functools.partial(self._persist, answer, self._shown(url), lambda _: True, hurries=question not in _LISTS)
-            return await together([persist], self._flow, [0])
+        async def one(url: str) -> Any:
+            return await self._persist(answer, self.shown(url), lambda _: True, hurries=question not in _LISTS)
 
-        return self.run(one)[0]
-
-    def is_folder(self, url: str) -> bool:
-        """Is there a folder of that name?
-
-        Raises:
-            AccessError, RemoteError: as for `versions`.
-        """
-        return bool(self.ask("isdir", url))
+        return self.run(self._each(one, [url]))[0]
 
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
@@ -286,31 +233,28 @@ class Remote:
         """fsspec's, of this process."""
         return self._fs
 
-    async def _info(self, path: str, url: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
-        info: dict[str, Any] = await self._persist(lambda _: info_of(self._fs, path), self._shown(url), is_right)
+    async def _info(self, url: str, is_right: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+        info: dict[str, Any] = await self._persist(lambda _: info_of(self._fs, self._path(url)), self.shown(url), is_right)
         return info
 
     async def _version(self, url: str) -> Version:
-        info = await self._info(self._path(url), url, lambda info: info.get("size") is not None)
+        info = await self._info(url, lambda info: info.get("size") is not None)
         tag = next(
             (info[name] for name in ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created") if info.get(name)),
             None,
         )
         return Version(int(info["size"]), None if tag is None else str(tag))
 
-    async def _whole(self, path: str, shown: str) -> bytes:
-        def ask(_: Attempt) -> Awaitable[Any]:
-            return call(self._fs, "cat_file", path)
-
-        data: bytes = await self._persist(ask, shown, lambda _: True)
+    async def _whole(self, url: str) -> bytes:
+        data: bytes = await self._persist(lambda _: call(self._fs, "cat_file", self._path(url)), self.shown(url), lambda _: True)
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _piece(self, url: str, start: int, stop: int, version: Version | None) -> bytes:
+    async def _piece(self, url: str, start: int, stop: int, versions: Mapping[str, Version]) -> bytes:
         fs, path = self._fs, self._path(url)
-        where = f"{self._shown(url)}, bytes {start:,} to {stop:,}"
-        tag = None if version is None or not isinstance(version.tag, str) else version.tag
-        etag = tag if tag is not None and tag.startswith('"') else None
+        where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
+        tag = versions[url].tag if url in versions else None
+        etag = tag if isinstance(tag, str) and tag.startswith('"') else None
 
         async def ask(attempt: Attempt) -> Any:
             plain = self._plain_http()
@@ -406,6 +350,18 @@ class Remote:
     def _fs(self) -> Any:
         return self._filesystem.get()
 
+    @functools.cached_property
+    def _ends(self) -> tuple[str, str]:
+        return url_ends(self._url, self._fs)
+
+    def url_of(self, path: str) -> str:
+        """The URL of a path on the server."""
+        return url_of(path, self._ends)
+
+    def shown(self, url: str) -> str:
+        """A URL, or a path on the server, as messages name it."""
+        return url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1]))) if is_path(url) else redact(url)
+
     def _path(self, url: str) -> str:
         return path_in(url, self._fs)
 
@@ -413,18 +369,22 @@ class Remote:
         with self._lock:
             self._counts.update(counts)
 
-    def run(self, function: Callable[[], Awaitable[Any]]) -> Any:
+    def run(self, task: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop of this process's file system, and waits for it."""
-        future = self.submit(function)
+        future = self.submit(task)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    def submit(self, function: Callable[[], Awaitable[Any]]) -> Future[Any]:
+    def submit(self, task: Coroutine[Any, Any, T]) -> Future[T]:
         """Begins to run a coroutine in the loop of this process's file system."""
-        return asyncio.run_coroutine_threadsafe(coroutine(function), loop_of(self._fs))
+        try:
+            return asyncio.run_coroutine_threadsafe(task, loop_of(self._fs))
+        except BaseException:  # there is no such file system
+            task.close()
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain")}
@@ -434,8 +394,8 @@ class Remote:
         self._reset()
 
 
-async def _or_none(task: Callable[[], Awaitable[Any]]) -> Any:
+async def _or_none(function: Callable[[str], Awaitable[T]], url: str) -> T | None:
     try:
-        return await task()
+        return await function(url)
     except DataNotFoundError:
         return None

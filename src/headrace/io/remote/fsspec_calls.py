@@ -21,7 +21,6 @@ import functools
 import inspect
 import tarfile
 import zipfile
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError, warn
@@ -30,11 +29,6 @@ from headrace.io.remote.timeouts import PART, Attempt
 
 TRIED = ("2026.9",)
 """Versions of fsspec and s3fs that these have been tried with; others are used as long as nothing is missing."""
-
-
-async def coroutine(function: Callable[[], Awaitable[Any]]) -> Any:
-    """What a function's awaitable gives, as a coroutine, which a loop of another thread takes."""
-    return await function()
 
 
 def loop_of(fs: Any) -> Any:
@@ -116,8 +110,18 @@ def close_filesystem(filesystem: Any) -> None:
         asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
 
 
+def is_path(text: str) -> bool:
+    """True if it is a path on a file system, and no URL: ``bucket/a::b.jpg``, and not ``zip::a.zip``."""
+    from fsspec.registry import known_implementations, registry
+
+    first, chained, _ = text.partition("::")
+    return "://" not in text and not (chained and (first in known_implementations or first in registry))
+
+
 def path_in(url: str, filesystem: Any) -> str:
-    """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``."""
+    """The part of a URL that names a path on its file system: ``c1`` of ``zip://c1::s3://bucket/a.zip``. A path stays as it is."""
+    if is_path(url):
+        return url
     first, chained, rest = url.partition("::")
     inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
     if chained and inner is not None and not first.partition("://")[2]:
@@ -128,6 +132,26 @@ def path_in(url: str, filesystem: Any) -> str:
         first if "://" in first or not chained else f"{first}://"
     )
     return path
+
+
+def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
+    """What stands before and after the paths of a server in their URLs, by one of these."""
+    first, chained, rest = url.partition("::")
+    inner = getattr(filesystem, "fs", None)
+    if chained and inner is not None and "://" not in first:
+        before, after = url_ends(rest, inner)
+        return f"{first}::{before}", after
+    path, before = path_in(url, filesystem), first.rstrip("/")
+    before = before.removesuffix(path) if path and before.endswith(path) else f"{first.partition('://')[0]}://"
+    return before, chained + rest
+
+
+def url_of(path: str, ends: tuple[str, str]) -> str:
+    """The URL of a path on a server."""
+    before, after = ends
+    if "://" in path:  # it is one: of the web
+        return path + after
+    return f"{before}{path.lstrip('/') if before.endswith('://') and not before.endswith(('file://', 'local://')) else path}{after}"
 
 
 def server_of(url: str, filesystem: Any) -> dict[str, Any]:

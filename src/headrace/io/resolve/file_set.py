@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
 from headrace.io.paths import named_part
-from headrace.io.remote.fsspec_calls import path_in
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
-
-
-class Server(Protocol):
-    """What lists remote files: `Remote`, or `RemoteFiles`."""
-
-    @property
-    def filesystem(self) -> Any:
-        """fsspec's."""
-
-    def ask(self, question: str, url: str, **options: Any) -> Any:
-        """The answer of one of its methods, after retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,6 @@ class FileSet:
         folders: names of the first-level folders of the roots, sorted, also those without files.
         searched: the roots that were searched through.
         server: where the files are; None: on this machine.
-        ends: of the URLs that the paths of a server have: what stands before the path, and after it.
     """
 
     roots: tuple[str, ...]
@@ -78,8 +66,7 @@ class FileSet:
     names: PackedNames
     folders: tuple[str, ...]
     searched: frozenset[str]
-    server: Any = None
-    ends: tuple[str, str] = "", ""
+    server: RemoteFiles | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -100,32 +87,11 @@ class FileSet:
     def url(self, index: int) -> str:
         """The path of one file; of a remote one its URL."""
         path = os.fsdecode(self.path(index))
-        return path if self.server is None else url_of(path, self.ends)
+        return path if self.server is None else self.server.url_of(path)
 
     def urls(self) -> list[str]:
         """Of all files."""
         return [self.url(index) for index in range(len(self))]
-
-
-def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
-    """What stands before and after the paths of a server in their URLs, by one of these."""
-    first, chained, rest = url.partition("::")
-    if chained and "://" not in first:
-        before, after = url_ends(rest, getattr(filesystem, "fs", filesystem))
-        return f"{first}::{before}", after
-    path, first = path_in(url, filesystem), first.rstrip("/")
-    scheme = f"{first.partition('://')[0]}://"
-    if path and first.endswith(path):
-        return first[: len(first) - len(path)], chained + rest
-    return scheme, chained + rest
-
-
-def url_of(path: str, ends: tuple[str, str]) -> str:
-    """The URL of a path on a server."""
-    before, after = ends
-    if "://" in path:  # it is one: of the web
-        return path + after
-    return f"{before}{path.lstrip('/') if before.endswith('://') and not before.endswith(('file://', 'local://')) else path}{after}"
 
 
 @dataclass(slots=True)

@@ -70,11 +70,12 @@ def _folder_of(path: str) -> str | None:
     return folder if is_pack(folder) else None
 
 
-def parts_among(entries: Sequence[Any], options: RemoteOptions | None) -> list[Any]:
+def parts_among(entries: Sequence[Any], endings: tuple[str, ...], options: RemoteOptions | None) -> list[Any]:
     """The entries, with the files of its parts in place of each pack: a folder of this machine, or the path or URL of a manifest.
 
     Args:
         entries: paths, globs and URLs.
+        endings: of files that count themselves, and are not looked at.
         options: how URLs are read.
 
     Raises:
@@ -82,7 +83,7 @@ def parts_among(entries: Sequence[Any], options: RemoteOptions | None) -> list[A
         FormatError: a manifest is damaged.
         AccessError, RemoteError: a server does not give it.
     """
-    return [path for entry in entries for path in _parts_of(entry, options)]
+    return [path for entry in entries for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options))]
 
 
 def _parts_of(entry: Any, options: RemoteOptions | None) -> Iterator[Any]:

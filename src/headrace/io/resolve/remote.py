@@ -12,8 +12,9 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatE
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import named_part, redact
 from headrace.io.remote.fsspec_calls import path_in, server_of
+from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden
-from headrace.io.resolve.file_set import Found, Kind, Server, in_order
+from headrace.io.resolve.file_set import Found, Kind, in_order
 from headrace.io.resolve.local import before_magic
 
 _FOLDERS = 32
@@ -47,6 +48,18 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
         raise ConfigError(f"data_path names more than one file system, server or archive ({shown}): make one dataset of each")
 
 
+def are_folders(urls: Sequence[str], kind: Kind, server: RemoteFiles) -> bool:
+    """True if a URL that looks like that of a file is one of a folder. All are asked for at once.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: there is no such file; see `Remote.versions`.
+    """
+    named = [url for url in urls if names_file(url, kind)]
+    empty = [url for url, version in zip(named, server.learn(named), strict=True) if not version.size]
+    server.forget(named)  # files are read as they are then
+    return any(map(server.is_folder, empty))
+
+
 class RemoteWalk:
     """Finds the files of entries.
 
@@ -59,7 +72,7 @@ class RemoteWalk:
         others: paths of what else is there, where nothing counts.
     """
 
-    def __init__(self, kind: Kind, server: Server, asks: bool) -> None:
+    def __init__(self, kind: Kind, server: RemoteFiles, asks: bool) -> None:
         self._kind, self._server, self._asks = kind, server, asks
         self._endings = tuple(os.fsencode(ending) for ending in kind.endings)
         self._stores = tuple(os.fsencode(ending) for ending in kind.stores)
@@ -195,7 +208,7 @@ def _below(root: str, paths: Iterable[str], endings: tuple[bytes, ...], folders:
             yield name
 
 
-def names_below(url: str, server: Server) -> Iterator[str]:
+def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
     """Names of the files below a remote folder that are not hidden, of its first folders; of Zarr stores their own. Nothing where the URL
     is no folder, or the server does not list."""
     with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -26,10 +27,10 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve import contents
 from headrace.io.resolve.contents import are_bookkeeping, summary_of, tables_among
 from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
-from headrace.io.resolve.file_set import FileSet, Found, Kind, Server, as_set, merged, url_ends
+from headrace.io.resolve.file_set import FileSet, Found, Kind, as_set, merged
 from headrace.io.resolve.local import LocalWalk
 from headrace.io.resolve.packs import names_pack, parts_among
-from headrace.io.resolve.remote import RemoteWalk, check_one_filesystem, has_magic, names_below
+from headrace.io.resolve.remote import RemoteWalk, are_folders, check_one_filesystem, has_magic, names_below
 
 
 def resolve(
@@ -38,7 +39,7 @@ def resolve(
     options: RemoteOptions | None = None,
     *,
     name: str = "data_path",
-    server: Server | None = None,
+    server: RemoteFiles | None = None,
     asks: bool = False,
 ) -> FileSet:
     """The files of one kind that a path means.
@@ -49,7 +50,7 @@ def resolve(
         options: how URLs are read; with a `cache_dir` listings of local folders are cached there, and used while they still hold.
         name: the argument's, for messages.
         server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to who gets the files.
-        asks: look at URLs that end as files do, too: one may be a folder.
+        asks: ask for URLs that end as files do, too: one may be missing, or a folder.
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
@@ -60,7 +61,7 @@ def resolve(
     if isinstance(data_path, FileSet):
         return data_path
     options = options or RemoteOptions()
-    entries = parts_among(entries_of(data_path, name), options)
+    entries = parts_among(entries_of(data_path, name), kind.endings, options)
     urls = urls_among(entries, name)
     if not urls:
         folder = None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
@@ -68,15 +69,13 @@ def resolve(
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
-        files = _walked(urls, RemoteWalk(kind, opened, asks), kind)
+        files = _walked(urls, RemoteWalk(kind, opened, asks and are_folders(urls, kind, opened)), kind)
         opened.filesystem.invalidate_cache()  # else it holds what the listing said of each file, and each worker with it
     except BaseException:
         if server is None:
-            opened.close()  # type: ignore[attr-defined]
+            opened.close()
         raise
-    return FileSet(
-        files.roots, files.tails, files.root_of, files.names, files.folders, files.searched, opened, url_ends(urls[0], opened.filesystem)
-    )
+    return dataclasses.replace(files, server=opened)
 
 
 def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) -> FileSet:

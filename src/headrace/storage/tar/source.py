@@ -69,7 +69,7 @@ class TarSource(Locatable):
     ) -> None:
         files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
         self.names, paths = files.names, files.urls()
-        self.files = files.server if files.is_remote else LocalFiles()
+        self.files = files.server or LocalFiles()
         self._shown = list(map(redact, paths)) if files.is_remote else paths
         self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
         for path in self._shown:

@@ -7,13 +7,16 @@ of every 64th line. So a line's place is that of the last one noted before it an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.io.array_file import MappedArrays
+from headrace.memory.anonymous import SharedArray
+from headrace.memory.budget import Reservation
 
 BLOCK = 64
 """Places from one that is noted itself to the next: a power of two."""
@@ -24,20 +27,36 @@ _WIDTHS = ((1, "u1"), (2, "<u2"), (4, "<u4"), (8, "<i8"))
 _TOGETHER = 16  # groups that are encoded at once
 
 
-class Arrays(Protocol):
-    """A long array and some short ones. Picklable."""
+class HeldArrays:
+    """What `MappedArrays` are, in memory that workers share.
 
-    @property
-    def path(self) -> str | None:
-        """Of the file that they are mapped from; None: they are in memory."""
+    Args:
+        long: the long array.
+        short: the short ones.
+        reserved: what the budget holds for them.
+    """
+
+    path = None
+
+    def __init__(self, long: npt.NDArray[Any], short: Sequence[npt.NDArray[Any]], reserved: Reservation | None = None) -> None:
+        self._long, self._short, self._reserved = SharedArray(long), list(map(SharedArray, short)), reserved
 
     @property
     def long(self) -> npt.NDArray[Any]:
-        """The long one."""
+        """The long array, read-only."""
+        return self._long.array
 
     @property
     def short(self) -> list[npt.NDArray[Any]]:
-        """The short ones."""
+        """The short arrays, read-only."""
+        return [short.array for short in self._short]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reserved": None}  # of the process that made it
+
+
+Arrays: TypeAlias = MappedArrays | HeldArrays
+"""A long array and some short ones. Picklable."""
 
 
 class PlacesEncoder:

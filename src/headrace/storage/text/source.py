@@ -17,19 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import HEAD, ArrayFile, MappedArrays, Unkept
+from headrace.io.array_file import HEAD, ArrayFile, Unkept
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact, without_query
 from headrace.io.ranges import ByteRanges, coalesce
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.single_flight import one_builder
-from headrace.memory.anonymous import SharedArray
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
 from headrace.storage.text.index_beside import LineIndex, index_beside
-from headrace.storage.text.line_index import PlacesEncoder, PlacesTable
+from headrace.storage.text.line_index import Arrays, HeldArrays, PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, Scanned, TextFile
@@ -158,7 +157,7 @@ class LinesSource(Locatable):
         bases = self._bases.tolist()
         return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, bases, self._known, self._checks_quotes)
 
-    def _made(self, progress: bool | None) -> MappedArrays | HeldArrays:
+    def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
             return self._checked(lambda: self._held(progress))
         cached = self._kept_file()
@@ -167,14 +166,14 @@ class LinesSource(Locatable):
         with one_builder(cached.path, self.files.patience):  # others wait, and find it then
             return cached.found() or self._checked(lambda: self._written(cached, progress))
 
-    def _checked(self, make: Callable[[], MappedArrays | HeldArrays]) -> MappedArrays | HeldArrays:
+    def _checked(self, make: Callable[[], Arrays]) -> Arrays:
         try:
             return make()
         except OddQuotesError:  # the exception: tables are gone through twice then
             self._checks_quotes = True
             return make()
 
-    def _written(self, cached: ArrayFile, progress: bool | None) -> MappedArrays | HeldArrays:
+    def _written(self, cached: ArrayFile, progress: bool | None) -> Arrays:
         with Unkept(self._folder, "the table of lines is", "it is held in memory, and made at every start"):
             with cached.writing("u1") as writer:
                 scan, encoder = self._scan(progress), PlacesEncoder()
@@ -386,18 +385,6 @@ class LinesSource(Locatable):
         copied = f", {copies} of them through plain copies in {redact(self._folder)}" if copies else ""
         said = {f"{self._unit}s": f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"}
         return {**said, "files": self.files.explain()} if self.files.is_remote else said
-
-
-class HeldArrays:
-    """What `MappedArrays` give, in memory."""
-
-    def __init__(self, long: npt.NDArray[Any], short: list[npt.NDArray[Any]]) -> None:
-        self.short: list[npt.NDArray[Any]] = short
-        self._long, self.path = SharedArray(long), None
-
-    @property
-    def long(self) -> npt.NDArray[Any]:
-        return self._long.array
 
 
 def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:

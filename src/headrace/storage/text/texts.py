@@ -47,7 +47,8 @@ def remote_texts(data_path: DataPath | FileSet, extensions: Sequence[str], optio
     """
     if listing is None:
         listing = resolve(data_path, Kind("texts", tuple(map(str.lower, extensions))), options)
-        files: RemoteFiles = listing.server
+        assert listing.server is not None
+        files = listing.server
     else:
         files = RemoteFiles(listing.url(0), options)
     try:

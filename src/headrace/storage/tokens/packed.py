@@ -1,6 +1,7 @@
-"""Tokens that `headrace.pack` wrote, mapped.
+"""Tokens that `headrace.pack` wrote, read from the file's flat array of them.
 
-Where they lie: the file's flat array of tokens is mapped, and where each document begins too. Nothing is copied, whatever the size.
+A local file's array is mapped, and where each document begins too: nothing is copied, whatever the size. Of a remote file the array is
+read by byte ranges; what else it holds is read when it is opened, by h5py, and is its index: a later start finds that in `cache_dir`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import h5py
@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import AccessError, FileChangedError, FormatError
+from headrace.errors import AccessError, FormatError
+from headrace.io.local.files import changed, version_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.version import Stamp
-from headrace.memory.whole import read_full
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
 from headrace.storage.hdf5.files import HDF5Files, leads_out
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
-from headrace.storage.tokens.source import AnyTokens, DocumentsSource
+from headrace.storage.tokens.source import DocumentsSource, Tokens
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
@@ -33,50 +34,63 @@ _PIECE = 4 << 20
 _SHOWN = 80  # characters of what a tokenizer is known by
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a contiguous dataset lies."""
-
-    begin: int
-    count: int
-    dtype: np.dtype[Any]
-
-
-class TokensFile:
-    """A packed file of tokens, local or remote, as far as it says what is in it.
+class PackedTokens(Tokens):
+    """Tokens of a packed file, local or remote. Workers map a local file anew where they don't inherit the mapping.
 
     Args:
-        path: of the file, absolute; or its URL.
-        hdf5: opens it.
+        path: a file that `headrace.pack` made of texts, or its URL.
+        hdf5: opens it; None: a local file.
 
-    Attributes:
-        path: the same.
+    Attributes: those of `Tokens`, and:
         info: what the file says of itself.
         targets: one for each document, or None.
         names: of the documents, or None.
+        has_checksums: True if a local file has a checksum of each document.
 
     Raises:
-        FormatError: the file holds no texts that were packed, is of a later version, or damaged.
-        DataNotFoundError, AccessError, RemoteError: it is not there, or can't be read.
+        FormatError: the file holds no texts that were packed, is of a later version, damaged, or shorter than it says.
+        RemoteError, FileChangedError, DataNotFoundError, AccessError: it is not there, or can't be read; see `Files.read`.
     """
 
-    targets: npt.NDArray[Any] | None = None
-    names: PackedNames | None = None
+    path: str
 
-    def __init__(self, path: str, hdf5: HDF5Files) -> None:
-        self.path: str = path
-        self._hdf5 = hdf5
-        self._shown = redact(path)
-        info = packed_info(path, hdf5)
+    def __init__(self, path: str | os.PathLike[str], hdf5: HDF5Files | None = None) -> None:
+        self._hdf5 = hdf5 = hdf5 or HDF5Files()
+        self.files = hdf5.files
+        self.path = os.fspath(path) if self.files.is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self._shown = redact(self.path)
+        info = packed_info(self.path, hdf5)
         if info is None or info.kind != KIND:
             raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         self.info = info
+        made_with = str(info.text.get("tokenizer") or f"a {info.text.get('class')} that can't be known again")
+        self.made_with = made_with if len(made_with) <= _SHOWN else f"{made_with[:_SHOWN]}..."
+        self._views: tuple[npt.NDArray[Any], IntArray] | None = None
+        self._crc: npt.NDArray[Any] | None = None
+        with hdf5.reading(self.path) as file:
+            self._data, self._offsets = (self._layout(file, name) for name in (DATA, OFFSETS))
+            self.dtype, self.count, self._begin = self._data
+            self.targets = self._column(file, TARGETS) if TARGETS in file else None
+            self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS)) if NAMES in file else None
+            if self.files.is_remote:
+                self._edges = SharedArray(self._column(file, OFFSETS))
+                crc_shape = self._dataset(file, CRC).shape if CRC in file else None
+            elif CRC in file:
+                self._crc = self._column(file, CRC)
+                crc_shape = self._crc.shape
+            else:
+                crc_shape = None
+        edges = self.short[0]
+        if not self.files.is_remote:
+            self._compare(OFFSETS, edges)
+        self._check(edges, crc_shape)
+        self.has_checksums: bool = self._crc is not None
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
         return self._hdf5.dataset(file, name, self.path)
 
-    def _place(self, file: h5py.File, name: str, size: int) -> Place:
-        """Where a dataset lies in the file, which has so many bytes."""
+    def _layout(self, file: h5py.File, name: str) -> tuple[np.dtype[Any], int, int]:
+        """Dtype, length, and first byte in the file of a dataset."""
         dataset = self._dataset(file, name)
         shape: tuple[int, ...] = dataset.shape or ()
         begin, dtype = dataset.id.get_offset(), dataset.dtype
@@ -84,14 +98,9 @@ class TokensFile:
         is_elsewhere = dataset.external or leads_out(file, name) is not None
         if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or is_elsewhere:
             raise FormatError(f"{self._shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
-        if (begin or 0) + count * dtype.itemsize > size:
+        if (begin or 0) + count * dtype.itemsize > (size := self.files.version(self.path).size):
             raise FormatError(f"{self._shown} is cut short: {size:,} bytes are not enough for {name!r}")
-        return Place(begin or 0, count, dtype)
-
-    def _read_columns(self, file: h5py.File) -> None:
-        """Targets and names."""
-        self.targets = self._column(file, TARGETS) if TARGETS in file else None
-        self.names = PackedNames.from_arrays(self._column(file, NAMES), self._column(file, NAME_OFFSETS)) if NAMES in file else None
+        return dtype, count, begin or 0
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
         column = np.asarray(self._dataset(file, name))
@@ -103,16 +112,10 @@ class TokensFile:
         if expected is not None and crc_of(column) != expected:
             raise FormatError(f"{self._shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
 
-    def _check(self, edges: npt.NDArray[Any], end: int, crc_shape: tuple[int, ...] | None) -> None:
-        """Compares the parts with each other.
-
-        Args:
-            edges: where documents begin.
-            end: the number of tokens.
-            crc_shape: of the documents' checksums, if there are any.
-        """
+    def _check(self, edges: npt.NDArray[Any], crc_shape: tuple[int, ...] | None) -> None:
+        """Compares the arrays with each other."""
         count, wrong = self.info.count, []
-        if edges.dtype != np.int64 or not are_offsets(edges, count, end):
+        if edges.dtype != np.int64 or not are_offsets(edges, count, self.count):
             wrong.append(OFFSETS)
         if self.names is not None and not are_offsets(self.names.arrays[1], count, len(self.names.arrays[0])):
             wrong.append(NAME_OFFSETS)
@@ -123,119 +126,86 @@ class TokensFile:
                 f"{self._shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents it should hold: pack it again"
             )
 
-    def location(self, document: int) -> str:
-        """Where a document lies, with the name that it had, if it had one of its own."""
-        return f"{self._shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
-
-    def made_with(self) -> str:
-        """The tokenizer, in words."""
-        text = self.info.text
-        said = str(text.get("tokenizer") or f"a {text.get('class')} that can't be known again")
-        return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
-
-
-class PackedTokens(TokensFile):
-    """Tokens of a packed file, and where its documents begin. Picklable: workers map the file anew where they don't inherit it.
-
-    Args:
-        path: a file that `headrace.pack` made of texts.
-
-    Attributes: those of `TokensFile`.
-
-    Raises:
-        FormatError: no such file, a damaged one, or one that is shorter than it says.
-        DataNotFoundError, AccessError: it is not there, or can't be read.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(os.path.abspath(os.path.expanduser(os.fspath(path))), HDF5Files())
-        self._views: tuple[npt.NDArray[Any], IntArray] | None = None
-        with self._hdf5.reading(self.path) as file:
-            self._stamp = Stamp(self.path)
-            self._data, self._offsets = (self._place(file, name, self._stamp.size) for name in (DATA, OFFSETS))
-            self._read_columns(file)
-            self._crc = self._column(file, CRC) if CRC in file else None
-        edges = self.short[0]
-        self._compare(OFFSETS, edges)
-        self._check(edges, self._data.count, None if self._crc is None else self._crc.shape)
-
-    # -- what `Tokens` are
+    # -- tokens
 
     @property
     def long(self) -> npt.NDArray[Any]:
-        """The tokens, read-only.
-
-        Raises:
-            AccessError, FileChangedError: the file is gone, or has been changed.
-        """
         return self._mapped()[0]
 
     @property
     def short(self) -> list[npt.NDArray[Any]]:
-        """Where documents begin, read-only.
-
-        Raises:
-            AccessError, FileChangedError: the file is gone, or has been changed.
-        """
-        return [self._mapped()[1]]
+        return [self._edges.array if self.files.is_remote else self._mapped()[1]]
 
     def _mapped(self) -> tuple[npt.NDArray[Any], IntArray]:
+        version = self.files.version(self.path)
         try:
             status = os.stat(self.path)  # each time: of a mapping alone nobody would see that the file is cut short, or another one
         except OSError as error:
             raise AccessError(f"{self._shown} can't be read any more: {error.strerror}") from error
-        if (status.st_size, status.st_mtime_ns) != (self._stamp.size, self._stamp.mtime):
-            raise FileChangedError(f"{self._shown} has been changed since it was opened: open the dataset again")
+        if version_of(status) != version:
+            raise changed(self.path)
         if self._views is None:
             with open(self.path, "rb") as file:
-                self._stamp.check(file.fileno())
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            data, offsets = (self._array(view, place) for place in (self._data, self._offsets))
+                if version_of(os.fstat(file.fileno())) != version:
+                    raise changed(self.path)
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data, offsets = (np.frombuffer(view, *layout) for layout in (self._data, self._offsets))
             self._views = data, np.require(offsets, requirements="A")  # searching arrays that are not aligned copies them each time
         return self._views
 
-    @staticmethod
-    def _array(view: memoryview, place: Place) -> npt.NDArray[Any]:
-        return np.frombuffer(view[place.begin : place.begin + place.count * place.dtype.itemsize], place.dtype)
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        if not self.files.is_remote:
+            return super().parts(begins, ends)
+        parts = [np.empty(count, self.dtype) for count in (ends - begins).tolist()]
+        filled = np.flatnonzero(ends > begins)
+        for number, data in zip(filled.tolist(), self.files.read(self.byte_ranges(begins[filled], ends[filled])), strict=True):
+            parts[number][:] = np.frombuffer(data or b"", self.dtype)  # a copy: what was fetched with it need not be held
+        return parts
+
+    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+        if not self.files.is_remote:
+            return super().blocks(numbers, length)
+        parts = self.parts(numbers * length, (numbers + 1) * length)
+        return np.concatenate([np.empty(0, self.dtype), *parts]).reshape(-1, length)
+
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        first, size = self._begin, self.dtype.itemsize
+        return ByteRanges.in_file(self.path, first + begins * size, first + ends * size)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_views": None}
 
-    # -- is it whole?
+    # -- documents
 
-    @property
-    def has_checksums(self) -> bool:
-        """True if there is a checksum of each document."""
-        return self._crc is not None
+    def location(self, document: int) -> str:
+        """Where a document lies, with the name that it had, if it had one of its own."""
+        return f"{self._shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
 
     def damaged(self) -> Iterator[tuple[int, list[int]]]:
-        """Reads all tokens from the file; for each piece how many documents it has, and which documents are not what was packed.
+        """Reads all tokens from a local file; for each piece how many documents it has, and which documents are not what was packed.
 
         Raises:
             FileChangedError: the file has been changed.
             OSError: it can't be read.
         """
-        edges, crc = self.short[0], self._crc
+        edges, crc, size = self.short[0], self._crc, self.dtype.itemsize
         assert crc is not None
-        begin, size = self._data.begin, self._data.dtype.itemsize
-        with open(self.path, "rb", buffering=0) as file:
-            self._stamp.check(file.fileno())
-            first = 0
-            while first < len(crc):
-                last = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE // size, side="right")) - 1)
-                last = min(last, first + _PIECE // 8)  # of empty ones any number begins at one place
-                places = ((edges[first : last + 1] - edges[first]) * size).tolist()
-                data = memoryview(bytearray(places[-1]))
-                data = data[: read_full(file.fileno(), [data], begin + int(edges[first]) * size)]
-                found = [zlib.crc32(data[a:b]) for a, b in itertools.pairwise(places)]
-                yield last - first, (np.flatnonzero(np.array(found, np.uint32) != crc[first:last]) + first).tolist()
-                first = last
+        first = 0
+        while first < len(crc):
+            last = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE // size, side="right")) - 1)
+            last = min(last, first + _PIECE // 8)  # of empty ones any number begins at one place
+            (data,) = self.files.read(self.byte_ranges(edges[first : first + 1], edges[last : last + 1]))
+            assert data is not None
+            offsets = ((edges[first : last + 1] - edges[first]) * size).tolist()
+            checksums = [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(offsets)]
+            yield last - first, (np.flatnonzero(np.array(checksums, np.uint32) != crc[first:last]) + first).tolist()
+            first = last
 
 
 class PackedDocuments(DocumentsSource):
     """The documents of a packed file, of each its first `max_length` tokens, with the fingerprint of those that were packed."""
 
-    def __init__(self, tokens: AnyTokens, fingerprint: str, where: Callable[[int], str], max_length: int | None) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, where: Callable[[int], str], max_length: int | None) -> None:
         super().__init__(tokens, "", where, max_length, None)
         self._packed_fingerprint = fingerprint
 

@@ -6,9 +6,9 @@ found by arithmetic, and read where they lie: in a file that is mapped; or by ra
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,75 +21,81 @@ from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES
-from headrace.storage.source import Locatable, Rows
+from headrace.storage.source import Locatable
+from headrace.storage.text.line_index import Arrays
 
 
-class Tokens(Protocol):
-    """Tokens, and where documents end. Picklable."""
+class Tokens:
+    """All tokens of some documents, and where each begins. Picklable, thread-safe.
 
-    @property
-    def long(self) -> npt.NDArray[Any]:
-        """[tokens] ids, of any unsigned or signed integer dtype."""
-
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        """The first: [documents + 1] int64, where each document begins, and the last one ends."""
-
-
-class RangedTokens(ABC):
-    """Remote tokens: there is no array of all of them. Picklable, thread-safe.
+    Args:
+        arrays: the ids, of any integer dtype; as the first short array where each document begins and the last one ends ([documents + 1]
+            int64); as a second one the numbers of documents that are left out.
 
     Attributes:
-        path: the URL of the file that they lie in.
-        files: the files of its server.
+        files: what they are read from, where they are neither mapped nor in memory.
+        path: of the file that they lie in; None: they are in memory.
+        made_with: the tokenizer, in words, where that is known.
         count: of all tokens.
         dtype: of the ids.
     """
 
-    path: str
-    files: Files
-    count: int
-    dtype: np.dtype[Any]
+    made_with = ""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.files: Files = LocalFiles()
+        self.path: str | None = arrays.path
+        self.count: int = len(arrays.long)
+        self.dtype: np.dtype[Any] = arrays.long.dtype
 
     @property
-    @abstractmethod
-    def short(self) -> list[npt.NDArray[Any]]:
-        """As `Tokens` has it."""
-
-    @abstractmethod
-    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-        """Tokens ``begins[i]`` to ``ends[i] - 1``, fetched together, as arrays of their own.
+    def long(self) -> npt.NDArray[Any]:
+        """[tokens] ids, of local ones.
 
         Raises:
-            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
+            AccessError, FileChangedError: their file is gone, or has been changed.
         """
+        return self._arrays.long
 
-    @abstractmethod
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        """See `arrays`.
+
+        Raises:
+            AccessError, FileChangedError: as `long`.
+        """
+        return self._arrays.short
+
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of remote ones.
+
+        Raises:
+            AccessError, FileChangedError: as `long`.
+            RemoteError, DataNotFoundError: see `Files.read`.
+        """
+        long = self.long
+        return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+        """Copies of blocks of so many tokens, by number ([blocks, length]).
+
+        Raises:
+            Exception: as `parts`.
+        """
+        long = self.long
+        return long[: len(long) // length * length].reshape(-1, length).take(numbers, axis=0)
+
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        """Where these lie in the file; they may overlap, and `Files.prefetch` counts each."""
-
-
-AnyTokens = Tokens | RangedTokens
-
-
-def parts_of(tokens: AnyTokens, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-    """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of remote ones.
-
-    Raises:
-        AccessError: a file of this machine is gone, or has been changed.
-        RemoteError, FileChangedError, DataNotFoundError: see `RangedTokens.parts`.
-    """
-    if isinstance(tokens, RangedTokens):
-        return tokens.parts(begins, ends)
-    whole = tokens.long
-    return [whole[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in the file; they may overlap."""
+        return ByteRanges.of([])
 
 
 class TokensSource(Locatable):
     """Parts of documents, as arrays of ids. The common part of the sources below.
 
     Args:
-        tokens: the array, or what stands for it where that is remote.
+        tokens: of all documents.
         fingerprint: of the texts and of what they were made with.
         where: for messages: what the tokens are of; or what says where a document lies, by its number.
 
@@ -98,14 +104,13 @@ class TokensSource(Locatable):
         dtype: of the ids.
     """
 
-    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
-        self.tokens: AnyTokens = tokens
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
+        self.tokens: Tokens = tokens
         self._fingerprint = fingerprint
         self.where: str | Callable[[int], str] = where
-        self.count: int
-        self.dtype: np.dtype[Any]
-        self.count, self.dtype = _size_of(tokens)
-        self.files: Files = tokens.files if isinstance(tokens, RangedTokens) else LocalFiles()
+        self.count: int = tokens.count
+        self.dtype: np.dtype[Any] = tokens.dtype
+        self.files: Files = tokens.files
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
@@ -125,7 +130,7 @@ class TokensSource(Locatable):
         return ends - begins
 
     def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
-        return parts_of(self.tokens, *self._reach(np.asarray(indices, np.int64)))
+        return self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
 
     def blocks(self) -> IntArray:
         """Samples that begin within the same 2 MiB of the tokens, as they are stored."""
@@ -133,8 +138,7 @@ class TokensSource(Locatable):
         return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        tokens = self.tokens
-        return tokens.byte_ranges(*self._reach(np.unique(indices))) if isinstance(tokens, RangedTokens) else ByteRanges.of([])
+        return self.tokens.byte_ranges(*self._reach(np.unique(indices)))
 
     @property
     def stored_nbytes(self) -> int:
@@ -142,11 +146,10 @@ class TokensSource(Locatable):
 
     def how(self) -> dict[str, str]:
         tokens = self.tokens
-        where = getattr(tokens, "path", None)
         way = "by ranges" if self.is_remote else "mapped"
-        place = "in memory, which workers share" if where is None else f"{way} from {redact(where)}"
-        made = f", made with {tokens.made_with()}" if hasattr(tokens, "made_with") else ""
-        said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {place}{made}"}
+        where = "in memory, which workers share" if tokens.path is None else f"{way} from {redact(tokens.path)}"
+        made = f", made with {tokens.made_with}" if tokens.made_with else ""
+        said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}{made}"}
         return {**said, "files": self.files.explain()} if self.is_remote else said
 
     def fingerprint(self) -> str:
@@ -155,14 +158,6 @@ class TokensSource(Locatable):
     def location(self, index: int) -> str:
         document = int(self.document_of(np.array([index]))[0])
         return self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
-
-
-def _size_of(tokens: AnyTokens) -> tuple[int, np.dtype[Any]]:
-    """How many there are, and of which dtype."""
-    if isinstance(tokens, RangedTokens):
-        return tokens.count, tokens.dtype
-    whole = tokens.long
-    return len(whole), whole.dtype
 
 
 class DocumentsSource(TokensSource):
@@ -176,7 +171,7 @@ class DocumentsSource(TokensSource):
 
     def __init__(
         self,
-        tokens: AnyTokens,
+        tokens: Tokens,
         fingerprint: str,
         where: str | Callable[[int], str],
         max_length: int | None,
@@ -234,7 +229,7 @@ class BlocksSource(TokensSource):
         length: tokens of a block.
     """
 
-    def __init__(self, tokens: AnyTokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int) -> None:
         super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
         self.length = length
         if not len(self) and self.count:
@@ -257,19 +252,9 @@ class BlocksSource(TokensSource):
         ids = super().read(indices)
         return [{"input_ids": one, "document_ids": numbers} for one, numbers in zip(ids, documents, strict=True)]
 
-    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        """Also into rows of a wider dtype."""
-        found: Rows
-        if isinstance(self.tokens, RangedTokens):
-            found = self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
-        else:
-            blocks = self.tokens.long[: len(self) * self.length].reshape(len(self), self.length)
-            found = blocks.take(np.asarray(indices, np.int64), axis=0)  # narrow, so it stays in the processor's cache
-        if isinstance(rows, np.ndarray) and isinstance(found, np.ndarray):
-            np.copyto(rows, found)
-        else:
-            for row, block in zip(rows, found, strict=True):
-                row[:] = block
+    def read_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
+        """Writes blocks into rows [blocks, length], which may be of a wider dtype."""
+        np.copyto(rows, self.tokens.blocks(np.asarray(indices, np.int64), self.length))  # narrow, so they stay in the processor's cache
 
     def documents_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
         """Writes the number of each token's document into rows [blocks, length]; numbered from 0 in each block."""

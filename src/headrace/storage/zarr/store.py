@@ -45,12 +45,7 @@ class Store(ABC):
     # -- files
 
     def fetch_metadata(self, nodes: Sequence[str]) -> None:  # noqa: B027
-        """The metadata of these nodes will be read: remote ones that are not known yet are fetched together.
-
-        Raises:
-            AccessError: all that could be there may not be read.
-            RemoteError: the server does not answer.
-        """
+        """Fetches the metadata of remote nodes together; an AccessError where all that could be there may not be read."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
@@ -102,15 +97,12 @@ class Store(ABC):
             FileChangedError: it is another one, or gone.
         """
 
-    def check_files(self, keys: Sequence[str]) -> None:  # noqa: B027
-        """Compares local files with chunks with the time when the store was opened.
+    def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """Compares local files with chunks, which this process has open, with the time when the store was opened.
 
         Raises:
             FileChangedError: one was changed since.
         """
-
-    def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """As `check_files`, by path, of files that this process has open."""
 
     # -- nodes
 

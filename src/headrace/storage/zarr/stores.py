@@ -101,9 +101,6 @@ class ZarrFolder(Store):
                 ranges.append(None)
         return ByteRanges.of(ranges)
 
-    def check_files(self, keys: Sequence[str]) -> None:
-        self.ranges(keys)
-
     def check_open(self, paths: Sequence[str]) -> None:
         with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
             for start, fds in opened:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.tokens.source import BlocksSource
+from headrace.storage.text.line_index import HeldArrays
+from headrace.storage.tokens.source import BlocksSource, Tokens
 
 
-class Held:
+def tokens_of(lengths: list[int], dtype: str) -> Tokens:
     """Tokens in memory."""
-
-    def __init__(self, lengths: list[int], dtype: str) -> None:
-        edges = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-        self.long: npt.NDArray[np.generic] = (np.arange(edges[-1]) * 7919 % 60_000).astype(dtype)
-        self.short = [edges.astype(np.int64)]
+    edges = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
+    return Tokens(HeldArrays((np.arange(edges[-1]) * 7919 % 60_000).astype(dtype), [edges.astype(np.int64)]))
 
 
-def plain(tokens: Held, length: int, index: int) -> tuple[list[int], list[int]]:
+def plain(tokens: Tokens, length: int, index: int) -> tuple[list[int], list[int]]:
     """A block, token by token: its ids, and the numbers of its documents."""
     edges, ids, documents = tokens.short[0].tolist(), [], []
     whole = [number for number in range(len(edges) - 1) for _ in range(edges[number], edges[number + 1])]
@@ -36,7 +33,7 @@ def plain(tokens: Held, length: int, index: int) -> tuple[list[int], list[int]]:
 def test_any_documents(lengths: list[int], length: int, dtype: str) -> None:
     if sum(lengths) < length:
         return
-    tokens = Held(lengths, dtype)
+    tokens = tokens_of(lengths, dtype)
     source = BlocksSource(tokens, "", "", length)
     chosen = np.random.default_rng(len(lengths)).integers(0, len(source), 7).tolist()
     wanted = [plain(tokens, length, index) for index in chosen]
@@ -44,15 +41,12 @@ def test_any_documents(lengths: list[int], length: int, dtype: str) -> None:
     source.read_into(chosen, ids)
     source.documents_into(chosen, documents)
     assert [(a, b) for a, b in zip(ids.tolist(), documents.tolist(), strict=True)] == wanted
-    rows = [np.full(length, -1, np.int64) for _ in chosen]
-    source.read_into(chosen, rows)
-    assert [row.tolist() for row in rows] == ids.tolist()
     single = [source.read([index])[0] for index in chosen]
     assert [(one["input_ids"].tolist(), one["document_ids"].tolist()) for one in single] == wanted
 
 
 def test_a_block_outside() -> None:
-    source = BlocksSource(Held([10], "<u2"), "", "", 4)
+    source = BlocksSource(tokens_of([10], "<u2"), "", "", 4)
     assert len(source) == 2
     with pytest.raises(IndexError):
         source.read_into([2], np.empty((1, 4), np.int64))
