@@ -47,7 +47,7 @@ INSIDE: dict[str, list[str]] = {
         *("row_store", "whole", "machine"),
     ],
     "monitor": ["stats", "memory"],
-    "collate": ["fields", "stack", "padding", "vision", "pad", "text", "registry"],
+    "collate": ["fields", "stack", "vision", "pad", "text", "registry"],
     "loader": [
         *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),

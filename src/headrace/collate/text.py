@@ -12,7 +12,7 @@ import torch
 
 from headrace.arguments import check_integer
 from headrace.collate.fields import FieldPath
-from headrace.collate.padding import Number, Padding, example_of, is_sequence, to_rows
+from headrace.collate.pad import Number, Padding, example_of, is_sequence, to_rows
 from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError

@@ -29,6 +29,7 @@ from headrace import (
 from headrace.datasets.core.format import Chain
 from headrace.datasets.image.augment import split_augment
 from headrace.datasets.image.pixels import decode_image, normalize, resize_image
+from headrace.errors import EmptyBatchError
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 
@@ -335,3 +336,11 @@ def test_what_a_decoder_raises_is_skipped_and_named(tmp_path: Path, make_loader:
     assert len(images) == 6
     (skipped,) = loader.get_stats()["skipped_samples"]
     assert skipped["path"].endswith("bad.png") and "bad.png: " in skipped["error"]
+
+
+def test_a_batch_of_which_no_crop_can_be_decoded_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    options: dict[str, Any] = {"targets": None, "on_error": "skip"}
+    for transform in ([RandomResizedCrop(8)], [RandomResizedCrop(8), np.asarray]):
+        with pytest.raises(EmptyBatchError, match="none of the 1 samples of a batch can be read"):
+            ImageDataset(tmp_path, transform=transform, **options)[0]

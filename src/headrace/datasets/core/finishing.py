@@ -17,6 +17,8 @@ from headrace.errors import FormatError, SampleError, warn
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states, warn_off_main_thread
 
+Key = tuple[int, int, int, int]
+"""What the random numbers of a sample follow from: seed, epoch, index in the whole dataset, and how often the order drew it before."""
 _WITHOUT_GENERATORS = ("sample_source", "sample_reader", "sample_finisher", "left_of_budget", "block_memory")
 
 
@@ -40,15 +42,15 @@ class Finisher:
         """The samples of a batch without those that are left out, and the index of each.
 
         Args:
-            request: says what belongs to the batch.
-            values: for each index the decoded value, or a SampleError. Emptied: decoded and finished samples of a whole batch need not be
+            request: names the samples.
+            values: for each the decoded value, or a SampleError. Emptied: decoded and finished samples of a whole batch need not be
                 there at once.
             is_plain: True under a plain DataLoader, which names no epoch.
 
         Raises:
             SampleError: none of the samples can be read.
         """
-        failure = next((value for value in values if isinstance(value, SampleError)), None)
+        failure: SampleError | None = None
         is_random, format_, replacement = is_random_in(dataset), dataset.sample_format, dataset.sample_reader.replacement
         samples: list[Any] = []
         indices: list[int] = []
@@ -56,10 +58,11 @@ class Finisher:
             last = None
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 if not isinstance(value, SampleError):
-                    last = request.seed, request.epoch, dataset.seed_index(index), request.draws[number] if request.draws else 0
+                    last = _key(dataset, request, number)
                     value = self._finish(dataset, format_, index, value, last if is_random else None)
-                values[number] = None
-                made = replacement(index, dataset.source_of(index), value) if isinstance(value, SampleError) else [value]
+                values[number], made = None, [value]
+                if isinstance(value, SampleError):
+                    failure, made = failure or value, replacement(index, dataset.source_of(index), value)
                 samples += made
                 indices += [index] * len(made)
             if last is not None and is_random and is_plain and not self._has_warned and dataset.may_repeat_draws():
@@ -69,12 +72,7 @@ class Finisher:
         return samples, indices
 
     def draw(self, dataset: Any, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
-        """What the format draws for each sample, or the SampleError that it met.
-
-        Args:
-            request: says what belongs to the batch.
-            value: gives the value of a position in the batch, or a SampleError.
-        """
+        """What the format draws for each sample, or the SampleError that it met; `value` gives that of a position in the batch."""
         format_ = dataset.sample_format
         if not format_.draws:
             return [None] * len(request)
@@ -85,7 +83,7 @@ class Finisher:
                 if isinstance(given, SampleError):
                     drawn.append(given)
                     continue
-                seeder(request.seed, request.epoch, dataset.seed_index(index), request.draws[number] if request.draws else 0)
+                seeder(*_key(dataset, request, number))
                 try:
                     with naming(format_.decodes_late, dataset.source_of, index):
                         drawn.append(format_.draw(given))
@@ -105,13 +103,8 @@ class Finisher:
         with preserved_rng(self.seeder(dataset)):
             yield
 
-    def _finish(self, dataset: Any, format_: SampleFormat, index: int, value: Any, key: tuple[int, int, int, int] | None) -> Any:
-        """The finished sample; or a SampleError, where it turned out here that it can't be decoded.
-
-        Args:
-            dataset, format_, index, value: of the sample.
-            key: of its random numbers; None: it has none.
-        """
+    def _finish(self, dataset: Any, format_: SampleFormat, index: int, value: Any, key: Key | None) -> Any:
+        """The finished sample; or a SampleError, where it turned out here that it can't be decoded. (`key`: of its random numbers.)"""
         try:
             value, target = dataset.split_target(index, value)
             with naming(format_.names_warnings, dataset.source_of, index):
@@ -127,7 +120,7 @@ class Finisher:
         sample = dataset.make_sample(value, target)
         return _with_index(sample, index) if dataset.return_index else sample
 
-    def _call_seeded(self, dataset: Any, value: Any, target: Any, key: tuple[int, int, int, int]) -> tuple[Any, Any]:
+    def _call_seeded(self, dataset: Any, value: Any, target: Any, key: Key) -> tuple[Any, Any]:
         seeder = self.seeder(dataset)
         untouched = copy.deepcopy((value, target)) if self._is_untried else None
         seeder(*key)
@@ -148,7 +141,7 @@ class Finisher:
             self._seeder, self._seeded, self._is_untried = SampleSeeder(*dataset.seeded_objects()), transforms, True
         return self._seeder
 
-    def _warn_of_repeats(self, dataset: Any, key: tuple[int, int, int, int]) -> None:
+    def _warn_of_repeats(self, dataset: Any, key: Key) -> None:
         """Warns if the transforms of the last sample drew anything: they draw the same in each epoch that nobody names."""
         self._has_warned = True
         after = rng_states()
@@ -158,6 +151,10 @@ class Finisher:
                 f"{type(dataset).__name__}: the random transforms draw the same numbers in each epoch, since nobody says which epoch it "
                 "is: call dataset.set_epoch(epoch) before each one, or use headrace.create_dataloader, which does"
             )
+
+
+def _key(dataset: Any, request: BatchRequest, number: int) -> Key:
+    return request.seed, request.epoch, dataset.seed_index(request[number]), request.draws[number] if request.draws else 0
 
 
 def transforms_of(dataset: Any) -> tuple[Any, Any, Any]:
