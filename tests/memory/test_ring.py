@@ -426,7 +426,7 @@ class TestLife:
         assert in_use(ring) == 0
         ring.give(ring.take())
         assert os.fstat(ring._memory.fd).st_blocks * 512 <= 3 << 20
-        assert ring.nbytes() <= 3 * (2 << 20)
+        assert ring.stats()["ring_bytes"] <= 3 * (2 << 20)
         for number in range(12):  # and are whole again when they are needed
             batches.append(deliver(ring, torch.full((1 << 18,), number)))
         assert all((b == n).all() for n, b in enumerate(batches)) and ring.total == 12

@@ -124,14 +124,12 @@ def explain_config(config: DataLoaderConfig, given: DataLoaderConfig, reasons: R
 
 def _in_words(value: Any) -> str:
     """A value in a word or two."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, str, torch.device)):
         return str(value)
     if hasattr(value, "get_start_method"):
         return str(value.get_start_method())
     while isinstance(value, functools.partial):
         value = value.func
-    if isinstance(value, torch.device):
-        return str(value)
     return getattr(value, "__name__", None) or type(value).__name__
 
 

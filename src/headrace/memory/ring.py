@@ -158,18 +158,15 @@ class Ring:
         """Slots on their way or held by the user."""
         return self.total - len(self._free) - len(self._idle)
 
-    def nbytes(self) -> int:
-        """Bytes mapped for all slots by this process: the most that they hold."""
-        return sum(len(m) for m in list(self._maps.values()))
-
     def stats(self) -> dict[str, int]:
-        """Slots; how many of them are in use, and how many were added; batches that were copied out of theirs; bytes mapped."""
+        """Slots; how many of them are in use, and how many were added; batches that were copied out of theirs; bytes that this process has
+        mapped, the most that the slots hold."""
         return {
             "ring_slots": self.total,
             "ring_in_use": self.in_use,
             "ring_grown": self.grown,
             "ring_copied": self.copied,
-            "ring_bytes": self.nbytes(),
+            "ring_bytes": sum(map(len, list(self._maps.values()))),
         }
 
     def _release_pages(self, slot: int) -> None:

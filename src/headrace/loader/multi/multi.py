@@ -333,12 +333,8 @@ def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
             continue
         first, *rest = value
         is_dataset = isinstance(first, (Dataset, DataLoader))
-        is_pair = (
-            isinstance(value, tuple)
-            and len(rest) == 1
-            and _is_size(rest[0])
-            and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
-        )
+        is_size = len(rest) == 1 and (rest[0] is None or (isinstance(rest[0], int) and not isinstance(rest[0], bool)))
+        is_pair = isinstance(value, tuple) and is_size and (is_path(first) or hasattr(first, "__getitem__") or is_dataset)
         if is_pair and isinstance(first, DataLoader):
             raise ConfigError(f"loaders: {name!r} is a loader and a batch_size, and a loader has its own: pass the loader alone")
         if is_pair:
@@ -346,10 +342,6 @@ def _split_sizes(loaders: Any) -> tuple[dict[str, Any], dict[str, int | None]]:
         elif is_dataset:
             raise ConfigError(f"loaders: {name!r} is a {type(value).__name__}: pass one dataset, or a tuple (dataset, batch_size)")
     return given, sizes
-
-
-def _is_size(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _check_loaders(loaders: dict[str, Any]) -> None:

@@ -118,8 +118,7 @@ class PlainIterator:
         return next(self._iterator)
 
     def is_ready(self) -> bool:
-        """False: nobody knows."""
-        return False
+        return False  # nobody knows
 
     def close(self) -> None:
         """Drops torch's iterator, which ends workers that don't live on."""
@@ -316,11 +315,10 @@ class _NoLock:
         self._value = value
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """True at once."""
         return True
 
     def release(self) -> None:
-        """Does nothing."""
+        return
 
     def __enter__(self) -> bool:
         return True
