@@ -12,9 +12,13 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TypeVar
 
+from headrace.io.array_file import ArrayFile, MappedArrays
 from headrace.io.atomic import TEMPORARY, user_id
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock
+
+T = TypeVar("T")
 
 _POLL_S = 0.02
 
@@ -83,6 +87,21 @@ def one_builder(path: str, patience: float) -> Iterator[None]:
     key = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=4).digest(), "big") >> 1
     with single_flight(os.path.join(folder, f"headrace-making-{user_id()}.lock"), [key], patience, lambda: _written(path)):
         yield
+
+
+def found_or_built(file: ArrayFile, patience: float, build: Callable[[], T]) -> MappedArrays | T:
+    """The arrays of a cache file; or what `build` makes, in one process of this user at a time.
+
+    Args:
+        file: in the cache.
+        patience: seconds that the file may stay as it is while another process writes it.
+        build: makes the arrays, and the file if it can be written.
+    """
+    if (found := file.found()) is not None:
+        return found
+    with one_builder(file.path, patience):
+        found = file.found()  # another process may have built it meanwhile
+        return build() if found is None else found
 
 
 def _written(path: str) -> int:

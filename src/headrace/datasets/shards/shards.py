@@ -87,7 +87,9 @@ def _lines(files: FileSet, kind: str, reading: Mapping[str, Any], reach: RemoteO
             folder.parent.mkdir(parents=True, exist_ok=True)
     unit = "record" if kind == "jsonl" else "line"
     texts = remote_texts(files, SHARD_KINDS[kind], reach) if files.is_remote else local_texts(files)
-    return LinesSource(texts, unit, None, "utf-8", "strict", folder, is_kept=cache_dir is not None, room=room, progress=progress)
+    return LinesSource(
+        texts, unit, None, "utf-8", "strict", folder, is_kept=cache_dir is not None or texts.files.is_remote, room=room, progress=progress
+    )
 
 
 def _hdf5(files: Any, dataset_name: Any, target_name: str | None, options: Mapping[str, Any], reach: RemoteOptions) -> BaseDataset:

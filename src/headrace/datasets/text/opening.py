@@ -73,7 +73,9 @@ def _lines(
         texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
     else:
         texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing)
-    source = LinesSource(texts, unit, *of_text, folder, is_kept=reach.cache_dir is not None, room=room, progress=options.progress)
+    source = LinesSource(
+        texts, unit, *of_text, folder, is_kept=reach.cache_dir is not None or texts.files.is_remote, room=room, progress=options.progress
+    )
     for number, names in enumerate(source.headers):
         for name in (options.text_field, options.target_field) if names else ():
             if isinstance(name, str) and names.count(name) != 1:

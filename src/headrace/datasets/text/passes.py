@@ -19,12 +19,10 @@ from headrace.datasets.text.tokenizing import Tokenising
 from headrace.display import progress_bar
 from headrace.errors import SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
-from headrace.io.local.files import version_of
 from headrace.io.paths import cache_folder
-from headrace.io.single_flight import one_builder
+from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget
 from headrace.modes.lazy import Lazy
-from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import Tokens
@@ -77,10 +75,8 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
     """
     source, options, access = texts.source, texts.options, Access(whole, Lazy(), False)
     with contextlib.ExitStack() as still:
-        of, expect = _of_files(source), None
-        if source.listing.is_remote:
-            of = still.enter_context(source.of_one_version())
-            expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) else None
+        of = still.enter_context(source.of_one_version())
+        expect = still.enter_context(source.in_order()) if isinstance(source, LinesSource) and source.is_remote else None
         about = [of, source.fingerprint(), options.text_field, options.encoding, options.errors, getattr(source, "newline", None)]
         about.append(reader.on_error == "raise")  # or are documents left out?
 
@@ -118,10 +114,8 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
     """
     source, options = texts.source, texts.options
     with contextlib.ExitStack() as still:
-        of, expect = _of_files(source), None
-        if source.files.is_remote:
-            of = still.enter_context(source.of_one_version())
-            expect = still.enter_context(source.in_order()) if is_opening else None
+        of = still.enter_context(source.of_one_version())
+        expect = still.enter_context(source.in_order()) if is_opening and source.is_remote else None
 
         def found() -> HeldArrays:
             return _all_columns(texts, reader, expect)
@@ -133,9 +127,8 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
         folder = folder_of(options.cache_dir)
         file = ArrayFile(str(folder), "records", about)
         unkept = Unkept(str(folder), "lengths and targets of records are", "they are found anew at every start")
-        with one_builder(file.path, _PATIENCE_S):
-            if (kept := file.found()) is not None:  # another process has made it meanwhile
-                return kept
+
+        def build() -> Arrays:
             made = found()
             with unkept:
                 with file.writing("<i8") as writer:
@@ -143,6 +136,8 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
                     writer.short(made.short)
                 return file.open()
             return made
+
+        return found_or_built(file, _PATIENCE_S, build)
 
 
 def targets_in(columns: Arrays, field: str) -> RecordTargets:
@@ -246,15 +241,6 @@ def _records(texts: Texts, reader: SampleReader, expect: Callable[[range], None]
                     continue
                 yield index, text, target, source.is_of_table(index)
             bar.update(len(some))
-
-
-def _of_files(texts: TextFilesSource | LinesSource) -> list[list[Any]] | None:
-    """What tells the files from others, and from what they were before; None: they are remote."""
-    files = texts.listing
-    if files.is_remote:
-        return None
-    paths = [os.path.abspath(os.fsdecode(files.path(number))) for number in range(len(files.names))]
-    return [[path, *version_of(os.stat(path))] for path in paths]
 
 
 def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path:

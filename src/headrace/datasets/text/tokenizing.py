@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError
 from headrace.io.array_file import ArrayFile, Unkept
-from headrace.io.single_flight import one_builder
+from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.tokenizer import identity_of, smallest_dtype
@@ -74,12 +74,8 @@ class Tokenising:
             _log.info("the tokens of these texts are not kept: %s", why)
             return self._held(budget)
         kept = ArrayFile(str(folder), "tokens", self._about)
-        if (found := kept.found()) is not None:
-            return found
-        with Unkept(str(folder), "tokens are", "they are held in memory"), one_builder(kept.path, _PATIENCE_S):
-            if (found := kept.found()) is not None:  # another process has made them meanwhile
-                return found
-            return self._written(kept)
+        with Unkept(str(folder), "tokens are", "they are held in memory"):
+            return found_or_built(kept, _PATIENCE_S, lambda: self._written(kept))
         return self._held(budget)
 
     def _written(self, kept: ArrayFile) -> Arrays:

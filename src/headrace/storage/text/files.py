@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.io.files import Version
+from headrace.io.local.files import version_of
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.storage.files import FilesSource
@@ -27,13 +28,16 @@ class TextFilesSource(FilesSource):
         """Inside, remote files are read in the version that they have now.
 
         Yields:
-            What tells them from others, and from what they were before; None: the server does not say.
+            What tells the files from others, and from what they were before; None: the server does not say.
 
         Raises:
             RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
         """
         server, paths = self._server, list(self._paths)
-        assert server is not None
+        if server is None:
+            paths = list(map(os.path.abspath, paths))
+            yield [[path, *version_of(os.stat(path))] for path in paths]
+            return
         server.forget(paths)
         self._still = versions = server.learn(paths)
         of = [[server.place, self.location(number), version.size, version.tag] for number, version in enumerate(versions)]

@@ -23,7 +23,7 @@ from headrace.io.array_file import ArrayFile, MappedArrays, UntrustedError
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
 from headrace.io.sequential import opened_in_order
-from headrace.io.single_flight import one_builder
+from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 
 COMPRESSED = (".gz", ".zst")
@@ -200,11 +200,8 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
         )
     about = [_VERSION, *files.identity(path if files.is_remote else os.path.realpath(path)), encoding, errors]
     cached = ArrayFile(cache_dir, "plain", {"of": about})
-    if (found := cached.found()) is not None:
-        return found
-    with one_builder(cached.path, files.patience):
-        if (found := cached.found()) is not None:  # another process has made it meanwhile
-            return found
+
+    def build() -> MappedArrays:
         try:
             return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
         except FormatError:
@@ -212,6 +209,8 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
                 raise
         with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
             return _copied(cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path))
+
+    return found_or_built(cached, files.patience, build)
 
 
 def _copied(kept: ArrayFile, path: str, encoding: str, errors: str, cache_dir: str, opened: Callable[[], BinaryIO]) -> MappedArrays:

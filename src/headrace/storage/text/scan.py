@@ -11,7 +11,7 @@ import functools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -65,26 +65,6 @@ class TextBytes(NamedTuple):
     pieces: Pieces
 
 
-class Scanned(NamedTuple):
-    """What is gone through, and as what."""
-
-    texts: list[TextFile]
-    formats: list[str]
-    """Of records, of each file; none, where lines are wanted."""
-    newline_in: Callable[[int], Newline]
-    """What ends a line of a file, by its number."""
-    codec: tuple[str, str]
-    """How bytes are decoded: encoding and errors."""
-    room: Room
-    """For what is held at once."""
-    bases: list[int]
-    """Where each file begins, as if all were one."""
-    known: dict[int, LineIndex]
-    """By the numbers of files: what is known of them, so that they are not gone through."""
-    checks_quotes: bool
-    """True if tables are gone through twice, since one of them has odd quotes."""
-
-
 class OddQuotesError(Exception):
     """A table has a quote where the parity of quotes would misjudge: another scan must check that first, and go through tables twice."""
 
@@ -93,22 +73,41 @@ class Scan:
     """The pass over all files: gives the places where lines begin, and each file's end, as if all files were one.
 
     Args:
-        of: the files.
+        texts: the files.
+        formats: of records, of each file; none, where lines are wanted.
+        newline_in: what ends a line of a file, by its number.
+        codec: how bytes are decoded: encoding and errors.
+        room: for what is held at once.
+        bases: where each file begins, as if all were one, and the last one ends.
+        known: indices of files that need no scan, by their numbers.
+        checks_quotes: True if tables are gone through twice, since one of them has odd quotes.
         progress: show a progress bar; None: only on a terminal, and of much.
-        size: bytes of all files.
 
     Raises:
-        OddQuotesError: it must be said `checks_quotes`.
+        OddQuotesError: `checks_quotes` must be True.
     """
 
-    def __init__(self, of: Scanned, progress: bool | None, size: int) -> None:
-        self._texts, self._formats, self._newline_in, self._codec = of.texts, of.formats, of.newline_in, of.codec
-        self._room, self._bases, self._known, self._checks = of.room, of.bases, of.known, of.checks_quotes
-        self._remote = _in_order([text for number, text in enumerate(of.texts) if text.files.is_remote and number not in of.known])
+    def __init__(
+        self,
+        texts: Sequence[TextFile],
+        formats: Sequence[str],
+        newline_in: Callable[[int], Newline],
+        codec: tuple[str, str],
+        room: Room,
+        bases: Sequence[int],
+        known: Mapping[int, LineIndex],
+        checks_quotes: bool,
+        progress: bool | None,
+    ) -> None:
+        self._texts, self._formats, self._newline_in, self._codec = texts, formats, newline_in, codec
+        self._room, self._bases, self._known, self._checks = room, bases, known, checks_quotes
+        self._remote = _in_order([text for number, text in enumerate(texts) if text.files.is_remote and number not in known])
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
-        self._bar = progress_bar(progress, is_short=size < _SHOWN_FROM, total=size, desc="finding lines", unit="B", unit_scale=True)
+        self._bar = progress_bar(
+            progress, is_short=bases[-1] < _SHOWN_FROM, total=bases[-1], desc="finding lines", unit="B", unit_scale=True
+        )
 
     def __iter__(self) -> Iterator[IntArray]:
         with self._bar, contextlib.closing(self._remote):
@@ -303,29 +302,3 @@ def _in_order(texts: Sequence[TextFile]) -> Generator[Part]:
     """The bytes of remote texts of one server, in order."""
     if texts:
         yield from in_order(cast(RemoteFiles, texts[0].files), ByteRanges.of((text.path, 0, text.end) for text in texts))
-
-
-class NotedScan(Scan):
-    """A scan of one text whose index is to be made.
-
-    Attributes:
-        noted: where its lines begin, and the last one ends, in pieces.
-    """
-
-    noted: list[IntArray]
-
-    def __iter__(self) -> Iterator[IntArray]:
-        self.noted = []
-        for places in super().__iter__():
-            self.noted.append(places)
-            yield places
-
-    @property
-    def header(self) -> list[str]:
-        """Names of the fields."""
-        return self._headers[0]
-
-    @property
-    def blank(self) -> IntArray:
-        """Numbers of lines that are no records."""
-        return self._blank[0]

@@ -18,20 +18,21 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.array_file import HEAD, ArrayFile, Unkept
+from headrace.io.array_file import Arrays as IndexArrays
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact, without_query
-from headrace.io.ranges import ByteRanges, coalesce
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
-from headrace.io.single_flight import one_builder
+from headrace.io.single_flight import found_or_built
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
-from headrace.storage.text.index_beside import LineIndex, index_beside
+from headrace.storage.text.index_beside import LineIndex, arrays_of, index_beside
 from headrace.storage.text.line_index import Arrays, HeldArrays, PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
-from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, Scanned, TextFile
+from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
 from headrace.storage.text.texts import Texts
 
 KEPT_FROM = 64 << 20
@@ -54,7 +55,7 @@ class LinesSource(Locatable):
         newline: see `headrace.storage.text.lines`.
         encoding, errors: of the text, as Python has them; only what shows no lines, or is compressed, is decoded here.
         folder: where the table, and plain copies, are kept.
-        is_kept: False: only tables of large local texts are.
+        is_kept: False: only tables of large local texts are kept.
         room: for one line or record; a file in the form of one JSON list is read as a whole, at the start.
         progress: show a progress bar; None: only on a terminal.
 
@@ -80,7 +81,7 @@ class LinesSource(Locatable):
         self.listing: FileSet = texts.listing
         self.files, self._copies, paths = texts.files, LocalFiles(), texts.paths
         self._unit, self._newline = unit, newline
-        self._is_kept = is_kept or texts.files.is_remote
+        self._is_kept = is_kept
         self.room: Room = room or Room()
         self._folder = os.path.abspath(folder)
         self._formats = [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
@@ -143,28 +144,18 @@ class LinesSource(Locatable):
         """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
         if any(text.files.is_remote and text.files.version(text.path).tag is None for text in self._texts):
             return False  # nobody could say whether it still holds
-        return self._is_kept or self._size >= KEPT_FROM
-
-    def _kept_file(self) -> ArrayFile:
-        of = [self._known_by(text) for text in self._texts]
-        return ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+        return self._is_kept or (self._size >= KEPT_FROM and not self.files.is_remote)
 
     def _scan(self, progress: bool | None) -> Scan:
-        return Scan(self._to_scan, progress, self._size)
-
-    @property
-    def _to_scan(self) -> Scanned:
         bases = self._bases.tolist()
-        return Scanned(self._texts, self._formats, self._newline_in, self.codec, self.room, bases, self._known, self._checks_quotes)
+        return Scan(self._texts, self._formats, self._newline_in, self.codec, self.room, bases, self._known, self._checks_quotes, progress)
 
     def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
             return self._checked(lambda: self._held(progress))
-        cached = self._kept_file()
-        if (found := cached.found()) is not None:
-            return found
-        with one_builder(cached.path, self.files.patience):  # others wait, and find it then
-            return cached.found() or self._checked(lambda: self._written(cached, progress))
+        of = [self._known_by(text) for text in self._texts]
+        cached = ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
+        return found_or_built(cached, self.files.patience, lambda: self._checked(lambda: self._written(cached, progress)))
 
     def _checked(self, make: Callable[[], Arrays]) -> Arrays:
         try:
@@ -187,6 +178,13 @@ class LinesSource(Locatable):
         scan, encoder = self._scan(progress), PlacesEncoder()
         encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
         return HeldArrays(encoded, [*scan.short(), np.array(encoder.edges, np.int64)])
+
+    def line_index(self) -> IndexArrays:
+        """The arrays of the line index of one text."""
+        count = int(self._first[-1])
+        first = self._table.places.reach(np.zeros(1, np.int64))[0]
+        places = np.concatenate([first, first + np.cumsum(self._table.places.distances(count))])
+        return arrays_of(self._unit, self.headers[0], iter([places]), self._shift + np.arange(len(self._shift)))
 
     # -- reading
 
@@ -273,9 +271,9 @@ class LinesSource(Locatable):
         return found
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """The bytes of lines, those that follow one another as one range; none of what is read through a plain copy."""
-        files, starts, ends = self._places(np.unique(indices))
-        return coalesce(ByteRanges(self._read_paths, files, starts, ends).take(~self._is_copy[files]), 0).ranges
+        """The bytes of lines; none of what is read through a plain copy."""
+        files, starts, ends = self._places(indices)
+        return ByteRanges(self._read_paths, files, starts, ends).take(~self._is_copy[files])
 
     @property
     def stored_nbytes(self) -> int:
