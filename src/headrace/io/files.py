@@ -1,11 +1,12 @@
-"""The protocol by which bytes of files are read, local or remote alike."""
+"""The interface by which bytes of files are read, local or remote alike."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from headrace.io.ranges import ByteRanges
 
@@ -23,17 +24,19 @@ class Version(NamedTuple):
     tag: str | int | None
 
 
-class Files(Protocol):
+class Files(ABC):
     """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the files have.
 
     A file whose version was asked for is read in that version, or a `FileChangedError` is raised. Other local files, and other whole files,
-    are read as they are.
+    are read as they are. What has a body here is what holds where nothing is prefetched or cached on disk.
     """
 
-    @property
-    def is_remote(self) -> bool:
-        """True if a read is a request to a server."""
+    is_remote: bool
+    """True if a read is a request to a server."""
+    patience: float
+    """Seconds that another process may take for what is read of a file."""
 
+    @abstractmethod
     def version(self, path: str) -> Version:
         """The version of a file, as it was when it was first asked for.
 
@@ -41,20 +44,18 @@ class Files(Protocol):
             DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read; the server does not say.
         """
 
+    @abstractmethod
     def identity(self, path: str) -> list[str | int | None]:
         """What tells a file from others, and from itself at another time: part of the names of what is cached of it."""
 
-    @property
-    def patience(self) -> float:
-        """Seconds that another process may take for what is read of a file."""
-
-    def check(self, path: str) -> None:
-        """Compares a local file with its version, if that was asked for; a server is not asked.
+    def check(self, path: str) -> None:  # noqa: B027
+        """Compares a local file with its version, if that was asked for. A server is not asked: each read is of that version, or an error.
 
         Raises:
             FileChangedError: it is another one.
         """
 
+    @abstractmethod
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         """The bytes of each range; None for what was never written, and for a whole file that is missing.
 
@@ -69,7 +70,11 @@ class Files(Protocol):
         Raises:
             Exception: as `read`.
         """
+        for buffer, data in zip(buffers, self.read(ranges), strict=True):
+            assert data is not None
+            buffer[:] = data
 
+    @abstractmethod
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """The bytes of each range, all of which were written: what is copied out of requests holds no more than that. Whole files are not
         mixed with other ranges.
@@ -85,7 +90,9 @@ class Files(Protocol):
         Raises:
             Exception: as `read`.
         """
+        return b"".join(data or b"" for data in self.read(ranges))
 
+    @abstractmethod
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
         """Says what is read next: a server is asked for each piece by itself, of local files the system is told, if its disk is slow.
 
@@ -94,24 +101,29 @@ class Files(Protocol):
             urgent: somebody waits for them: what is prefetched besides has to wait.
         """
 
-    def drop_prefetched(self) -> None:
+    def drop_prefetched(self) -> None:  # noqa: B027
         """Forgets what was prefetched, and what has not begun is not fetched."""
 
-    def hold_prefetched(self, nbytes: int) -> None:
+    def hold_prefetched(self, nbytes: int) -> None:  # noqa: B027
         """Allows so many bytes of prefetched pieces of which only a part was read."""
 
     @property
     def bytes_prefetched(self) -> int:
         """Bytes that are on their way, or have come, and of which nothing has been read yet."""
+        return 0
 
     def bypassing_cache(self) -> AbstractContextManager[None]:
         """Inside, this thread reads past the disk cache, and replaces what is cached: what was read before had a wrong checksum."""
+        return nullcontext()
 
     def take_counts(self) -> Counter[str]:
         """What was counted in this process since the last call."""
+        return Counter()
 
+    @abstractmethod
     def explain(self) -> str:
         """In words: how files are read, and what is cached on disk."""
 
+    @abstractmethod
     def close(self) -> None:
         """Closes what this process has open; it is opened again when it is needed."""

@@ -49,7 +49,8 @@ class ByteRanges(NamedTuple):
     def of_wholes(cls, paths: Sequence[str], numbers: Sequence[int]) -> ByteRanges:
         """Whole files, by the numbers of their paths."""
         file = np.asarray(numbers, np.int64)
-        return cls(paths, file, np.zeros(len(file), np.int64), np.full(len(file), WHOLE))
+        start = np.zeros(len(file), np.int64)
+        return cls(paths, file, start, start + WHOLE)
 
     @classmethod
     def joined(cls, parts: Sequence[ByteRanges]) -> ByteRanges:

@@ -24,7 +24,7 @@ import numpy as np
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
 from headrace.io.cache.disk_cache import DiskCache, disk_cache_of
-from headrace.io.files import Version
+from headrace.io.files import Files, Version
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
@@ -36,7 +36,7 @@ INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
 
 
-class RemoteFiles:
+class RemoteFiles(Files):
     """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how to reach them, and versions.
 
     Args:
@@ -55,6 +55,7 @@ class RemoteFiles:
             with contextlib.suppress(OSError):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)
         self._remote = Remote(url, options)
+        self.patience = self._remote.deadline
         self.cache: DiskCache | None = disk_cache_of(options.disk_cache_size, options.cache_dir)
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
@@ -83,11 +84,6 @@ class RemoteFiles:
     def place(self) -> str:
         """What tells two servers apart whose URLs look alike."""
         return self._remote.place
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which a request is given up."""
-        return self._remote.deadline
 
     def url_of(self, path: str) -> str:
         """The URL of a path on the server, by which it may be read as well."""
@@ -177,15 +173,9 @@ class RemoteFiles:
             self._nbytes += version.size
 
     def version(self, url: str) -> Version:
-        """Size and version of a file, as it was when it was first asked for.
-
-        Raises:
-            DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
-        """
         return self._versions.get(url) or self.learn([url])[0]
 
     def identity(self, url: str) -> list[str | int | None]:
-        """See `headrace.io.files.Files`."""
         version = self.version(url)
         return [self.place, redact(url), version.size, version.tag]
 
@@ -205,18 +195,9 @@ class RemoteFiles:
         """True if its version was asked for."""
         return url in self._versions
 
-    def check(self, path: str) -> None:
-        """Nothing: each read is of the version that is known, or an error."""
-
     # -- reading
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
-        """The bytes of each range; None for what was never written, and for a whole file that is missing.
-
-        Raises:
-            FormatError: a file ends before one of them does.
-            RemoteError, FileChangedError, DataNotFoundError, AccessError: see `Remote.read`.
-        """
         if self._bypass.is_on:
             return self._remote.run(self._fetch(ranges, bypass=True))
         taken = self._prefetcher.take(ranges)
@@ -226,23 +207,13 @@ class RemoteFiles:
         fetched = iter(self._remote.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
 
-    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
-        for buffer, data in zip(buffers, self.read(ranges), strict=True):
-            assert data is not None
-            buffer[:] = data
-
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """See `headrace.io.files.Files`."""
         found = []
         for number, data in enumerate(self.read(ranges)):
             if data is None:
                 raise DataNotFoundError(f"{self.shown(ranges.paths[ranges.file[number]])}: there is no such file")
             found.append(data.obj if isinstance(data.obj, bytes) and len(data.obj) == data.nbytes else bytes(data))
         return found
-
-    def read_joined(self, ranges: ByteRanges) -> bytes:
-        """See `headrace.io.files.Files`."""
-        return b"".join(data or b"" for data in self.read(ranges))
 
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for; past the disk cache where this thread is `bypassing_cache`."""
@@ -258,7 +229,6 @@ class RemoteFiles:
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
-        """Inside, this thread reads from the server itself, and replaces what is cached: what was read before had a wrong checksum."""
         self._bypass.is_on = True
         try:
             yield
@@ -331,38 +301,31 @@ class RemoteFiles:
     # -- what is read next
 
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        """See `headrace.io.files.Files`."""
         self._prefetcher.begin(pieces, urgent)
 
     def _begin_prefetch(self, ranges: ByteRanges, urgent: bool) -> Future[list[memoryview | None]]:
         return self._remote.submit(self._fetch(ranges, urgent))
 
     def drop_prefetched(self) -> None:
-        """See `headrace.io.files.Files`."""
         self._prefetcher.drop()
 
     def hold_prefetched(self, nbytes: int) -> None:
-        """See `headrace.io.files.Files`."""
         self._prefetcher.resize(nbytes)
 
     @property
     def bytes_prefetched(self) -> int:
-        """See `headrace.io.files.Files`."""
         return self._prefetcher.untouched
 
     def take_counts(self) -> Counter[str]:
-        """What was counted in this process since the last call."""
         counts = self._remote.take_counts()
         if self.cache is not None:
             counts.update(self.cache.take_counts())
         return counts
 
     def explain(self) -> str:
-        """In words: what is kept where."""
         return "read by ranges" if self.cache is None else f"read by ranges; {self.cache.explain()}"
 
     def close(self) -> None:
-        """Ends this process's connections and threads; both come again when they are needed."""
         self._prefetcher.drop()
         self._remote.close()
 

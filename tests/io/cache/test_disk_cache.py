@@ -137,7 +137,7 @@ class TestTrouble:
         assert not cache.put(key(2), DATA)  # said once, and not tried again for a while
         assert nbytes_of(cache.folder) == (len(DATA) + 20, 0) and cache.get(key(0)) == DATA
         with cache._ledger() as ledger:
-            assert ledger.read() == len(DATA) + 20
+            assert disk_cache._read_ledger(ledger) == len(DATA) + 20
 
     def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

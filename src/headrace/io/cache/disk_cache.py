@@ -180,22 +180,22 @@ class DiskCache:
     def _reserve(self, key: str, size: int) -> int | None:
         """Makes room for a block, and the temporary file that it is written to, locked; None where there is no room."""
         with self._ledger() as ledger:
-            total = ledger.read() + size
+            total = _read_ledger(ledger) + size
             if total > self.limit:
                 total = self._evicted(size) + size
             if total > self.limit:
-                ledger.write(total - size)
+                _write_ledger(ledger, total - size)
                 return None
             temporary = self._temporary(key, size)
             os.makedirs(os.path.dirname(temporary), 0o700, exist_ok=True)
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try_lock(fd)
-            ledger.write(total)
+            _write_ledger(ledger, total)
             return fd
 
     def _release(self, size: int) -> None:
         with contextlib.suppress(OSError), self._ledger() as ledger:
-            ledger.write(max(0, ledger.read() - size))
+            _write_ledger(ledger, max(0, _read_ledger(ledger) - size))
 
     def _evicted(self, wanted: int) -> int:
         """Removes the blocks that were not used for longest, until there is some more room than wanted; gives the bytes that are left.
@@ -229,12 +229,12 @@ class DiskCache:
                         yield path, os.lstat(path)
 
     @contextlib.contextmanager
-    def _ledger(self) -> Iterator[_Ledger]:
+    def _ledger(self) -> Iterator[int]:
         fd = os.open(os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not wait_for_lock(fd, time.monotonic() + _PATIENCE_S):
                 raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of the disk cache, and does not go on")
-            yield _Ledger(fd)
+            yield fd
         finally:
             unlock(fd)
 
@@ -267,7 +267,7 @@ class DiskCache:
         """In words: where, and how full."""
         try:
             with self._ledger() as ledger:
-                used = format_size(ledger.read())
+                used = format_size(_read_ledger(ledger))
         except OSError:
             used = "nothing"
         return f"disk cache: {used} of {format_size(self.limit)} in {redact(self.folder)}"
@@ -280,18 +280,15 @@ class DiskCache:
         self._reset()
 
 
-class _Ledger:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+def _read_ledger(fd: int) -> int:
+    try:
+        return max(0, int(os.pread(fd, 32, 0)))
+    except ValueError:  # new, or cut off in the middle of a write
+        return 1 << 62  # too high: the next one to reserve looks at the folder
 
-    def read(self) -> int:
-        try:
-            return max(0, int(os.pread(self._fd, 32, 0)))
-        except ValueError:  # new, or cut off in the middle of a write
-            return 1 << 62  # too high: the next one to reserve looks at the folder
 
-    def write(self, total: int) -> None:
-        os.pwrite(self._fd, b"%32d" % total, 0)
+def _write_ledger(fd: int, total: int) -> None:
+    os.pwrite(fd, b"%32d" % total, 0)
 
 
 def _has_writer(path: str) -> bool:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
-from headrace.io.files import Version
+from headrace.io.files import Files, Version
 from headrace.io.handles import WorkerFiles
 from headrace.io.local.gather import Gatherer
 from headrace.io.local.hints import HINTS, TO_THE_END
@@ -29,7 +28,7 @@ _IOV_MAX = 1024
 _TOLD = 64  # whole files that the system is told of together
 
 
-class LocalFiles:
+class LocalFiles(Files):
     """See `headrace.io.files.Files`."""
 
     is_remote = False
@@ -109,17 +108,19 @@ class LocalFiles:
 
     def _read_whole(self, path: str) -> bytes:
         with open(path, "rb", buffering=0) as file:
-            self._check(path, file.fileno())
+            if self._versions:
+                self._check(path, file.fileno())
             return file.read()
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
         began, found = time.perf_counter(), list[bytes]()
         for start in range(0, len(paths), _TOLD):
+            together = paths[start : start + _TOLD]
             if HINTS.are_wanted and len(paths) > 1:
-                for path in paths[start : start + _TOLD]:
+                for path in together:
                     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
                         HINTS.give(file.fileno(), [(0, TO_THE_END)])
-            found += map(self._read_whole, paths[start : start + _TOLD])
+            found += map(self._read_whole, together)
         HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
         return found
 
@@ -171,7 +172,7 @@ class LocalFiles:
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """By a call each: where ranges are short and far apart that is faster than to join them."""
-        if ranges.size and ranges.is_whole.all():
+        if ranges.size and ranges.stop[0] == WHOLE:
             return self._read_wholes([ranges.paths[file] for file in ranges.file.tolist()])
         order = np.lexsort((ranges.start, ranges.file)) if len(ranges.paths) > 1 else ranges.start.argsort()
         of, starts, sizes = ranges.file[order], ranges.start[order].tolist(), ranges.nbytes[order].tolist()
@@ -213,23 +214,7 @@ class LocalFiles:
                     with self._open.reading(requests.paths[requests.file[first]]) as fd:
                         _tell(fd, requests, first, end)
 
-    def drop_prefetched(self) -> None:
-        """Nothing is held: what was prefetched lies in the system's cache."""
-
-    def hold_prefetched(self, nbytes: int) -> None:
-        """See `drop_prefetched`."""
-
-    @property
-    def bytes_prefetched(self) -> int:
-        return 0
-
     # -- the rest
-
-    def bypassing_cache(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def take_counts(self) -> Counter[str]:
-        return Counter()
 
     def explain(self) -> str:
         return "read by pread"
