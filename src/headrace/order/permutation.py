@@ -160,27 +160,18 @@ def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: 
 
 
 def _walk(values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Applies the network until every value is below its size.
+    """Applies the network until every value ([m]) is below its size (one for all, or [m]; `bits` and `keys` likewise).
 
     It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain
     is hardly ever more than twice the size.
-
-    Args:
-        values: of shape [m].
-        sizes: of shape [] (one for all) or [m].
-        bits: like `sizes`.
-        keys: of shape [rounds] or [rounds, m].
     """
     out = _feistel(values, bits, keys)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
-        if sizes.ndim:
-            sizes_left, bits_left, keys_left = sizes[outside], bits[outside], keys[:, outside]
-        else:
-            sizes_left, bits_left, keys_left = sizes, bits, keys
-        again = _feistel(out[outside], bits_left, keys_left)
+        limits, widths, columns = (sizes[outside], bits[outside], keys[:, outside]) if sizes.ndim else (sizes, bits, keys)
+        again = _feistel(out[outside], widths, columns)
         out[outside] = again
-        outside = outside[again >= sizes_left]
+        outside = outside[again >= limits]
     return out
 
 

@@ -113,7 +113,7 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
 
 
 def warn_off_main_thread() -> None:
-    """Warns where global generators are about to be seeded and put back beside a main thread that may draw from them."""
+    """Warns where global generators are seeded and put back beside a main thread that may draw from them."""
     if threading.current_thread() is not threading.main_thread():
         warn(
             "random transforms run in a thread beside the main one: both draw from the global random generators, and numbers that the main "
@@ -209,9 +209,8 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 
 
 def random_names(*holders: object) -> list[str]:
-    """What draws at random among what the holders hold, as far as it can be told without a call: classes and functions whose name begins
-    with "random" in any case, those of torchvision that are random under other names, and random generators. Looked for where
-    `SampleSeeder` looks."""
+    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a call: random generators, classes and
+    functions whose name begins with "random" in any case, and those of torchvision that are random under other names."""
     names = dict[str, None]()
     for item in _reachable(holders):
         if isinstance(item, Generator):

@@ -34,7 +34,11 @@ def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any 
     Raises:
         ConfigError: an argument makes no sense, or a part would have no sample.
     """
-    _check_fractions(fractions)
+    for fraction in fractions:
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float, np.number)) or not 0 <= fraction <= 1:
+            raise ConfigError(f"split: a fraction must be a number between 0 and 1, not {fraction!r}")
+    if not math.isclose(total := math.fsum(fractions), 1, abs_tol=1e-6):
+        raise ConfigError(f"split: the fractions must add up to 1, and {list(fractions)!r} add up to {total:g}")
     ends = [math.fsum(fractions[: number + 1]) for number in range(len(fractions) - 1)]
     return _parts(n, [*ends, 1], seed, stratify, groups, f"split({list(fractions)!r})")
 
@@ -66,15 +70,6 @@ def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, g
             grouped = "" if members is None else f" in {int(members.max()) + 1:,} groups"
             raise ConfigError(f"{call} of {n:,} samples{grouped} leaves none for part {number}: use other fractions, or fewer parts")
     return parts
-
-
-def _check_fractions(fractions: Sequence[float]) -> None:
-    for fraction in fractions:
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float, np.number)) or not 0 <= fraction <= 1:
-            raise ConfigError(f"split: a fraction must be a number between 0 and 1, not {fraction!r}")
-    total = math.fsum(fractions)
-    if not math.isclose(total, 1, abs_tol=1e-6):
-        raise ConfigError(f"split: the fractions must add up to 1, and {list(fractions)!r} add up to {total:g}")
 
 
 def _codes(given: Any, n: int, name: str) -> IntArray:

@@ -59,7 +59,7 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
     Raises:
         ValueError: the order is a full shuffle, or another that is no `EpochOrder`.
     """
-    order, world, workers = batches.order, batches.world_size, max(1, workers)
+    order = batches.order
     edges = np.concatenate([[0], np.cumsum(np.asarray(blocks, np.int64))])
     if not isinstance(order, EpochOrder) or order.shuffle is True:
         raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no segments of blocks to count")
@@ -68,28 +68,22 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
         edges = BlockSequence(edges, order.seed, order.epoch).edges
     else:
         lanes = Lanes(order.n, order.global_batch, 1, 1)  # in sequence: a single lane
-    return _Epoch(batches, lanes, edges, world, workers).count()
+    return _Epoch(batches, lanes, edges, max(1, workers)).count()
 
 
 class _Epoch:
     """The processes of one epoch, of which number r x workers + w is worker w of rank r.
 
     All steps but the last two are whole: there arithmetic counts. The last two, which may be cut, padded and dropped, are counted position
-    by position.
-
-    Args:
-        batches: see `count_visits`.
-        lanes: of its order.
-        edges: int64 array [blocks + 1]: where blocks begin in the sequence that the lanes are cut from.
-        world, workers: ranks, and processes of each.
+    by position. `edges` ([blocks + 1]) says where blocks begin in the sequence that the lanes are cut from.
     """
 
-    def __init__(self, batches: RankBatches, lanes: Lanes, edges: IntArray, world: int, workers: int) -> None:
-        self._batches, self._lanes, self._edges, self._world, self._workers = batches, lanes, edges, world, workers
-        last = max(0, batches.steps - 1)
-        self._last_start = batches.samples_before(last)
+    def __init__(self, batches: RankBatches, lanes: Lanes, edges: IntArray, workers: int) -> None:
+        self._batches, self._lanes, self._edges = batches, lanes, edges
+        self._world, self._workers = batches.world_size, workers
+        self._last_start = batches.samples_before(max(0, batches.steps - 1))
         self._whole = self._last_start // lanes.global_batch  # steps that arithmetic counts
-        self._rank_period = world // np.gcd(lanes.interleave, world)  # depths of a lane until the same rank comes again
+        self._rank_period = self._world // np.gcd(lanes.interleave, self._world)  # depths of a lane until the same rank comes again
         self._worker_period = workers // np.gcd(lanes.turns, workers)  # rounds until the same worker does
         rounds = np.maximum(0, -(-(self._whole - np.arange(lanes.turns)) // lanes.turns))
         self._counted = np.outer(rounds, lanes.share).ravel()  # places of each lane in whole steps
@@ -120,12 +114,7 @@ class _Epoch:
         return np.searchsorted(self._edges, places, side="right") - 1
 
     def _processes_of(self, start: IntArray, end: IntArray, depth: IntArray) -> IntArray:
-        """The number of processes that have samples of each segment.
-
-        Args:
-            start, end: places within the lane.
-            depth: places of the lane in each of its global batches.
-        """
+        """The number of processes that have samples of each segment: its places within the lane, and those in each global batch."""
         ranks, workers = self._rank_period, self._worker_period
         (first, above), (last, below) = np.divmod(start, depth), np.divmod(end - 1, depth)
         between = last - first - 1  # whole global batches
