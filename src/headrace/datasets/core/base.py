@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from headrace.datasets.core import construction, loading
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
-from headrace.datasets.core.finishing import Finisher, is_random_in, is_transformed, public_attributes
+from headrace.datasets.core.finishing import Finisher, is_transformed, public_attributes
 from headrace.datasets.core.format import FormatOf, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
@@ -221,10 +221,10 @@ class BaseDataset(Dataset[Any]):
             return self.subset(np.arange(len(self))[index])
         if isinstance(self, IterableDataset):
             raise TypeError("loading_mode='streaming' has no random access: iterate, or use 'lazy', 'eager' or 'cached'")
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"index {position} is outside of a dataset of {len(self):,} samples")
-        return self.__getitems__([position % len(self)])[0]
+        position, length = operator.index(index), len(self)
+        if not -length <= position < length:
+            raise IndexError(f"index {position} is outside of a dataset of {length:,} samples")
+        return self.__getitems__([position % length])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of a batch (torch's fetcher calls this once a batch); with ``on_error="skip"`` perhaps fewer.
@@ -244,12 +244,11 @@ class BaseDataset(Dataset[Any]):
         """The samples of a batch and the index of each, as `__getitems__`. (`is_plain`: under a plain DataLoader, which names no epoch;
         `error`: why the batch could not be made in another way before.)"""
         values = self.sample_reader.values(self.whole_indices(request).tolist(), self.sample_access, error)
-        if is_plain and is_random_in(self):
-            self._served.value += len(request)
         return self.sample_finisher.finish(self, request, values, is_plain)
 
-    def may_repeat_draws(self) -> bool:
-        """True if nobody has named an epoch, and more samples than it has were asked for under a plain DataLoader."""
+    def may_repeat_draws(self, count: int) -> bool:
+        """Counts samples under a plain DataLoader. True if nobody has named an epoch, and more than there are were asked for."""
+        self._served.value += count
         return self._epoch.value < 0 and self._served.value > len(self.sample_source)
 
     def __iter__(self) -> Iterator[Any]:

@@ -52,6 +52,7 @@ class Finisher:
         """
         failure: SampleError | None = None
         is_random, format_, replacement = is_random_in(dataset), dataset.sample_format, dataset.sample_reader.replacement
+        may_repeat = is_plain and is_random and dataset.may_repeat_draws(len(request))
         samples: list[Any] = []
         indices: list[int] = []
         with self._restoring(dataset, is_random):
@@ -65,7 +66,7 @@ class Finisher:
                     failure, made = failure or value, replacement(index, dataset.source_of(index), value)
                 samples += made
                 indices += [index] * len(made)
-            if last is not None and is_random and is_plain and not self._has_warned and dataset.may_repeat_draws():
+            if last is not None and may_repeat and not self._has_warned:
                 self._warn_of_repeats(dataset, last)
         if failure is not None and not samples:
             raise nothing_readable(failure, len(request))
@@ -164,7 +165,7 @@ def transforms_of(dataset: Any) -> tuple[Any, Any, Any]:
 
 def is_transformed(dataset: Any) -> bool:
     """True if the user gave a transform."""
-    return any(transform is not None for transform in transforms_of(dataset))
+    return not (dataset.transforms is dataset.transform is dataset.target_transform is None)
 
 
 def public_attributes(dataset: Any) -> dict[str, Any]:
