@@ -91,10 +91,10 @@ class Pipeline:
                 raise
             except Exception as error:  # whatever a library makes of bytes that are none of its own
                 raise FormatError(f"{codec.name} can't decode it: {' '.join(str(error).split()) or type(error).__name__}") from error
-        found = np.frombuffer(data, np.uint8)
-        if len(found) != nbytes:
-            raise FormatError(f"{len(found):,} bytes come of it, not {nbytes:,}")
-        return found
+        decoded = np.frombuffer(data, np.uint8)
+        if len(decoded) != nbytes:
+            raise FormatError(f"{len(decoded):,} bytes come of it, not {nbytes:,}")
+        return decoded
 
 
 @dataclass(frozen=True)

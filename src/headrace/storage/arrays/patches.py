@@ -87,7 +87,7 @@ class PatchGrid:
         return tuple(corner)
 
     def reaches_beyond(self, corner: Sequence[int]) -> bool:
-        """Does the patch at a corner end outside of the volume?"""
+        """True if the patch at a corner ends outside of the volume."""
         return any(at + patch > extent for at, patch, extent in zip(corner, self.patch, self.shape, strict=True))
 
 

@@ -69,15 +69,15 @@ class ChunkCache:
 
     def used(self, key: tuple[str, int], chunk: npt.NDArray[Any], rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
-        found = self._cached.get(key)
-        if found is None:
+        decoded = self._cached.get(key)
+        if decoded is None:
             if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
                 if held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
                     chunk = chunk.copy()
                 self._cached.put(key, _Decoded(chunk, len(chunk) - rows))
             return
-        found.left -= rows
-        if found.left <= 0:
+        decoded.left -= rows
+        if decoded.left <= 0:
             self._cached.pop(key)
 
     def close(self) -> None:
@@ -204,8 +204,8 @@ class ArrayReader:
             sides = [
                 range(start // chunk, -(-(start + extent) // chunk)) for start, extent, chunk in zip(corner, box, grid.chunks, strict=True)
             ]
-            found = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
-            numbers.update(dict.fromkeys(np.asarray(found).reshape(-1).tolist()))
+            crossed = np.ravel_multi_index(np.meshgrid(*sides, indexing="ij"), grid.counts)
+            numbers.update(dict.fromkeys(np.asarray(crossed).reshape(-1).tolist()))
         return self.chunks.byte_ranges(np.array(list(numbers), np.int64))
 
     # -- reading

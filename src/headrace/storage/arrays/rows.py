@@ -43,13 +43,7 @@ class LibraryRows(ABC):
 
 
 class ReadersSource(ArraySource):
-    """Records that are read out of arrays, by their chunks.
-
-    Args:
-        path: where the arrays lie, in words.
-        opened: what each process has open of them.
-        readers: of the arrays.
-    """
+    """Records that are read out of arrays, by their chunks. Its path says where they lie, in words."""
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         self.path: str = path
@@ -99,6 +93,10 @@ class ArraysSource(ReadersSource):
         fields: by name, what reads the rows of each.
         chunks: the extents of a chunk of each, as the file has them; None: it has no chunks.
 
+    Attributes:
+        shape, dtype: of the (first) array, rows included.
+        dtypes: of each, by name.
+
     Raises:
         FormatError: arrays don't fit one another, or have more rows or chunks than can be counted.
         BudgetError: a row does not fit memory.
@@ -115,6 +113,9 @@ class ArraysSource(ReadersSource):
         super().__init__(path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)])
         self.name: str | tuple[str, ...] = name
         self._names, self._fields, self._first = tuple(fields), fields, next(iter(fields.values()))
+        self.shape: tuple[int, ...] = self._first.shape
+        self.dtype: np.dtype[Any] = self._first.dtype
+        self.dtypes: dict[str, np.dtype[Any]] = {one: field.dtype for one, field in fields.items()}
         self._grids = [[one, field.shape, field.dtype.str, cut] for (one, field), cut in zip(fields.items(), chunks, strict=True)]
         self._row_bytes = sum(math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers)
         for one, field in fields.items():
@@ -131,21 +132,6 @@ class ArraysSource(ReadersSource):
             raise FormatError(f"{path}: the arrays have different numbers of rows: {lengths}")
 
     # -- what it is
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the (first) dataset, rows included."""
-        return self._first.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the (first) dataset."""
-        return self._first.dtype
-
-    @property
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Of each dataset, by name."""
-        return {name: field.dtype for name, field in self._fields.items()}
 
     @property
     def is_direct(self) -> bool:
@@ -246,8 +232,8 @@ class ArraysSource(ReadersSource):
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes and chunk grids."""
-        said = json.dumps(self._grids[0] if isinstance(self.name, str) else self._grids)
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        layout = json.dumps(self._grids[0] if isinstance(self.name, str) else self._grids)
+        return hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
         return f"{self.path}, {' and '.join(self._names)}, row {index}"

@@ -10,15 +10,8 @@ from headrace.errors import FormatError
 
 
 def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
-    """A record in plain terms: strings as str, compounds as dicts of their fields, arrays of strings as lists; numbers stay.
-
-    Args:
-        record: as h5py or NumPy gives it.
-        encoding: of strings; None: they stay bytes.
-
-    Raises:
-        FormatError: a string is none of that encoding.
-    """
+    """A record in plain terms: strings as str (without an encoding bytes), compounds as dicts of their fields, arrays of strings as lists;
+    numbers stay."""
     dtype = getattr(record, "dtype", None)
     if isinstance(record, (bytes, np.bytes_)):
         return bytes(record) if encoding is None else _text(record, encoding)
@@ -42,13 +35,13 @@ def _text(data: bytes, encoding: str) -> str:
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
-    """Is `as_value` of its rows the row itself?"""
+    """True if `as_value` of its rows is the row itself."""
     return dtype.names is None and dtype.kind not in "SUO"
 
 
 def long_doubles_in(dtype: np.dtype[Any]) -> str | None:
     """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there, "" for itself; None: nowhere."""
     if dtype.names is not None:
-        found = ((name, long_doubles_in(dtype[name])) for name in dtype.names)
-        return next((f"{name}.{rest}".rstrip(".") for name, rest in found if rest is not None), None)
+        fields = ((name, long_doubles_in(dtype[name])) for name in dtype.names)
+        return next((f"{name}.{rest}".rstrip(".") for name, rest in fields if rest is not None), None)
     return "" if dtype.base.char in "gG" else None

@@ -55,15 +55,15 @@ class Volume:
 
     def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
         """Along each axis of this array, which of its elements are in a patch; -1: none is."""
-        found = []
+        axes = []
         for axis, extent in zip(self.axes, self.reader.shape, strict=True):
             if axis is None:
-                found.append(np.arange(extent))
+                axes.append(np.arange(extent))
                 continue
             places = padded_places(corner[axis], grid.patch[axis], grid.shape[axis], self.pad)
             table = self.tables.get(axis)
-            found.append(places if table is None else np.where(places < 0, -1, table[places]))
-        return found
+            axes.append(places if table is None else np.where(places < 0, -1, table[places]))
+        return axes
 
     def reach(self, axis: int, patch: int) -> int:
         """How many elements along an axis of patches one of them needs at most, padding aside."""
@@ -134,14 +134,14 @@ class PatchSource(ReadersSource):
     def _read_places(self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]) -> None:
         """A patch whose elements don't lie side by side, taken out of a box that has all of them."""
         inside = [places >= 0 for places in axes]
-        if not all(some.all() for some in inside):
+        if not all(axis.all() for axis in inside):
             out[...] = volume.value
         if (box := _box_of(axes)) is None:
             return
         first, extents = box
         part = np.empty(extents, out.dtype)
         volume.reader.read_boxes([first], [part], self.run)
-        out[np.ix_(*inside)] = part[np.ix_(*(places[some] - start for places, some, start in zip(axes, inside, first, strict=True)))]
+        out[np.ix_(*inside)] = part[np.ix_(*(places[mask] - start for places, mask, start in zip(axes, inside, first, strict=True)))]
 
     # -- byte ranges
 
@@ -186,16 +186,16 @@ class PatchSource(ReadersSource):
         return chunks * volume.reader.chunks.nbytes
 
     def how(self) -> dict[str, str]:
-        near = "; each voxel of a patch has the nearest one"
-        return {volume.name or "the array": volume.reader.how + (near if volume.tables else "") for volume in self.volumes}
+        nearest = "; each voxel of a patch has the nearest one"
+        return {volume.name or "the array": volume.reader.how + (nearest if volume.tables else "") for volume in self.volumes}
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie to them."""
         arrays = [[v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes] for v in self.volumes]
         tables = [[axis, zlib.crc32(table.tobytes())] for volume in self.volumes for axis, table in sorted(volume.tables.items())]
         boxes = [[box.start, box.stop] for box in self.grid.boxes]
-        said = json.dumps([arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        layout = json.dumps([arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes])
+        return hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
         return f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at {list(self.grid.corner(index))}"
@@ -203,7 +203,7 @@ class PatchSource(ReadersSource):
 
 def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
     """Lowest corner and extents of the box that has all of these places along each axis (-1: none); None: there are none."""
-    found = [places[places >= 0] for places in axes]
-    if not all(len(places) for places in found):
+    inside = [places[places >= 0] for places in axes]
+    if not all(len(places) for places in inside):
         return None
-    return [int(places.min()) for places in found], [int(places.max() - places.min()) + 1 for places in found]
+    return [int(places.min()) for places in inside], [int(places.max() - places.min()) + 1 for places in inside]

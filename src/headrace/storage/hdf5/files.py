@@ -181,9 +181,9 @@ def _open(path: str, **options: Any) -> h5py.File:
 
 
 def _errno_of(error: OSError) -> int | None:
-    """What the system said to HDF5, of which h5py gives the words at least."""
-    said = re.search(r"errno = (\d+)", str(error))
-    return error.errno or (int(said[1]) if said else None)
+    """The system's error number, of which h5py gives the words at least."""
+    match = re.search(r"errno = (\d+)", str(error))
+    return error.errno or (int(match[1]) if match else None)
 
 
 def _locked(path: str, error: OSError) -> AccessError:

@@ -57,12 +57,12 @@ class Versions:
             self.is_linked = self.path != path
         self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
         self._check(file)
-        found = _Found(hdf5)
-        found.add_external(dataset, self.path)
+        others = _Found(hdf5)
+        others.add_external(dataset, self.path)
         if dataset.is_virtual:
-            found.follow(dataset, self.path, None, [])
-        self._others = [(other, version_of(os.stat(other))) for other in found.files]
-        self._rows = np.array([*found.files.values()], np.int64).reshape(-1, 2)
+            others.follow(dataset, self.path, None, [])
+        self._others = [(other, version_of(os.stat(other))) for other in others.files]
+        self._rows = np.array([*others.files.values()], np.int64).reshape(-1, 2)
 
     def _check(self, file: h5py.File) -> None:
         """Compares the file as h5py has it open with its version."""

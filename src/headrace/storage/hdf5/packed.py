@@ -68,13 +68,13 @@ def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> 
         data = text.encode() if isinstance(text, str) else bytes(text)
         if checksum is not None and zlib.crc32(data) != int(checksum):
             raise ValueError("wrong checksum")
-        said = json.loads(data)
-        if said["version"] > PACKED_VERSION:
+        fields = json.loads(data)
+        if fields["version"] > PACKED_VERSION:
             raise FormatError(
-                f"{redact(path)} was packed by a later headrace (layout {said['version']}, this one reads up to "
+                f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this one reads up to "
                 f"{PACKED_VERSION}): upgrade headrace, or pack again"
             )
-        return PackedInfo(**said)
+        return PackedInfo(**fields)
     except FormatError:
         raise
     except (TypeError, KeyError, ValueError) as error:

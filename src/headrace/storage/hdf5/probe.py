@@ -22,7 +22,7 @@ _OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
 def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
-    """Are elements stored with the very bytes that h5py gives? Not so integers of 12 bits in two bytes, say."""
+    """True if elements are stored with the very bytes that h5py gives; not so integers of 12 bits in two bytes, say."""
     if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
         number = h5py.h5t.py_create(dtype)
         bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{'BE' if number.get_order() == h5py.h5t.ORDER_BE else 'LE'}", None)
@@ -48,15 +48,15 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
         return "HDF5 lists its chunks without the file's user block"
     if not chunks.pipeline:
         return None
-    some = {int(written[0])}
+    probed = {int(written[0])}
     for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
         if extent % chunk:
             at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
-            some.update(written[np.flatnonzero(at_edge)[:1]].tolist())
+            probed.update(written[np.flatnonzero(at_edge)[:1]].tolist())
     if chunks.nbytes > _PROBE:  # which takes long: of these only such as may not have been filtered, by their sizes
-        numbers = np.array(list(some), np.int64)
-        some = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
-    for number in sorted(some):
+        numbers = np.array(list(probed), np.int64)
+        probed = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
+    for number in sorted(probed):
         part = grid.part(number)
         problem, whole = None, None
         try:
@@ -86,7 +86,7 @@ def doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[n
 
 
 def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
-    """Does HDF5 itself read the same stored bytes of a chunk? Earlier versions counted places from the end of a user block."""
+    """True if HDF5 itself reads the same stored bytes of a chunk: earlier versions counted offsets from the end of a user block."""
     corner = tuple(cut.start for cut in chunks.grid.part(number))
     _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
     try:
@@ -96,7 +96,7 @@ def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> boo
 
 
 def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
-    """Is what h5py gives of a chunk that can't be decoded here more than what lay in memory, which it gives of damaged ones too?
+    """True if what h5py gives of a chunk that can't be decoded here is more than what lay in memory, which it gives of damaged ones too.
 
     So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
     """

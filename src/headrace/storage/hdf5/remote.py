@@ -205,12 +205,7 @@ class RemoteFile:
 
 
 class RemoteHDF5(HDF5Files):
-    """The HDF5 files of one server. A pickle takes along how to reach them; what is known of them is found anew.
-
-    Args:
-        files: of the server.
-        kind: of their indices.
-    """
+    """The HDF5 files of one server. A pickle takes along how to reach them; what is known of them is found anew."""
 
     files: RemoteFiles
 

@@ -71,11 +71,7 @@ here."""
 
 
 class OpenHDF5(OpenArrays[h5py.File]):
-    """What each process has open of HDF5 files, and the chunks that it has decoded.
-
-    Args:
-        server: the files of the server that they lie on; None: of this machine.
-    """
+    """What each process has open of HDF5 files of a server, or of this machine, and the chunks that it has decoded."""
 
     def __init__(self, server: RemoteFiles | None = None) -> None:
         self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
@@ -102,11 +98,7 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
 
 
 def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
-    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); "": it did not make it.
-
-    Raises:
-        ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: see `open_files`.
-    """
+    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); "": it did not make it."""
     paths, opened = open_files(data_path, options)
     try:
         info = opened.hdf5.read_each(paths[:1], lambda path: packed_info(path, opened.hdf5))[0]
@@ -259,11 +251,7 @@ class HDF5Source(ArraysSource):
         return f"{redact(self.path)}, {' and '.join(self._names)}, row {index}{name}"
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole dataset with one row a sample, such as the targets.
-
-        Raises:
-            MissingNameError, FormatError: no such dataset; another number of rows.
-        """
+        """A whole dataset with one row a sample, such as the targets."""
         with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
         if column.ndim == 0 or len(column) != len(self):
