@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -235,7 +235,11 @@ class RemoteFiles(Files):
         finally:
             self._bypass.is_on = False
 
-    async def _fetch(self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False) -> list[memoryview | None]:
+    def _fetch(self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False) -> Coroutine[Any, Any, Any]:
+        is_plain = ranges.size and ranges.is_written.all() and not ranges.is_whole.any()
+        return (self._fetch_parts if is_plain else self._fetch_all)(ranges, urgent, bypass)
+
+    async def _fetch_all(self, ranges: ByteRanges, urgent: bool, bypass: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * ranges.size
         parts, wholes = np.flatnonzero(ranges.is_written & ~ranges.is_whole), np.flatnonzero(ranges.is_whole)
         if len(parts):
@@ -259,8 +263,10 @@ class RemoteFiles(Files):
         if len(beyond):
             path, stop = ranges.paths[ranges.file[beyond[0]]], int(ranges.stop[beyond[0]])
             raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
-        all_fits = self.cache is None or self._nbytes <= self.cache.limit
         try:
+            if self.cache is None:
+                return await self._remote.fetch(ranges, self._versions, urgent)
+            all_fits = self._nbytes <= self.cache.limit
             return await fetch_cached(self._remote, self.cache, ranges, self._versions, bypass=bypass, all_fits=all_fits, urgent=urgent)
         except FileChangedError:
             self._drop_relying()

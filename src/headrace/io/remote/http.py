@@ -85,58 +85,35 @@ class HTTPRanges:
             headers["If-Match"] = tag
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         place = parts.scheme, parts.netloc
-        connection = self._kept(place)
-        if connection is not None:
-            try:
-                return self._asked(connection, place, target, headers, stop - start, attempt)
-            except _Unanswered:  # closed by the server while nobody used it
-                pass
-        connection = _connection(*place, attempt)
-        try:
-            return self._asked(connection, place, target, headers, stop - start, attempt)
-        except _Unanswered as error:
-            raise error.__cause__ or error from None
-
-    def _asked(
-        self,
-        connection: http.client.HTTPConnection,
-        place: tuple[str, str],
-        target: str,
-        headers: dict[str, str],
-        length: int,
-        attempt: Attempt,
-    ) -> bytearray:
-        with self._in_use(connection, place):
-            try:
-                if connection.sock is not None:
-                    connection.sock.settimeout(attempt.left())
-                connection.request("GET", target, headers=headers)
-                answer = connection.getresponse()
-            except ConnectionError as error:
-                raise _Unanswered from error
-            with answer:
-                if 300 <= answer.status < 400:
-                    raise NotPlainError(f"{answer.status}")
-                if answer.status not in (200, 206):
-                    raise StatusError(answer.status, answer.reason, answer.headers)
-                if answer.length is None:
-                    raise NotPlainError("a body without a length")
-                if answer.length != length:
-                    if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
-                        raise NoRangesError("the server sends whole files where a range is asked for")
-                    of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
-                    raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
-                body, done = bytearray(length), 0
-                with memoryview(body) as whole:
-                    while done < length:
-                        if connection.sock is not None:  # else the answer has it, which is the connection's last
-                            connection.sock.settimeout(attempt.left())
-                        nbytes = answer.readinto(whole[done : min(length, done + PART)])
-                        if not nbytes:
-                            raise http.client.IncompleteRead(b"", length - done)
-                        done += nbytes
-                        attempt.came(nbytes)
-                return body
+        connection, length = self._kept(place), stop - start
+        while True:
+            is_new = connection is None
+            connection = connection or _connection(*place, attempt)
+            with self._in_use(connection, place):
+                try:
+                    if connection.sock is not None:
+                        connection.sock.settimeout(attempt.left())
+                    connection.request("GET", target, headers=headers)
+                    answer = connection.getresponse()
+                except ConnectionError:
+                    if is_new:
+                        raise
+                    connection.close()  # the server did, while nobody used it
+                    connection = None
+                    continue
+                with answer:
+                    _check(answer, length)
+                    body, done = bytearray(length), 0
+                    with memoryview(body) as whole:
+                        while done < length:
+                            if connection.sock is not None:  # else the answer has it, which is the connection's last
+                                connection.sock.settimeout(attempt.left())
+                            nbytes = answer.readinto(whole[done : min(length, done + PART)])
+                            if not nbytes:
+                                raise http.client.IncompleteRead(b"", length - done)
+                            done += nbytes
+                            attempt.came(nbytes)
+                    return body
 
     @contextlib.contextmanager
     def _in_use(self, connection: http.client.HTTPConnection, place: tuple[str, str]) -> Iterator[None]:
@@ -194,8 +171,19 @@ class NoRangesError(WrongLengthError):
     """A whole file instead of a range, from a server that does not say that it knows ranges."""
 
 
-class _Unanswered(Exception):
-    """The connection broke before there was an answer."""
+def _check(answer: http.client.HTTPResponse, length: int) -> None:
+    """Raises an error where an answer is not the bytes of a range, of so many."""
+    if 300 <= answer.status < 400:
+        raise NotPlainError(f"{answer.status}")
+    if answer.status not in (200, 206):
+        raise StatusError(answer.status, answer.reason, answer.headers)
+    if answer.length is None:
+        raise NotPlainError("a body without a length")
+    if answer.length != length:
+        if answer.status == 200 and "bytes" not in answer.headers.get("Accept-Ranges", ""):
+            raise NoRangesError("the server sends whole files where a range is asked for")
+        of_all = " (the server seems to send whole files, where it must know of ranges)" if answer.status == 200 else ""
+        raise WrongLengthError(f"the answer has {answer.length:,} bytes{of_all}")
 
 
 def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:

@@ -94,7 +94,12 @@ class Fetch(Dataset[Any]):
                 if request.is_idle:
                     report["idle"] = True
                     return MadeBatch(None, 0)
-                return self._make(request, report)
+                if self.way is None:
+                    return self._make(request, report)
+                if (plan := self._plan) is not None:
+                    steps = range(request.step, plan.steps(), self._stride)
+                    self.dataset.prefetch(request.epoch, steps, plan.batches_of(request.epoch))
+                return self.way.make(request)
         except IndexError as error:
             n = length_of(self.dataset)
             outside = [i for i in request if isinstance(i, int) and n is not None and not -n <= i < n]
@@ -114,14 +119,10 @@ class Fetch(Dataset[Any]):
             give_back(request.given, self.dataset)
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        if self.way is None:
-            with outside_slot():
-                samples = self._foreign(request)
-            return self._collated(samples, request, list(request))
-        if (plan := self._plan) is not None:
-            steps = range(request.step, plan.steps(), self._stride)
-            self.dataset.prefetch(request.epoch, steps, plan.batches_of(request.epoch))
-        return self.way.make(request)
+        """The batch of a foreign dataset."""
+        with outside_slot():
+            samples = self._foreign(request)
+        return self._collated(samples, request, list(request))
 
     def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:
         """The batch of the samples of a foreign dataset, and the index of each, where that is known."""
