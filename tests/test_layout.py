@@ -78,7 +78,7 @@ INSIDE: dict[str, list[str]] = {
         *("views", "base", "ways"),
     ],
     "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
-    "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "packed", "text"],
+    "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": ["part", "plan", "values", "parts", "status", "verify", "hdf5", "texts", "run", "job", "api"],
     "profiling": ["room", "tune", "workers"],

@@ -13,9 +13,8 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.reader import Access
-from headrace.datasets.text.opening import folder_labels, open_texts, unit_over
+from headrace.datasets.text.opening import folder_labels, open_texts, packed_source, packed_tokens, source_over, tokenizer_of, unit_over
 from headrace.datasets.text.options import TextOptions, check_text_options
-from headrace.datasets.text.packed import packed_source, packed_tokens, source_over, tokenizer_of
 from headrace.datasets.text.passes import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
 from headrace.errors import ConfigError

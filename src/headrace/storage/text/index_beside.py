@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import warn
@@ -61,27 +60,17 @@ class LineIndex:
             yield places
 
 
-def arrays_of(unit: str, header: list[str], places: Iterator[IntArray], blank: IntArray) -> Arrays:
+def arrays_of(unit: str, header: list[str], begin: int, distances: IntArray, blank: IntArray) -> Arrays:
     """The arrays of an index.
 
     Args:
         unit, header, blank: see `LineIndex`.
-        places: where lines begin, and the last one ends; in pieces, none of which is empty.
+        begin: where the first line begins.
+        distances: from each line to the next, and from the last one to its end.
     """
-    begin, last, pieces = -1, np.empty(0, np.int64), list[npt.NDArray[Any]]()
-    for piece in places:
-        begin = int(piece[0]) if begin < 0 else begin
-        joined = np.concatenate([last, piece])
-        distances, last = np.diff(joined), joined[-1:]
-        pieces.append(distances.astype(_width_of(distances)))
-    width = max((piece.dtype.str.replace("|", "<") for piece in pieces), key=_WIDTHS.index, default="<u1")
-    said = {"unit": unit, "header": header, "begin": max(begin, 0), "width": width}
-    whole = np.concatenate([np.empty(0, width), *(piece.astype(width, copy=False) for piece in pieces)])
-    return [np.frombuffer(json.dumps(said).encode(), np.uint8), whole.view(np.uint8), blank]
-
-
-def _width_of(distances: IntArray) -> str:
-    return _WIDTHS[int(np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right"))]
+    width = _WIDTHS[int(np.searchsorted([1 << 8, 1 << 16, 1 << 32], int(distances.max(initial=0)), side="right"))]
+    said = {"unit": unit, "header": header, "begin": begin, "width": width}
+    return [np.frombuffer(json.dumps(said).encode(), np.uint8), distances.astype(width).view(np.uint8), blank]
 
 
 def index_beside(files: RemoteFiles, url: str) -> LineIndex | None:

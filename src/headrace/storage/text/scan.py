@@ -113,7 +113,7 @@ class Scan:
         with self._bar, contextlib.closing(self._remote):
             for number, text in enumerate(self._texts):
                 try:
-                    with self._opened(number, text) as file:
+                    with self._opened(text) as file:
                         yield from self._file(file, number, text)
                 except (RemoteError, FileChangedError, DataNotFoundError, AccessError):
                     raise
@@ -132,7 +132,7 @@ class Scan:
         return [first, blank - np.arange(len(blank)), headers]
 
     @contextlib.contextmanager
-    def _opened(self, number: int, text: TextFile) -> Iterator[TextBytes]:
+    def _opened(self, text: TextFile) -> Iterator[TextBytes]:
         if text.files.is_remote:
             sequential = _SequentialBytes(text, self._remote)
             yield TextBytes(sequential.at, sequential.pieces)

@@ -131,20 +131,12 @@ class LinesSource(Locatable):
 
     # -- the table
 
-    def _known_by(self, text: TextFile) -> list[Any]:
-        """What tells a text from others, and from what it was before. A copy is named by what it is of."""
-        return [*([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)), text.begin]
-
-    @property
-    def _size(self) -> int:
-        return sum(text.end - text.begin for text in self._texts)
-
     @property
     def keeps_tables(self) -> bool:
         """True if what is found out about the texts is kept on disk: where a folder is named, and of large texts."""
         if any(text.files.is_remote and text.files.version(text.path).tag is None for text in self._texts):
             return False  # nobody could say whether it still holds
-        return self._is_kept or (self._size >= KEPT_FROM and not self.files.is_remote)
+        return self._is_kept or (self._bases[-1] >= KEPT_FROM and not self.files.is_remote)
 
     def _scan(self, progress: bool | None) -> Scan:
         bases = self._bases.tolist()
@@ -153,7 +145,10 @@ class LinesSource(Locatable):
     def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
             return self._checked(lambda: self._held(progress))
-        of = [self._known_by(text) for text in self._texts]
+        of = [
+            [*([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)), text.begin]  # a copy is named by its text
+            for text in self._texts
+        ]
         cached = ArrayFile(self._folder, "lines", {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline})
         return found_or_built(cached, self.files.patience, lambda: self._checked(lambda: self._written(cached, progress)))
 
@@ -181,10 +176,9 @@ class LinesSource(Locatable):
 
     def line_index(self) -> IndexArrays:
         """The arrays of the line index of one text."""
-        count = int(self._first[-1])
-        first = self._table.places.reach(np.zeros(1, np.int64))[0]
-        places = np.concatenate([first, first + np.cumsum(self._table.places.distances(count))])
-        return arrays_of(self._unit, self.headers[0], iter([places]), self._shift + np.arange(len(self._shift)))
+        places = self._table.places
+        begin, distances = int(places.reach(np.zeros(1, np.int64))[0][0]), places.distances(int(self._first[-1]))
+        return arrays_of(self._unit, self.headers[0], begin, distances, self._shift + np.arange(len(self._shift)))
 
     # -- reading
 
@@ -230,7 +224,8 @@ class LinesSource(Locatable):
         return self._blocks
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        files, lines = self._with_ends(indices)
+        files, starts, ends = self._places(indices)
+        lines = self._read_all(files, starts, ends)
         if not self._formats:
             return _without_ends(lines, self._newline)
         return [strip_end(line, self._newline_in(number)) for line, number in zip(lines, files.tolist(), strict=True)]
@@ -253,11 +248,6 @@ class LinesSource(Locatable):
         ends = np.cumsum(sizes)
         lines = [joined[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
         return _joined(_without_ends(lines, self._newline))
-
-    def _with_ends(self, indices: Sequence[int]) -> tuple[IntArray, list[bytes]]:
-        """For each index the number of its file, and the line with its end."""
-        files, starts, ends = self._places(indices)
-        return files, self._read_all(files, starts, ends)
 
     def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
         self.room.check(int((ends - starts).max(initial=0)))
