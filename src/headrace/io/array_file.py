@@ -20,9 +20,9 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -32,6 +32,8 @@ from headrace.errors import AccessError, HeadraceError, warn
 from headrace.io.atomic import is_ours, make_folder, user_id, written_to
 from headrace.io.paths import redact
 from headrace.memory.anonymous import up
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -133,24 +135,20 @@ class ArrayFile:
 
     def found(self) -> MappedArrays | None:
         """What `open` gives; None where there is nothing that can be used."""
-        with self._said():
-            return self.open()
-        return None
+        return self._usable(self.open)
 
     def loaded(self) -> Arrays | None:
         """What `load` gives; None where there is nothing that can be used."""
-        with self._said():
-            return self.load()
-        return None
+        return self._usable(self.load)
 
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
+    def _usable(self, read: Callable[[], T]) -> T | None:
         try:
-            yield
+            return read()
         except FileNotFoundError:
-            pass
+            return None
         except (UntrustedError, OSError) as error:
             _log.info("%s is not used: %s", redact(self.path), error)
+            return None
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, int]]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
-from headrace.io.cache.disk_cache import DiskCache, disk_cache_of
+from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.files import Files, Version
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
@@ -31,6 +31,7 @@ from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import Prefetcher
 from headrace.memory.anonymous import SharedArray
+from headrace.memory.budget import parse_size
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
@@ -56,7 +57,11 @@ class RemoteFiles(Files):
                 os.makedirs(cache_folder(None).parent, exist_ok=True)
         self._remote = Remote(url, options)
         self.patience = self._remote.deadline
-        self.cache: DiskCache | None = disk_cache_of(options.disk_cache_size, options.cache_dir)
+        self.place: str = self._remote.place
+        """What tells two servers apart whose URLs look alike."""
+        self.cache: DiskCache | None = None
+        if options.disk_cache_size is not None:
+            self.cache = DiskCache(str(cache_folder(options.cache_dir)), parse_size(options.disk_cache_size, "disk_cache_size"))
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
@@ -79,11 +84,6 @@ class RemoteFiles(Files):
     def ask(self, question: str, url: str, **options: Any) -> Any:
         """What is there, and not what is in it: see `Remote.ask`."""
         return self._remote.ask(question, url, **options)
-
-    @property
-    def place(self) -> str:
-        """What tells two servers apart whose URLs look alike."""
-        return self._remote.place
 
     def url_of(self, path: str) -> str:
         """The URL of a path on the server, by which it may be read as well."""
@@ -190,10 +190,6 @@ class RemoteFiles(Files):
             AccessError, RemoteError: as for `version`.
         """
         return bool(self.ask("isdir", url))
-
-    def is_known(self, url: str) -> bool:
-        """True if its version was asked for."""
-        return url in self._versions
 
     # -- reading
 
@@ -350,17 +346,17 @@ class _Bypass(threading.local):
 
 def below(url: str, name: str) -> str:
     """The URL of what lies below another one: before the query, if there is one."""
-    first, chained, rest = url.partition("::")
-    if chained and "://" not in first:  # of simplecache::s3://bucket/folder the second is the file's
-        return first + chained + below(rest, name)
-    path, question, query = first.partition("?")
-    return f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}{question}{query}{chained}{rest}" if name else url
+    return _with_path(url, lambda path: f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}") if name else url
 
 
 def with_index(url: str) -> str:
     """The URL of what lies beside a file as its index: before the query, if there is one."""
+    return _with_path(url, lambda path: path + INDEX)
+
+
+def _with_path(url: str, change: Callable[[str], str]) -> str:
     first, chained, rest = url.partition("::")
     if chained and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's
-        return first + chained + with_index(rest)
+        return first + chained + _with_path(rest, change)
     path, question, query = first.partition("?")
-    return f"{path}{INDEX}{question}{query}{chained}{rest}"
+    return f"{change(path)}{question}{query}{chained}{rest}"

@@ -4,7 +4,7 @@ The order of an epoch is known, so each worker knows which batches it will be as
 
 * Local records are read by threads while the batches before them are decoded, a few batches ahead.
 * Remote bytes are fetched until `window` of them are on their way, however many batches that is: of a block shuffle whole segments,
-  each once, else what each batch takes. See NOTE [ life of the bytes ahead ] in `headrace.io.remote_files`.
+  each once, else what each batch takes. See NOTE [ life of prefetched bytes ] in `headrace.io.remote.prefetch`.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ import google_crc32c
 
 from headrace.errors import ConfigError, warn
 from headrace.io.atomic import is_ours, user_id
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import redact
 from headrace.io.single_flight import single_flight_in_loop
-from headrace.memory.budget import format_size, parse_size
+from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.per_process import renew_after_fork
 from headrace.memory.whole import write_full
@@ -46,15 +46,6 @@ _DOWN_TO = 0.9  # of the limit: an eviction makes room for more than one block
 _TOUCHED_S = 60.0  # how exactly the time of the last use is known
 _PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
 _PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
-
-
-def disk_cache_of(size: int | str | None, cache_dir: str | os.PathLike[str] | None) -> DiskCache | None:
-    """The disk cache of `size` bytes (or "20GB") in `cache_dir`; None where there is to be none.
-
-    Raises:
-        ConfigError: a size that makes no sense, or a system without file locks.
-    """
-    return None if size is None else DiskCache(str(cache_folder(cache_dir)), parse_size(size, "disk_cache_size"))
 
 
 class DiskCache:

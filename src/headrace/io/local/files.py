@@ -35,7 +35,7 @@ class LocalFiles(Files):
     patience = 60.0
 
     def __init__(self) -> None:
-        self._open: WorkerFiles[int] = WorkerFiles()
+        self.descriptors: WorkerFiles[int] = WorkerFiles()
         self._versions: dict[str, Version] = {}
         self._gatherer = Gatherer()
 
@@ -58,7 +58,7 @@ class LocalFiles(Files):
 
     def check(self, path: str) -> None:
         if path in self._versions:
-            with self._open.reading(path) as fd:
+            with self.descriptors.reading(path) as fd:
                 self._check(path, fd)
 
     def _check(self, path: str, fd: int) -> None:
@@ -68,11 +68,6 @@ class LocalFiles(Files):
 
     # -- reading
 
-    @property
-    def descriptors(self) -> WorkerFiles[int]:
-        """What is open."""
-        return self._open
-
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
         """A descriptor of a file, which stays open inside of the context.
@@ -81,7 +76,7 @@ class LocalFiles(Files):
             OSError: it can't be opened.
             FileChangedError: it is not the one whose version was asked for.
         """
-        with self._open.reading(path) as fd:
+        with self.descriptors.reading(path) as fd:
             self._check(path, fd)
             yield fd
 
@@ -156,7 +151,7 @@ class LocalFiles(Files):
             return
         firsts = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist()] if len(requests.paths) > 1 else [0]
         paths, edges = [requests.paths[file] for file in requests.file[firsts].tolist()], [*firsts, requests.size]
-        with contextlib.closing(self._open.reading_each(paths)) as opened:
+        with contextlib.closing(self.descriptors.reading_each(paths)) as opened:
             for at, fds in opened:
                 if HINTS.are_wanted and requests.size > 1:
                     for fd, first, end in zip(fds, edges[at:], edges[at + 1 :], strict=False):
@@ -211,7 +206,7 @@ class LocalFiles(Files):
             edges = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist(), requests.size]
             with contextlib.suppress(OSError):  # who reads them says so
                 for first, end in itertools.pairwise(edges):
-                    with self._open.reading(requests.paths[requests.file[first]]) as fd:
+                    with self.descriptors.reading(requests.paths[requests.file[first]]) as fd:
                         _tell(fd, requests, first, end)
 
     # -- the rest
@@ -220,7 +215,7 @@ class LocalFiles(Files):
         return "read by pread"
 
     def close(self) -> None:
-        self._open.close()
+        self.descriptors.close()
         self._gatherer.close()
 
 

@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from headrace.errors import AccessError, DataNotFoundError, RemoteError
-from headrace.io.files import Version as Version
+from headrace.io.files import Version
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
 from headrace.io.remote.concurrency import MOST as CONNECTIONS
@@ -205,7 +205,7 @@ class Remote:
         """
 
         def answer(_: Attempt) -> Awaitable[Any]:
-            return call(self._fs, question, self._path(url), **options)
+            return call(self.filesystem, question, self._path(url), **options)
 
         async def one(url: str) -> Any:
             return await self._persist(answer, self.shown(url), lambda _: True, hurries=question not in _LISTS)
@@ -231,10 +231,10 @@ class Remote:
     @property
     def filesystem(self) -> Any:
         """fsspec's, of this process."""
-        return self._fs
+        return self._filesystem.get()
 
     async def _info(self, url: str, is_right: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-        info: dict[str, Any] = await self._persist(lambda _: info_of(self._fs, self._path(url)), self.shown(url), is_right)
+        info: dict[str, Any] = await self._persist(lambda _: info_of(self.filesystem, self._path(url)), self.shown(url), is_right)
         return info
 
     async def _version(self, url: str) -> Version:
@@ -246,12 +246,12 @@ class Remote:
         return Version(int(info["size"]), None if tag is None else str(tag))
 
     async def _whole(self, url: str) -> bytes:
-        data: bytes = await self._persist(lambda _: call(self._fs, "cat_file", self._path(url)), self.shown(url), lambda _: True)
+        data: bytes = await self._persist(lambda _: call(self.filesystem, "cat_file", self._path(url)), self.shown(url), lambda _: True)
         self._count(bytes_fetched=len(data))
         return data
 
     async def _piece(self, url: str, start: int, stop: int, versions: Mapping[str, Version]) -> bytes:
-        fs, path = self._fs, self._path(url)
+        fs, path = self.filesystem, self._path(url)
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         tag = versions[url].tag if url in versions else None
         etag = tag if isinstance(tag, str) and tag.startswith('"') else None
@@ -278,7 +278,7 @@ class Remote:
         """The way past fsspec, where that is all that is needed."""
         with self._lock:
             if self._is_plain is None:
-                headers = plain_headers(self._fs)
+                headers = plain_headers(self.filesystem)
                 self._is_plain = headers is not None
                 self._plain = None if headers is None else HTTPRanges(headers, CONNECTIONS)
             return self._plain if self._is_plain else None
@@ -346,13 +346,9 @@ class Remote:
 
     # -- the loop
 
-    @property
-    def _fs(self) -> Any:
-        return self._filesystem.get()
-
     @functools.cached_property
     def _ends(self) -> tuple[str, str]:
-        return url_ends(self._url, self._fs)
+        return url_ends(self._url, self.filesystem)
 
     def url_of(self, path: str) -> str:
         """The URL of a path on the server."""
@@ -363,7 +359,7 @@ class Remote:
         return url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1]))) if is_path(url) else redact(url)
 
     def _path(self, url: str) -> str:
-        return path_in(url, self._fs)
+        return path_in(url, self.filesystem)
 
     def _count(self, **counts: int) -> None:
         with self._lock:
@@ -381,7 +377,7 @@ class Remote:
     def submit(self, task: Coroutine[Any, Any, T]) -> Future[T]:
         """Begins to run a coroutine in the loop of this process's file system."""
         try:
-            return asyncio.run_coroutine_threadsafe(task, loop_of(self._fs))
+            return asyncio.run_coroutine_threadsafe(task, loop_of(self.filesystem))
         except BaseException:  # there is no such file system
             task.close()
             raise
