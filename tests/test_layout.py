@@ -80,7 +80,7 @@ INSIDE: dict[str, list[str]] = {
     "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
     "datasets/shards": ["members", "shards", "streaming"],
-    "packing": ["part", "plan", "values", "parts", "status", "verify", "hdf5", "texts", "run", "job", "api"],
+    "packing": ["part", "plan", "values", "destination", "parts", "status", "verify", "hdf5", "texts", "run", "job", "api"],
     "profiling": ["room", "tune", "workers"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],

@@ -59,7 +59,7 @@ def test_jobs_share_the_parts(photos: Path, tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.endswith(f"{packed}: 2 of 4 parts done\nmissing: 0, 2\n")
     assert main(["join", str(packed)]) == 2 and "missing: 0, 2" in capsys.readouterr().err
     assert main([*job, "0/2"]) == 0
-    assert capsys.readouterr().out == f"{packed}: 4 of 4 parts done, joined\nopen it: headrace.open_dataset('{packed}')\n"
+    assert capsys.readouterr().out == f"{packed}: 4 of 4 parts done, joined\nopen it: headrace.open_dataset('{packed}/manifest.json')\n"
     (packed / "manifest.json").unlink()
     assert main(["status", str(packed)]) == 1 and main(["join", str(packed)]) == 0 and main(["status", str(packed)]) == 0
     capsys.readouterr()

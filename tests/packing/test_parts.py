@@ -37,6 +37,7 @@ from headrace.errors import (
 from headrace.packing import join, pack_status, verify
 from headrace.packing.parts import edges_of
 from tests.servers.ranges import RangeServer
+from tests.servers.s3 import S3Server
 
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become several parts."""
@@ -330,6 +331,32 @@ def test_opens_from_a_server(photos: Path, packed: Path) -> None:
     with RangeServer(packed) as server, ImageDataset(f"{server.url}/manifest.json") as remote, ImageDataset(photos) as source:
         assert len(remote) == 24 and remote.classes == source.classes
         assert torch.equal(remote[5][0], source[5][0]) and remote[23][1] == source[23][1]
+
+
+def test_to_a_store(photos: Path, packed: Path, own_cache: None) -> None:
+    with S3Server() as server, ImageDataset(photos) as source:
+        client, options = server.client(), server.options
+        client.create_bucket(Bucket="bucket")
+        where: dict[str, Any] = {"shard_size": SHARD, "storage_options": options}
+        with pytest.raises(DataNotFoundError, match="bucket"):
+            pack(photos, "s3://missing/packed", **where)
+        out = pack(photos, "s3://bucket/packed", part="0/2", **where)
+        status = pack_status(out, storage_options=options)
+        assert out == "s3://bucket/packed" and (status.done, status.missing) == ([0, 2], [1, 3])
+        with pytest.raises(DataNotFoundError, match="missing: 1, 3"):
+            join(out, storage_options=options)
+        with pytest.raises(TargetExistsError, match="shard_size"):
+            pack(photos, out, shard_size=30_000, storage_options=options)
+        pack(photos, out, processes=2, **where)
+        names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
+        stored = {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
+        assert {name.rpartition("/")[2]: hashlib.sha256(data).hexdigest() for name, data in stored.items()} == contents(packed)
+        assert verify(out, storage_options=options).ok
+        with ImageDataset(f"{out}/manifest.json", storage_options=options) as remote:
+            assert len(remote) == 24 and torch.equal(remote[7][0], source[7][0])
+        part = "packed/part-00001-of-00004.h5"
+        client.put_object(Bucket="bucket", Key=part, Body=stored[part][:-1])
+        assert pack_status(out, storage_options=options).stale == [1]
 
 
 _JOB = """

@@ -103,15 +103,26 @@ def run(given: argparse.Namespace) -> int:
 def _pack_parts(given: argparse.Namespace) -> int:
     from headrace.io.paths import redact
     from headrace.packing.api import pack_folder
+    from headrace.packing.status import manifest_of
 
     with _open(given.src, _options(given)) as dataset:
         status = pack_folder(
-            dataset, given.dst, store=given.store, shard_size=given.shard_size, part=given.part, parts=given.parts, workers=given.workers,
-            processes=given.processes, executor=None, overwrite=given.overwrite, progress=False if given.no_progress else None,
-        )  # fmt: skip
+            dataset,
+            given.dst,
+            store=given.store,
+            shard_size=given.shard_size,
+            part=given.part,
+            parts=given.parts,
+            workers=given.workers,
+            processes=given.processes,
+            executor=None,
+            storage_options=None,
+            overwrite=given.overwrite,
+            progress=False if given.no_progress else None,
+        )
     print(status)
     if status.joined:
-        print(f"open it: headrace.open_dataset({redact(status.folder)!r})")
+        print(f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})")
     return 0
 
 

@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 from headrace.arguments import checks_keywords
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, warn
-from headrace.io.paths import redact
+from headrace.io.paths import is_url, redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
+from headrace.packing.destination import destination_of
 from headrace.packing.job import pack_parts
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
 from headrace.packing.status import PackStatus, read_manifest
@@ -35,9 +36,10 @@ def pack(
     workers: int | None = None,
     processes: int = 1,
     executor: Executor | None = None,
+    storage_options: dict[str, Any] | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
-) -> Path:
+) -> Path | str:
     """Write a dataset into an HDF5 file, or into several, which open as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
 
     The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
@@ -61,7 +63,8 @@ def pack(
     Args:
         dataset: a dataset of headrace's, or one of your own: a `BaseDataset`, any map-style dataset of torch's kind, or a view; or a path
             as `open_dataset` takes it.
-        dst: the file to write, or the folder of the parts; the folder that it is in must be there.
+        dst: the file to write, or the folder of the parts; the folder that it is in must be there. Parts may go to a URL that fsspec can
+            write to, such as ``s3://bucket/packed``: each is written and verified in the folder for temporary files, and then uploaded.
         store: "encoded": the bytes of the image files, each of which must decode; "decoded": the images at the dataset's
             `image_size` (uint8 [n, H, W, C]), or arrays as they are ([n, ...]). None: as the dataset has them, so encoded for a
             folder of images. Texts have one way only.
@@ -73,11 +76,12 @@ def pack(
         processes: that pack parts at the same time.
         executor: packs parts, in place of `processes`: any of `concurrent.futures`, whose processes can read the dataset (which is pickled)
             and write to `dst`.
+        storage_options: of the URL, as fsspec takes them.
         overwrite: replace `dst` where it is there already; of a folder the plan and what belongs to another one.
         progress: show progress bars; None: only on a terminal.
 
     Returns:
-        The path of the file, or of the folder.
+        The path of the file or the folder; or its URL.
 
     Raises:
         SampleError: a sample can't be read, and the dataset's `on_error` is not "skip" (where it is, the sample is left out, with a
@@ -88,6 +92,10 @@ def pack(
         DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
     """
     if shard_size is None:
+        if is_url(dst):
+            raise ConfigError(
+                f"{redact(dst)}: a single file is written on this machine: pass shard_size, such as '1GB', to pack into a store"
+            )
         if part is not None or parts is not None or executor is not None or processes != 1:
             raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
         result = pack_dataset(dataset, dst, store=store, workers=workers, overwrite=overwrite, progress=progress)
@@ -96,9 +104,9 @@ def pack(
         return result.path
     status = pack_folder(
         dataset, dst, store=store, shard_size=shard_size, part=part, parts=parts, workers=workers, processes=processes, executor=executor,
-        overwrite=overwrite, progress=progress,
+        storage_options=storage_options, overwrite=overwrite, progress=progress,
     )  # fmt: skip
-    manifest = read_manifest(status.folder) if status.joined else None
+    manifest = read_manifest(destination_of(dst, storage_options)) if status.joined else None
     if manifest is not None and manifest["left_out"]:
         warn(f"{redact(status.folder)}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")
     return status.folder
@@ -115,6 +123,7 @@ def pack_folder(
     workers: int | None,
     processes: int,
     executor: Executor | None,
+    storage_options: dict[str, Any] | None,
     overwrite: bool,
     progress: bool | None,
 ) -> PackStatus:
@@ -129,7 +138,7 @@ def pack_folder(
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         return pack_parts(
-            opened, Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))), shard_size=nbytes, store=store, share=share,
+            opened, destination_of(dst, storage_options), shard_size=nbytes, store=store, share=share,
             workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip

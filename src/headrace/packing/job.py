@@ -6,7 +6,6 @@ Packed twice, it has the same bytes. The manifest is written last, by whoever fi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import zlib
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +20,14 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
-from headrace.errors import ConfigError, DataNotFoundError, WriteError
-from headrace.io.paths import redact
+from headrace.errors import ConfigError, WriteError
 from headrace.io.resolve.packs import MANIFEST
-from headrace.packing.part import PartFile, new_token, sum_of, write_whole
+from headrace.packing.destination import Destination
+from headrace.packing.part import sum_of
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import names_of
 from headrace.packing.run import plan_file, read_back, write_file
-from headrace.packing.status import PackStatus, Sidecar, as_json, join, pack_status, remove_other
+from headrace.packing.status import PackStatus, Sidecar, as_json, join_in, remove_other, status_in
 
 
 @dataclass
@@ -44,7 +42,7 @@ class PackJob:
     """
 
     dataset: BaseDataset
-    folder: Path
+    folder: Destination
     plan: PartsPlan
     workers: int
 
@@ -62,26 +60,24 @@ class PackJob:
             raise
 
     def _pack(self, part: int) -> int:
-        plan, path = self.plan, self.folder / self.plan.name(part)
+        plan = self.plan
         start, stop = plan.edges[part : part + 2]
         view = self.dataset.subset(np.arange(start, stop))
         if plan.rows is None:
             sizes = plan_file(view, plan.store, 0, False).plan.read_sizes
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), sizes), self.dataset.source_of)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.folder / plan.sidecar_name(part))
-        with PartFile(path, overwrite=True, token=new_token()) as file:
+        self.folder.remove(plan.sidecar_name(part))
+        with self.folder.part(plan.name(part)) as file:
             written, left_out = write_file(file, view, plan.store if plan.rows is None else None, self.workers, False, plan.rows)
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
-            file.commit()
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
-        write_whole(self.folder / plan.sidecar_name(part), as_json(sidecar))
+        self.folder.write(plan.sidecar_name(part), as_json(sidecar))
         return written.info.count
 
 
 def plan_parts(
-    dataset: BaseDataset, folder: Path, shard_size: int, store: str | None, workers: int, progress: bool | None
+    dataset: BaseDataset, folder: Destination, shard_size: int, store: str | None, workers: int, progress: bool | None
 ) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
     """The plan for a dataset, and the CRCs of its samples.
 
@@ -90,7 +86,7 @@ def plan_parts(
     """
     if isinstance(dataset, TextDataset):
         raise ConfigError("texts are packed into one file: leave out shard_size")
-    frozen = read_plan(folder) if folder.is_dir() else None
+    frozen = read_plan(folder)
     if frozen is not None and frozen.rows is not None and frozen.fingerprint == dataset.fingerprint:
         options = frozen.options  # all samples were looked at when it was made
         if store in (None, "decoded") and (options["shard_size"], options["on_error"]) == (shard_size, _on_error(dataset)):
@@ -120,7 +116,7 @@ def _on_error(dataset: BaseDataset) -> str:
 
 def pack_parts(
     dataset: BaseDataset,
-    folder: Path,
+    folder: Destination,
     *,
     shard_size: int,
     store: str | None,
@@ -139,38 +135,26 @@ def pack_parts(
     Raises:
         See `pack`.
     """
-    _make_folder(folder)
+    folder.prepare()
     plan, checks = plan_parts(dataset, folder, shard_size, store, workers, progress)
     before = read_plan(folder)
     freeze(folder, plan, checks, overwrite)
     if before is not None and before.digest != plan.digest:
         remove_other(folder, plan)
-    status = pack_status(folder)
+    status = status_in(folder, plan)
     numbers = _numbers(share, plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(folder / MANIFEST)
+        folder.remove(MANIFEST)
         job = PackJob(dataset, folder, plan, workers)
         with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
             for _ in _packed(job, left, processes, executor):
                 bar.update(1)
-        status = pack_status(folder)
+        status = status_in(folder, plan)
     if status.is_finished and not status.joined:
-        join(folder)
-        status = pack_status(folder)
+        join_in(folder, plan)
+        status = status_in(folder, plan)
     return status
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.parent.is_dir():
-        raise DataNotFoundError(f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it first")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{redact(folder)} is a file: with shard_size name a folder")
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise WriteError(f"{redact(folder)} can't be made: {error.strerror}: use another folder") from error
 
 
 def _numbers(share: range | tuple[int, int] | None, parts: int) -> list[int]:
@@ -221,7 +205,7 @@ def _result(future: Future[int], job: PackJob, number: int) -> int:
         return future.result()
     except BrokenExecutor as error:
         raise WriteError(
-            f"a process died while it packed {redact(job.folder / job.plan.name(number))} or another part (out of memory, or killed): "
+            f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or another part (out of memory, or killed): "
             "run the same command again, finished parts are kept"
         ) from error
 

@@ -13,7 +13,6 @@ import json
 import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,9 @@ from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
 from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
-from headrace.packing.part import write_whole
+from headrace.packing.destination import Destination
 from headrace.packing.plan import Rows
 
 VERSION = 1
@@ -144,7 +142,7 @@ def checks_of(names: PackedNames | None, sizes: IntArray) -> npt.NDArray[np.uint
     return np.fromiter((zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes))
 
 
-def check_unchanged(folder: Path, plan: PartsPlan, start: int, checks: npt.NDArray[np.uint32], locate: Any) -> None:
+def check_unchanged(folder: Destination, plan: PartsPlan, start: int, checks: npt.NDArray[np.uint32], locate: Any) -> None:
     """Compares samples with what the plan knows of them.
 
     Args:
@@ -158,13 +156,10 @@ def check_unchanged(folder: Path, plan: PartsPlan, start: int, checks: npt.NDArr
         FileChangedError: one has another name or size; the first is named.
         FormatError: the file of their CRCs is damaged.
     """
-    path = folder / plan.samples_name
-    try:
-        planned = np.fromfile(path, "<u4", len(checks), offset=4 * start)
-    except OSError as error:
-        raise FormatError(f"{redact(path)} can't be read: {error}: remove {PLAN} and pack again; finished parts are kept") from error
-    if len(planned) < len(checks):
-        raise FormatError(f"{redact(path)} is cut short: remove {PLAN} and pack again; finished parts are kept")
+    data, name = folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks))), folder.shown_name(plan.samples_name)
+    if data is None or len(data) != 4 * len(checks):
+        raise FormatError(f"{name} is missing, or cut short: remove {PLAN} and pack again; finished parts are kept")
+    planned = np.frombuffer(data, "<u4")
     different = np.flatnonzero(planned != checks)
     if len(different):
         number = start + int(different[0])
@@ -175,27 +170,27 @@ def check_unchanged(folder: Path, plan: PartsPlan, start: int, checks: npt.NDArr
         )
 
 
-def read_plan(folder: Path) -> PartsPlan | None:
+def read_plan(folder: Destination) -> PartsPlan | None:
     """The plan of a pack; None: there is none.
 
     Raises:
         FormatError: it is damaged, or of a later headrace.
     """
-    path = folder / PLAN
-    try:
-        said = json.loads(path.read_bytes())
-        if said["version"] > VERSION:
-            raise FormatError(f"{redact(path)} was written by a later headrace (layout {said['version']}, this one reads up to {VERSION})")
-        return PartsPlan(**said)
-    except FileNotFoundError:
+    data, name = folder.read(PLAN), folder.shown_name(PLAN)
+    if data is None:
         return None
+    try:
+        said = json.loads(data)
+        if said["version"] > VERSION:
+            raise FormatError(f"{name} was written by a later headrace (layout {said['version']}, this one reads up to {VERSION})")
+        return PartsPlan(**said)
     except FormatError:
         raise
     except (ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"{redact(path)} is damaged ({error}): remove it and pack again; finished parts are kept") from error
+        raise FormatError(f"{name} is damaged ({error}): remove it and pack again; finished parts are kept") from error
 
 
-def freeze(folder: Path, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> None:
+def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> None:
     """Writes the plan, if there is none yet.
 
     Raises:
@@ -204,13 +199,13 @@ def freeze(folder: Path, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwr
     """
     there = read_plan(folder)
     if there is None or (overwrite and there.digest != plan.digest):
-        write_whole(folder / plan.samples_name, checks.astype("<u4").tobytes())
+        folder.write(plan.samples_name, checks.astype("<u4").tobytes())
         with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
-            write_whole(folder / PLAN, plan.text, overwrite)
+            folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)
     if there is None or there.digest != plan.digest:
         raise TargetExistsError(
-            f"{redact(folder)} holds the plan of another pack{'' if there is None else f' ({differences(there, plan)})'}: "
+            f"{folder.shown} holds the plan of another pack{'' if there is None else f' ({differences(there, plan)})'}: "
             "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
         )
 

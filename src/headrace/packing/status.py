@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import numpy as np
 from headrace.display import Lines
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
+from headrace.io.remote_files import below
 from headrace.io.resolve.packs import MANIFEST, PLAN, manifest_text, parse_manifest
-from headrace.packing.part import remove_abandoned, write_whole
+from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
 
 _LISTED = 1000
+_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class PackStatus:
     """Where a pack of several parts stands.
 
     Attributes:
-        folder: of the pack.
+        folder: of the pack; or its URL.
         parts: how many there are.
         done: the numbers of those that are finished.
         stale: of those that are of another plan, or whose file is not the one that the sidecar tells of.
@@ -60,7 +62,7 @@ class PackStatus:
         joined: True if the manifest is written: the pack is complete.
     """
 
-    folder: Path
+    folder: Path | str
     parts: int
     done: list[int]
     stale: list[int]
@@ -83,29 +85,38 @@ def as_json(what: Any) -> bytes:
     return json.dumps(asdict(what), sort_keys=True, indent=1).encode("ascii") + b"\n"
 
 
-def read_sidecar(folder: Path, plan: PartsPlan, part: int) -> Sidecar | None:
+def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
     """The sidecar of a part; None: there is none that can be read."""
     try:
-        return Sidecar(**json.loads((folder / plan.sidecar_name(part)).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return Sidecar(**json.loads(folder.read(plan.sidecar_name(part)) or b""))
+    except (ValueError, TypeError):
         return None
 
 
-def pack_status(path: str | os.PathLike[Any]) -> PackStatus:
+def pack_status(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None) -> PackStatus:
     """Where a pack of several parts stands: which are finished, stale (of another plan) or missing. Reads sidecars, and no samples.
 
     Args:
-        path: the folder of the pack.
+        path: the folder of the pack; or its URL.
+        storage_options: of the URL.
 
     Raises:
         DataNotFoundError: there is no plan.
         FormatError: the plan is damaged.
     """
-    folder, plan = planned(path)
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    folder = destination_of(path, storage_options)
+    return status_in(folder, planned(folder))
+
+
+def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
+    """See `pack_status`."""
+    sizes = folder.sizes()
+    wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
+    with ThreadPoolExecutor(_THREADS if isinstance(folder.path, str) else 1, "headrace-sidecars") as pool:
+        sidecars = dict(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
-        size, sidecar = sizes.get(plan.name(part)), read_sidecar(folder, plan, part) if plan.sidecar_name(part) in sizes else None
+        size, sidecar = sizes.get(plan.name(part)), sidecars.get(part)
         if size is not None and sidecar is not None and (sidecar.plan, sidecar.part, sidecar.nbytes) == (plan.digest, part, size):
             done.append(part)
         elif size is None:
@@ -113,33 +124,32 @@ def pack_status(path: str | os.PathLike[Any]) -> PackStatus:
         else:
             stale.append(part)
     joined = len(done) == plan.parts and _is_joined(folder, plan)
-    return PackStatus(folder, plan.parts, done, stale, missing, joined)
+    return PackStatus(folder.path, plan.parts, done, stale, missing, joined)
 
 
-def planned(path: str | os.PathLike[Any]) -> tuple[Path, PartsPlan]:
-    """The folder of a pack, absolute, and its plan.
+def planned(folder: Destination) -> PartsPlan:
+    """The plan of a pack.
 
     Raises:
         DataNotFoundError, FormatError: there is none; it is damaged.
     """
-    folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
     plan = read_plan(folder)
     if plan is None:
-        raise DataNotFoundError(f"{redact(folder)} has no {PLAN}: name the folder that headrace.pack(..., shard_size=...) writes to")
-    return folder, plan
+        raise DataNotFoundError(f"{folder.shown} has no {PLAN}: name the folder that headrace.pack(..., shard_size=...) writes to")
+    return plan
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Destination) -> dict[str, Any] | None:
     """The manifest of a pack; None: there is none.
 
     Raises:
         FormatError: it is damaged.
     """
-    path = folder / MANIFEST
-    return parse_manifest(path.read_bytes(), path) if path.exists() else None
+    data = folder.read(MANIFEST)
+    return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
 
 
-def _is_joined(folder: Path, plan: PartsPlan) -> bool:
+def _is_joined(folder: Destination, plan: PartsPlan) -> bool:
     try:
         manifest = read_manifest(folder)
     except FormatError:
@@ -147,25 +157,31 @@ def _is_joined(folder: Path, plan: PartsPlan) -> bool:
     return manifest is not None and manifest["plan"] == plan.digest
 
 
-def join(path: str | os.PathLike[Any]) -> Path:
+def join(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None) -> Path | str:
     """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it packs the last one.
 
     Checks that each part has a sidecar of this plan and the size that it tells, and that the parts have all samples. What killed
     processes left is removed. `verify` reads the samples too.
 
     Args:
-        path: the folder of the pack.
+        path: the folder of the pack; or its URL.
+        storage_options: of the URL.
 
     Returns:
-        The path of the manifest.
+        The path of the manifest; or its URL.
 
     Raises:
         DataNotFoundError: there is no plan, or a part is missing.
         FormatError: the plan is damaged, or a part has other samples than planned.
         WriteError, AccessError: the manifest can't be written.
     """
-    folder, plan = planned(path)
-    status = pack_status(folder)
+    folder = destination_of(path, storage_options)
+    return join_in(folder, planned(folder))
+
+
+def join_in(folder: Destination, plan: PartsPlan) -> Path | str:
+    """See `join`."""
+    status = status_in(folder, plan)
     if not status.is_finished:
         raise DataNotFoundError(f"{status}: pack these first, by the same command")
     sidecars = [read_sidecar(folder, plan, part) for part in range(plan.parts)]
@@ -173,7 +189,7 @@ def join(path: str | os.PathLike[Any]) -> Path:
     for sidecar, start, stop in zip(sidecars, plan.edges, plan.edges[1:], strict=False):
         assert sidecar is not None
         if sidecar.samples + len(sidecar.left_out) != stop - start:
-            name = redact(folder / plan.name(sidecar.part))
+            name = folder.shown_name(plan.name(sidecar.part))
             raise FormatError(f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and pack again")
         left_out += sidecar.left_out
         parts.append(sidecar.entry(plan))
@@ -182,22 +198,25 @@ def join(path: str | os.PathLike[Any]) -> Path:
         "samples": plan.count - len(left_out), "classes": plan.classes, "parts": parts, "left_out": len(left_out),
         "left_out_first": left_out[:_LISTED],
     }  # fmt: skip
-    remove_abandoned(str(folder), ".part-")
-    remove_abandoned(str(folder), f".{PLAN}.")
+    folder.remove_abandoned()
     remove_other(folder, plan)
-    write_whole(folder / MANIFEST, manifest_text(said))
-    return folder / MANIFEST
+    folder.write(MANIFEST, manifest_text(said))
+    return manifest_of(folder.path)
 
 
-def remove_other(folder: Path, plan: PartsPlan) -> None:
+def manifest_of(folder: Path | str) -> Path | str:
+    """Where the manifest of a pack lies; ``folder`` is its folder, or its URL."""
+    return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
+
+
+def remove_other(folder: Destination, plan: PartsPlan) -> None:
     """Removes parts, sidecars and samples' CRCs that are of another plan."""
     ours = {plan.samples_name, *map(plan.name, range(plan.parts)), *map(plan.sidecar_name, range(plan.parts))}
-    for entry in list(os.scandir(folder)):
-        is_part = entry.name.startswith("part-") and "-of-" in entry.name and entry.name.endswith((".h5", ".json"))
-        is_samples = entry.name.startswith("plan-") and entry.name.endswith(".crc32")
-        if (is_part or is_samples) and entry.name not in ours:
-            with contextlib.suppress(OSError):
-                os.unlink(entry.path)
+    for name in folder.sizes():
+        is_part = name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
+        is_samples = name.startswith("plan-") and name.endswith(".crc32")
+        if (is_part or is_samples) and name not in ours:
+            folder.remove(name)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.errors import DataNotFoundError, FormatError, HeadraceError
-from headrace.io.paths import redact
+from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
+from headrace.packing.destination import Destination, destination_of
 from headrace.packing.part import sum_of
-from headrace.packing.status import pack_status, planned, read_manifest, read_sidecar
+from headrace.packing.status import planned, read_manifest, read_sidecar, status_in
 from headrace.storage.hdf5.packed import TARGETS, packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
@@ -24,13 +25,13 @@ class VerifyResult:
     """What `verify` found.
 
     Attributes:
-        path: the file, or the folder of the parts.
+        path: the file, or the folder of the parts, or its URL.
         samples: number of samples read.
         bad: ``(index, location, error)`` of each sample that is not what was packed; of parts the index is that of the whole pack, and
             -1 where no single sample is at fault; empty for a sound pack.
     """
 
-    path: Path
+    path: Path | str
     samples: int
     bad: list[tuple[int, str, str]]
 
@@ -41,12 +42,13 @@ class VerifyResult:
 
 
 @checks_keywords
-def verify(path: str | os.PathLike[Any], *, progress: bool | None = None) -> VerifyResult:
+def verify(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None, progress: bool | None = None) -> VerifyResult:
     """Read all of a pack, and compare every sample, the offsets, names and targets with their checksums.
 
     Args:
         path: a file that `pack` wrote, or a folder of parts: each file as a whole is compared with its sidecar's checksum too, and the
-            sidecars with the manifest.
+            sidecars with the manifest. Parts at a URL are fetched one by one.
+        storage_options: of the URL, as fsspec takes them.
         progress: show a progress bar; None: only on a terminal.
 
     Returns:
@@ -56,8 +58,8 @@ def verify(path: str | os.PathLike[Any], *, progress: bool | None = None) -> Ver
         DataNotFoundError, AccessError: there is no such file; this user may not read it.
         FormatError: no packed file, a truncated one, or one in which more is damaged than samples.
     """
-    if os.path.isdir(os.path.expanduser(os.fspath(path))):
-        return _verify_parts(path, progress)
+    if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
+        return _verify_parts(destination_of(path, storage_options), progress)
     info = packed_info(os.path.expanduser(os.fspath(path)))
     if info is not None and info.kind == KIND:
         return _verify_tokens(PackedTokens(path), progress)
@@ -78,32 +80,37 @@ def verify(path: str | os.PathLike[Any], *, progress: bool | None = None) -> Ver
         source.close()
 
 
-def _verify_parts(path: str | os.PathLike[Any], progress: bool | None) -> VerifyResult:
+def _verify_parts(folder: Destination, progress: bool | None) -> VerifyResult:
     """The same of a folder of parts: samples are numbered through all of them; -1 stands for a file."""
-    folder, plan = planned(path)
-    manifest, status = read_manifest(folder), pack_status(folder)
+    plan = planned(folder)
+    manifest, status = read_manifest(folder), status_in(folder, plan)
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
     samples, bad = 0, list[tuple[int, str, str]]()
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
         for part, entry in enumerate(manifest["parts"]):
-            file = folder / plan.name(part)
-            sidecar = read_sidecar(folder, plan, part)
+            name, sidecar = folder.shown_name(plan.name(part)), read_sidecar(folder, plan, part)
             if sidecar is None or entry != sidecar.entry(plan):
-                bad.append((-1, str(file), f"{redact(folder / plan.sidecar_name(part))} differs from {MANIFEST}: one of both is damaged"))
-            try:
-                found = verify(file, progress=False)
-                bad += [(samples + index, location, error) for index, location, error in found.bad]
-                has_bad = bool(found.bad)
-            except (HeadraceError, OSError) as error:
-                bad.append((-1, str(file), str(error)))
-                has_bad = True
-            with open(file, "rb") as opened:
-                if sum_of(opened.fileno()) != (entry["nbytes"], entry["crc32"]) and not has_bad:
-                    bad.append((-1, str(file), f"{redact(file)}: wrong checksum of the file, though each sample is sound: pack it again"))
+                bad.append((-1, name, f"{folder.shown_name(plan.sidecar_name(part))} differs from {MANIFEST}: one of both is damaged"))
+            with folder.fetched(plan.name(part)) as path:
+                damaged = _verify_part(path, (entry["nbytes"], entry["crc32"]), name)
+            bad += [(index if index < 0 else samples + index, location, error) for index, location, error in damaged]
             samples += entry["samples"]
             bar.update(1)
-    return VerifyResult(folder, samples, bad)
+    return VerifyResult(folder.path, samples, bad)
+
+
+def _verify_part(path: Path, expected: tuple[int, int], name: str) -> list[tuple[int, str, str]]:
+    """What is wrong with the file of a part; `expected` are its bytes and CRC."""
+    try:
+        if bad := verify(path, progress=False).bad:
+            return bad
+    except (HeadraceError, OSError) as error:
+        return [(-1, name, str(error))]
+    with open(path, "rb") as opened:
+        if sum_of(opened.fileno()) == expected:
+            return []
+    return [(-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")]
 
 
 def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:

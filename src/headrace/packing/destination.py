@@ -1,0 +1,253 @@
+"""Where the files of a pack go: a folder of this machine, or a prefix of an object store through fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
+from headrace.io.paths import is_url, redact
+from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.remote_files import below
+from headrace.memory.per_process import PerProcess
+from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
+
+T = TypeVar("T")
+_ATTEMPTS, _FIRST_PAUSE_S = 6, 0.2
+
+
+class Destination(ABC):
+    """The files of a pack by their names. A pickle of it reaches the same files from another process."""
+
+    shown: str
+    """What messages call it, without secrets."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Path | str:
+        """The folder, or its URL."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Makes it, where that is needed.
+
+        Raises:
+            DataNotFoundError, ConfigError, WriteError, AccessError: it can't be.
+        """
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name; of none where it is not there."""
+
+    @abstractmethod
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """The content of a file, or its bytes from `start` to `stop`; None: there is none."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
+        """Writes a small file, whole or not at all.
+
+        Raises:
+            TargetExistsError: there is one, and it may not be replaced.
+            WriteError, AccessError: it can't be written.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+    @abstractmethod
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[PartFile]:
+        """A local file to write a part into; it has its name when the context is left without an error."""
+
+    @abstractmethod
+    def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A path of this machine where a file can be read meanwhile.
+
+        Raises:
+            DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
+        """
+
+    def remove_abandoned(self) -> None:  # noqa: B027
+        """Removes what killed processes left."""
+
+    def shown_name(self, name: str) -> str:
+        """What messages call a file."""
+        return f"{self.shown.rstrip('/')}/{name}"
+
+
+def destination_of(dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None) -> Destination:
+    """The destination for a path or a URL."""
+    if is_url(dst):
+        return StoreDestination(os.fspath(dst), storage_options)
+    return FolderDestination(Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))))
+
+
+class FolderDestination(Destination):
+    """A folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.shown = folder, redact(folder)
+
+    @property
+    def path(self) -> Path:
+        return self._folder
+
+    def prepare(self) -> None:
+        folder = self._folder
+        if not folder.parent.is_dir():
+            raise DataNotFoundError(f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it first")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise WriteError(f"{self.shown} can't be made: {error.strerror}: use another folder") from error
+
+    def sizes(self) -> dict[str, int]:
+        try:
+            with os.scandir(self._folder) as listing:
+                return {entry.name: entry.stat().st_size for entry in listing}
+        except FileNotFoundError:
+            return {}
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        try:
+            with open(self._folder / name, "rb") as file:
+                file.seek(start)
+                return file.read() if stop is None else file.read(stop - start)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
+        write_whole(self._folder / name, data, overwrite)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder / name)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[PartFile]:
+        with PartFile(self._folder / name, overwrite=True, token=new_token()) as file:
+            yield file
+            file.commit()
+
+    def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        return contextlib.nullcontext(self._folder / name)
+
+    def remove_abandoned(self) -> None:
+        remove_abandoned(str(self._folder), ".part-")
+        remove_abandoned(str(self._folder), ".plan")
+
+
+class StoreDestination(Destination):
+    """A prefix of an object store: a part is written and verified on this machine (in `tempfile.gettempdir()`), and then uploaded.
+
+    Args:
+        url: of the prefix.
+        storage_options: of the fsspec file system.
+    """
+
+    def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
+        self._url, self.shown = url, redact(url)
+        self._options = dict(storage_options or {})
+        self._filesystem: PerProcess[Any] = PerProcess(lambda: None)
+        self._open()
+
+    def _open(self) -> None:
+        url, options = self._url, self._options
+        self._filesystem = PerProcess(lambda: open_filesystem(url, options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_url": self._url, "_options": self._options, "shown": self.shown}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    @property
+    def path(self) -> str:
+        return self._url
+
+    def _at(self, name: str) -> str:
+        return path_in(below(self._url, name), self._filesystem.get())
+
+    def prepare(self) -> None:
+        filesystem = self._filesystem.get()
+        if type(filesystem).__name__ == "HTTPFileSystem":
+            raise ConfigError(f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as s3://")
+
+    def sizes(self) -> dict[str, int]:
+        def listed() -> dict[str, int]:
+            filesystem = self._filesystem.get()
+            filesystem.invalidate_cache()
+            entries = filesystem.ls(path_in(self._url, filesystem), detail=True)
+            return {entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+
+        return self._tried(listed, "listed", missing={})
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        def content() -> bytes | None:
+            return bytes(self._filesystem.get().cat_file(self._at(name), start=start or None, end=stop))
+
+        return self._tried(content, "read", missing=None)
+
+    def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
+        exclusive = {} if overwrite else {"mode": "create"}
+        if not overwrite and name in self.sizes():
+            raise TargetExistsError(f"{self.shown_name(name)} is there already")
+
+        def written() -> None:
+            try:
+                self._filesystem.get().pipe_file(self._at(name), data, **exclusive)
+            except FileExistsError:  # another job was faster
+                raise TargetExistsError(f"{self.shown_name(name)} is there already") from None
+
+        self._tried(written, "written")
+
+    def remove(self, name: str) -> None:
+        self._tried(lambda: self._filesystem.get().rm_file(self._at(name)), "removed", missing=None)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[PartFile]:
+        with tempfile.TemporaryDirectory(prefix="headrace-pack-") as folder, PartFile(os.path.join(folder, name)) as file:
+            yield file
+            self._tried(lambda: self._filesystem.get().put_file(file.path, self._at(name)), "written")
+
+    @contextlib.contextmanager
+    def fetched(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="headrace-pack-") as folder:
+            path = Path(folder) / name
+            self._tried(lambda: self._filesystem.get().get_file(self._at(name), os.fspath(path)), "read")
+            yield path
+
+    def _tried(self, call: Callable[[], T], done: str, **missing: T) -> T:
+        """What a call gives, after retries; what `missing` says where there is nothing.
+
+        Raises:
+            WriteError, AccessError, DataNotFoundError: the store doesn't do it.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return call()
+            except FileNotFoundError as error:
+                if "missing" in missing:
+                    return missing["missing"]
+                raise DataNotFoundError(f"{self.shown} can't be {done}: {redact(error)}: is there such a bucket?") from error
+            except PermissionError as error:
+                raise AccessError(f"{self.shown} can't be {done}: {redact(error)}: check the credentials (storage_options=)") from error
+            except HeadraceError:
+                raise
+            except Exception as error:
+                if attempt == _ATTEMPTS:
+                    raise WriteError(f"{self.shown} can't be {done}, after {attempt} attempts: {redact(error)}") from error
+            time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+        raise AssertionError
