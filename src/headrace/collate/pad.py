@@ -90,10 +90,10 @@ class Padding:
 
     def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
         """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
-        places = torch.arange(length)
+        positions = torch.arange(length)
         ends = lengths[:, None]
         mask = empty((len(lengths), length), torch.int64)
-        return mask.copy_(places < ends if self.side == "right" else places >= length - ends)
+        return mask.copy_(positions < ends if self.side == "right" else positions >= length - ends)
 
     def join(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: int) -> tuple[torch.Tensor, npt.NDArray[Any]] | None:
         """What `apply` makes of integers, of rows that lie one behind the other: all at once.
@@ -111,8 +111,8 @@ class Padding:
             return None
         length = self._length([longest])
         out = empty((len(lengths), length), torch.int64)
-        places, rows, ends = np.arange(length, dtype=np.int32), out.numpy(), lengths[:, None].astype(np.int32)
-        inside = places < ends if self.side == "right" else places >= length - ends
+        positions, rows, ends = np.arange(length, dtype=np.int32), out.numpy(), lengths[:, None].astype(np.int32)
+        inside = positions < ends if self.side == "right" else positions >= length - ends
         rows.fill(value)
         rows[inside] = ids.astype(np.int64, copy=False)
         return out, inside

@@ -106,6 +106,6 @@ def _write(url: str, data: bytes, local: bool, files: RemoteFiles) -> str:
     except PermissionError as error:
         raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None
     except Exception as error:  # of whatever library speaks to that server
-        said = redact(error) or type(error).__name__
-        raise WriteError(f"{redact(url)} can't be written ({said}): write the index of a local copy, and upload it") from None
+        cause = redact(error) or type(error).__name__
+        raise WriteError(f"{redact(url)} can't be written ({cause}): write the index of a local copy, and upload it") from None
     return url

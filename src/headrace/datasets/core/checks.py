@@ -118,7 +118,7 @@ def as_targets(targets: Any, count: int) -> Any:
         ConfigError: it is no sequence, or has another length than there are samples.
     """
     if targets is not None and not isinstance(targets, (np.ndarray, list, tuple, torch.Tensor)):
-        targets = array_in(targets, targets)
+        targets = array_in(targets)
     if targets is None:
         return None
     if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
@@ -128,11 +128,10 @@ def as_targets(targets: Any, count: int) -> Any:
     return targets
 
 
-def array_in(values: Any, otherwise: Any) -> Any:
-    """The array that a column of pandas or polars, or any other object with an array's protocol, has to give; else `otherwise`."""
-    if hasattr(values, "to_numpy"):
-        return np.asarray(values.to_numpy())
-    return np.asarray(values) if hasattr(values, "__array__") else otherwise
+def array_in(values: Any) -> Any:
+    """The array that a column of pandas or polars, or any other object with an array's protocol, has to give; else the object itself."""
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    return np.asarray(values) if hasattr(values, "__array__") else values
 
 
 def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], error: TypeError) -> None:
@@ -142,10 +141,10 @@ def explain_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any], erro
         ConfigError: more arguments by position than the class takes; or a keyword that is none of those that it takes.
     """
     _check_positions(cls, args)
-    found = _UNEXPECTED.search(str(error))
-    if found is not None and found[1] in passed and found[1] not in keywords_of(cls):
+    unexpected = _UNEXPECTED.search(str(error))
+    if unexpected is not None and unexpected[1] in passed and unexpected[1] not in keywords_of(cls):
         try:
-            check_names(cls.__name__, [found[1]], keywords_of(cls), HINTS)
+            check_names(cls.__name__, [unexpected[1]], keywords_of(cls), HINTS)
         except ConfigError as refused:
             raise refused from None
 

@@ -174,15 +174,15 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
     Raises:
         ConfigError: an argument can't be compared with that of another process.
     """
-    said = {name: value for name, value in sorted(arguments.items()) if name not in _OF_LOADING}
-    for name, value in said.items():
+    compared = {name: value for name, value in sorted(arguments.items()) if name not in _OF_LOADING}
+    for name, value in compared.items():
         if not _is_plain(value):
             raise ConfigError(
                 f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} has no value that another process could "
                 "compare: override held_as() and say in text what decides the held value"
             )
     cls = getattr(cls, "_plain_class", cls)
-    return f"{cls.__module__}.{cls.__qualname__} {said!r}"
+    return f"{cls.__module__}.{cls.__qualname__} {compared!r}"
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_mode(dataset: Any) -> Mode:
         access = Access(dataset.sample_format, Lazy(), dataset.holds_encoded)
         return Eager(
             len(source),
-            lambda some: reader.load(some, access),
+            functools.partial(reader.load, access=access),
             budget,
             dataset.held_nbytes(),
             dataset._progress,

@@ -85,12 +85,12 @@ class SampleReader:
     def values(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Any]:
         """Decoded values; a SampleError for each sample that can't be read and may be left out. (`error`: why they could not be read in
         another way before.)"""
-        found = self.fetch(indices, access, error)
+        fetched = self.fetch(indices, access, error)
         start = time.perf_counter()
         if access.format.decodes_batches:
-            values = self._values_together(found, access)
+            values = self._values_together(fetched, access)
         else:
-            values = self.threads.map(lambda number: self.value(found[number], access), len(found))
+            values = self.threads.map(lambda number: self.value(fetched[number], access), len(fetched))
         self.count_seconds("decode_seconds", start)
         return values
 
@@ -118,9 +118,9 @@ class SampleReader:
         left, pairs = iter(records), zip(indices, cached, strict=True)
         return [Fetched(i, next(left), True) if value is MISSING else Fetched(i, value, False) for i, value in pairs]
 
-    def value(self, found: Fetched, access: Access) -> Any:
+    def value(self, fetched: Fetched, access: Access) -> Any:
         """The decoded value of a sample, which the mode may admit; or a SampleError."""
-        index, value, is_record = found
+        index, value, is_record = fetched
         if is_record:
             value = value if access.holds_encoded else self.decoded(index, value, access.format)
             if not isinstance(value, SampleError):
@@ -148,13 +148,13 @@ class SampleReader:
         source.read_into(indices, rows if rows.ndim > 1 else each)
         return each
 
-    def _values_together(self, found: list[Fetched], access: Access) -> list[Any]:
+    def _values_together(self, fetched: list[Fetched], access: Access) -> list[Any]:
         """As `value` for each."""
-        values = [one.value for one in found]
-        todo = [number for number, one in enumerate(found) if one.is_record or access.holds_encoded]
-        made = self._decode_together([found[number][:2] for number in todo], access.format)
+        values = [one.value for one in fetched]
+        todo = [number for number, one in enumerate(fetched) if one.is_record or access.holds_encoded]
+        made = self._decode_together([fetched[number][:2] for number in todo], access.format)
         for number, value in zip(todo, made, strict=True):
-            index, record, is_record = found[number]
+            index, record, is_record = fetched[number]
             if is_record and not isinstance(value, SampleError):
                 access.mode.admit(index, record if access.holds_encoded else value)
             values[number] = value

@@ -208,21 +208,21 @@ class RowByRow(FastWay):
         dataset, access = self._dataset, self._dataset.sample_access
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
         out = _empty_rows(len(whole), self._row)
-        found, rows = reader.fetch(whole, access, error), out.numpy()
-        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: found[number].value)
+        fetched, rows = reader.fetch(whole, access, error), out.numpy()
+        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: fetched[number].value)
 
         def write(number: int) -> SampleError | None:
-            return self._write(request[number], found[number], drawn[number], rows[number, ...], access)
+            return self._write(request[number], fetched[number], drawn[number], rows[number, ...], access)
 
         start = time.perf_counter()
         failures = reader.threads.map(write, len(whole))
         reader.count_seconds("decode_seconds", start)
         return self._readable(failures, request, out) if any(failures) else self.with_targets(out, request)
 
-    def _write(self, index: int, found: Fetched, drawn: Any, row: npt.NDArray[Any], access: Access) -> SampleError | None:
+    def _write(self, index: int, fetched: Fetched, drawn: Any, row: npt.NDArray[Any], access: Access) -> SampleError | None:
         """Writes a sample into its row; or gives its error."""
         dataset, format_ = self._dataset, access.format
-        value = drawn if isinstance(drawn, SampleError) else dataset.sample_reader.value(found, access)
+        value = drawn if isinstance(drawn, SampleError) else dataset.sample_reader.value(fetched, access)
         if isinstance(value, SampleError):
             return value
         if isinstance(value, np.ndarray) and (value.shape, value.dtype) != self._value:  # else NumPy would make it fit
@@ -231,13 +231,13 @@ class RowByRow(FastWay):
                 f"{self._value.dtype} {list(self._value.shape)}: fix the one or the other"
             )
         try:
-            with naming(format_.decodes_late, dataset.sample_source.location, found.number):
+            with naming(format_.decodes_late, dataset.sample_source.location, fetched.number):
                 format_.write_input(value, drawn, row)
         except Exception as error:
             if not (format_.decodes_late and isinstance(error, FormatError)):
                 error.add_note(f"headrace: while making sample {index} ({dataset.source_of(index)})")
                 raise
-            return dataset.sample_reader.failed(found.number, "can't be decoded", error)
+            return dataset.sample_reader.failed(fetched.number, "can't be decoded", error)
         return None
 
     def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor) -> MadeBatch:

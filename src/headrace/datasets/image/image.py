@@ -99,7 +99,7 @@ class ImageDataset(BaseDataset):
             raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
         reach, common = split_options(options)
         self.classes: list[str]
-        source, found, self.classes = _open(data_path, targets, reach)
+        source, given, self.classes = _open(data_path, targets, reach)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
         self.normalize: bool = normalize
         self.color, self.transform_input = color, transform_input
@@ -114,7 +114,7 @@ class ImageDataset(BaseDataset):
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
-        super().__init__(source, sample_format=sample_format, targets=found, transform=transform, loading_mode=loading_mode, **common)
+        super().__init__(source, sample_format=sample_format, targets=given, transform=transform, loading_mode=loading_mode, **common)
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
@@ -180,13 +180,13 @@ def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -
     source = FilesSource(data_path, EXTENSIONS, reach)
     if not _are_folders(targets):
         return source, *given_targets(targets, source.listing)
-    found, classes = folder_targets(source.listing)
-    if found is None:
+    numbers, classes = folder_targets(source.listing)
+    if numbers is None:
         warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
             "put them into class folders, or pass targets= (targets=None to say that this is meant)"
         )
-    return source, found, classes
+    return source, numbers, classes
 
 
 def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgument) -> tuple[ImageSource, Targets, list[str]]:
@@ -202,8 +202,8 @@ def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgumen
 
     if targets is not None and not _are_folders(targets):
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    found = opened.hdf5.read_each(paths, one)
-    sources, columns = [source for source, _ in found], [column for _, column in found if column is not None]
+    each = opened.hdf5.read_each(paths, one)
+    sources, columns = [source for source, _ in each], [column for _, column in each if column is not None]
     first = sources[0]
     assert first.info is not None
     for source in sources[1:]:

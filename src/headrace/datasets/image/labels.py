@@ -128,7 +128,7 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
         return by_path
     if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
         return dict(targets.to_dict())
-    values = array_in(targets, targets)
+    values = array_in(targets)
     if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
         raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
     is_one = isinstance(data_path, (str, bytes, os.PathLike))
