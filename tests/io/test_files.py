@@ -323,3 +323,45 @@ def test_where_no_index_can_be_kept(server: RangeServer, files_of: Any, tmp_path
 )
 def test_the_name_of_an_index(url: str, index: str) -> None:
     assert with_index(url) == index
+
+
+# -- whole files
+
+
+def test_whole_file_is_read_in_the_version_asked_for(server: RangeServer, files_of: Any, folder: Path) -> None:
+    files, url = files_of(), server.url + "/c.bin"
+    wholes = ByteRanges.of_wholes([url], [0, 0])
+    (folder / "c.bin").write_bytes(b"old")
+    assert files.read_each(wholes) == [b"old"] * 2 and files.take_counts()["requests"] == 1
+    files.learn([url])
+    (folder / "c.bin").write_bytes(b"new")
+    with pytest.raises(FileChangedError, match=r"c\.bin.*has been replaced"):
+        files.read_each(wholes)
+    files.forget([url])
+    assert files.read_each(wholes) == [b"new"] * 2
+    (folder / "c.bin").unlink()
+    with pytest.raises(DataNotFoundError, match=r"c\.bin: there is no such file"):
+        files.read_each(wholes)
+
+
+def _read_in_child(files: RemoteFiles, wholes: ByteRanges, pipe: Any) -> None:
+    pipe.recv()
+    pipe.send((files.read_each(wholes), files.take_counts()["requests"]))
+    files.close()
+
+
+def test_versions_of_numbered_files_are_asked_for_once(server: RangeServer, files_of: Any, folder: Path) -> None:
+    files, paths = files_of(disk_cache_size="10MB"), [f"{server.url}/{name}" for name in CONTENT]
+    files.share_versions(paths)
+    wholes, expected = ByteRanges.of_wholes(paths, [1, 0, 1]), [CONTENT[name] for name in ("b.bin", "a.bin", "b.bin")]
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_read_in_child, args=(files, wholes, theirs))
+    child.start()  # before anything is known
+    assert files.read_each(wholes) == expected and files.take_counts()["requests"] == 4  # a version and the content of each
+    ours.send("read")
+    assert ours.poll(60) and ours.recv() == (expected, 0)
+    child.join(30)
+    child.close()
+    assert files.read_each(wholes) == expected and files.take_counts()["requests"] == 0
+    assert files.read_each(ByteRanges.of_wholes(list(paths), [0])) == expected[1:2]  # not numbered: its version may be another one now
+    assert files.take_counts()["requests"] == 1
