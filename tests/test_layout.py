@@ -88,7 +88,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "volumes"),
     ],
-    "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "texts", "source", "index", "files"],
+    "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],

@@ -24,9 +24,9 @@ from headrace.io.ranges import coalesce
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text import source as texts
+from headrace.storage.text.files import local_texts, remote_texts
 from headrace.storage.text.index import INDEX
 from headrace.storage.text.source import LinesSource
-from headrace.storage.text.texts import local_texts, remote_texts
 from tests.io.resolve.scanning import scan
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed

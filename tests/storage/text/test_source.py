@@ -24,9 +24,9 @@ from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 from headrace.storage.text import plain
 from headrace.storage.text import source as texts
+from headrace.storage.text.files import local_texts
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
-from headrace.storage.text.texts import local_texts
 from tests.io.resolve.scanning import scan
 from tests.storage.text.test_plain import packed
 

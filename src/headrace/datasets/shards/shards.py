@@ -27,9 +27,9 @@ from headrace.order import detect_world
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.tar.source import TarSource
 from headrace.storage.text import records
+from headrace.storage.text.files import local_texts, remote_texts
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
-from headrace.storage.text.texts import local_texts, remote_texts
 from headrace.storage.zarr.stores import ZARR, is_zarr
 
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")

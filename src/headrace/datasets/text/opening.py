@@ -29,11 +29,10 @@ from headrace.order import detect_world
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import open_files
 from headrace.storage.text import records
-from headrace.storage.text.files import TextFilesSource
+from headrace.storage.text.files import TextFilesSource, local_texts, remote_texts
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
-from headrace.storage.text.texts import local_texts, remote_texts
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
 from headrace.tokenizer import CharTokenizer

@@ -117,11 +117,8 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
         of = still.enter_context(source.of_one_version())
         expect = still.enter_context(source.in_order()) if is_opening and source.is_remote else None
 
-        def found() -> HeldArrays:
-            return _all_columns(texts, reader, expect)
-
         if of is None or not source.keeps_tables or callable(options.text_field):
-            return found()
+            return _all_columns(texts, reader, expect)
         about = {"version": _VERSION, "of": of, "fields": [options.text_field, options.target_field], "newline": source.newline}
         about |= {"encoding": [options.encoding, options.errors], "skips": reader.on_error != "raise"}
         folder = folder_of(options.cache_dir)
@@ -129,7 +126,7 @@ def record_columns(texts: Texts, reader: SampleReader, is_opening: bool) -> Arra
         unkept = Unkept(str(folder), "lengths and targets of records are", "they are found anew at every start")
 
         def build() -> Arrays:
-            made = found()
+            made = _all_columns(texts, reader, expect)
             with unkept:
                 with file.writing("<i8") as writer:
                     writer.write(made.long)

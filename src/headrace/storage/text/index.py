@@ -9,10 +9,10 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.text import records
+from headrace.storage.text.files import Texts
 from headrace.storage.text.index_beside import KIND
 from headrace.storage.text.plain import is_compressed
 from headrace.storage.text.source import LinesSource
-from headrace.storage.text.texts import Texts
 
 
 def _index(files: RemoteFiles, url: str) -> Arrays:

@@ -28,12 +28,12 @@ from headrace.io.single_flight import found_or_built
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
+from headrace.storage.text.files import Texts
 from headrace.storage.text.index_beside import LineIndex, arrays_of, index_beside
 from headrace.storage.text.line_index import Arrays, HeldArrays, PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
-from headrace.storage.text.texts import Texts
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
