@@ -68,7 +68,7 @@ class ArrayFiles(ChunkIndex):
 
     def urls(self, numbers: IntArray | Sequence[int]) -> list[str]:
         """Of files."""
-        return list(map(self.store.place, self.keys(numbers)))
+        return list(map(self.store.path_of, self.keys(numbers)))
 
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
         if self.whole_files:
@@ -266,7 +266,7 @@ def shards_of(store: Store, name: str, layout: Layout) -> Shards:
     shards = Shards(ArrayFiles(store, name, layout), layout)
     if not store.reads_whole:
         return shards
-    return Shards(shards.whole, layout, _cached(shards, store.place(key_of(name, V3_NODE)), cast(RemoteFiles, store.files)))
+    return Shards(shards.whole, layout, _cached(shards, store.path_of(key_of(name, V3_NODE)), cast(RemoteFiles, store.files)))
 
 
 def _cached(shards: Shards, url: str, files: RemoteFiles) -> CachedShards | None:
@@ -283,12 +283,12 @@ def _cached(shards: Shards, url: str, files: RemoteFiles) -> CachedShards | None
             return None
         cached = CachedShards(made_index(files, url, INDEX), url, files)
     path = kept_index(files, url, INDEX).path
-    for shard, place in enumerate(urls):
+    for shard, url_of_shard in enumerate(urls):
         version = cached.version(shard)
         if version is not None and cached.has_versions:
-            files.assume(place, version, path)
+            files.assume(url_of_shard, version, path)
         elif version is not None:
-            files.expect(place, version.size)
+            files.expect(url_of_shard, version.size)
     return cached
 
 
@@ -306,8 +306,7 @@ def _make(files: RemoteFiles, url: str) -> Arrays:
         except FormatError:  # of the way, perhaps
             with files.bypassing_cache():
                 indices += [_if_sound(shards, shard) for shard in numbers]
-    urls = shards.whole.urls(range(shards.whole.count))
-    tags = [None if index is None else files.version(place).tag for place, index in zip(urls, indices, strict=True)]
+    tags = [None if index is None else files.version(index.path).tag for index in indices]
     sizes = np.array([-1 if index is None else index.size for index in indices], np.int64)
     rows = [np.empty(0, np.int64), *(np.frombuffer(index.rows, np.int64) for index in indices if index is not None)]
     about = json.dumps({"of": [redact(url), files.place], "tags": tags}).encode()
@@ -332,4 +331,4 @@ def indexed(store: Store) -> Iterable[str]:
     for name in store.array_names():
         with contextlib.suppress(UnknownLayout):
             if layout_of(store.metadata(name) or {}).index_at is not None:
-                yield store.place(key_of(name, V3_NODE))
+                yield store.path_of(key_of(name, V3_NODE))

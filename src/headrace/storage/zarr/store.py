@@ -52,7 +52,7 @@ class Store(ABC):
         """The content of a metadata file; None: there is none."""
 
     @abstractmethod
-    def place(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         """The path or URL of a file."""
 
     @abstractmethod

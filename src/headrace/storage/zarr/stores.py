@@ -61,11 +61,11 @@ class ZarrFolder(Store):
         self._opened = time.time_ns()
         self._identities: dict[str, Identity | None] = {}  # of metadata files
 
-    def place(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         return f"{self.path}/{key}"
 
     def read(self, key: str) -> bytes | None:
-        path = self.place(key)
+        path = self.path_of(key)
         try:
             if os.path.getsize(path) > LARGEST:
                 raise FormatError(f"{redact(path)} is too large to be metadata")
@@ -80,7 +80,7 @@ class ZarrFolder(Store):
             raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
     def note_last(self, key: str) -> None:
-        path = self.place(key)
+        path = self.path_of(key)
         while len(path) >= len(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._opened = max(self._opened, os.stat(path).st_mtime_ns)
@@ -124,7 +124,7 @@ class ZarrFolder(Store):
             key = key_of(name, file)
             known = self._identities.get(key)
             if known is not None:
-                path = self.place(key)
+                path = self.path_of(key)
                 if identity_of(path) != known:
                     raise replaced(path)
                 return
@@ -157,9 +157,9 @@ class ZarrUrl(Store):
         keys = [*_ROOT, *(key_of(node, name) for node in nodes if node for name in _OF_A_NODE)]
         new = [key for key in dict.fromkeys(keys) if key not in self._contents]
         if new:
-            self._contents.update(zip(new, self.files.find_metadata([self.place(key) for key in new]), strict=True))
+            self._contents.update(zip(new, self.files.find_metadata([self.path_of(key) for key in new]), strict=True))
 
-    def place(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         return below(self.path, key)
 
     def read(self, key: str) -> bytes | None:
@@ -167,7 +167,7 @@ class ZarrUrl(Store):
         return self._contents[key]
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        url, begin, end = self.place(key), 0, WHOLE
+        url, begin, end = self.path_of(key), 0, WHOLE
         if (start, stop) != (0, None):
             version = self.files.find_versions([url])[0]
             if version is None:
@@ -179,7 +179,7 @@ class ZarrUrl(Store):
 
     def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
         """Sizes are asked for together."""
-        urls = [self.place(key) for key in keys]
+        urls = [self.path_of(key) for key in keys]
         versions = zip(urls, self.files.find_versions(urls), strict=True)
         return ByteRanges.of(None if version is None else (url, 0, version.size) for url, version in versions)
 
@@ -209,12 +209,12 @@ class ZarrUrl(Store):
 
     def _walked(self, node: str) -> Iterator[str]:
         try:
-            listing = self.files.ask("ls", self.place(node), detail=True)
+            listing = self.files.ask("ls", self.path_of(node), detail=True)
         except FileNotFoundError:
             return
         except PermissionError as error:
             raise AccessError(
-                f"{redact(self.place(node))}: it may not be listed ({redact(error)}): name the array as dataset_name"
+                f"{redact(self.path_of(node))}: it may not be listed ({redact(error)}): name the array as dataset_name"
             ) from None
         names = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory" for item in listing}
         is_array = V2_ARRAY in names or (V3_NODE in names and is_v3_array(self.read(key_of(node, V3_NODE))))

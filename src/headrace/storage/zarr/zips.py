@@ -86,7 +86,7 @@ class ZarrZip(Store):
             raise FormatError(f"{redact(path)}: {error}") from None
         self.library_root = "" if files.is_remote else self._root
 
-    def place(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         return self.path
 
     def read(self, key: str) -> bytes | None:
