@@ -150,7 +150,7 @@ def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) ->
 
 def test_without_room_for_blocks_each_batch_fetches_its_own(server: RangeServer, dataset_of: Any, make_loader: Any) -> None:
     dataset = dataset_of()
-    dataset._max_memory_usage = "300kB"
+    dataset.left_of_budget._max_memory_usage = "300kB"
     dataset.mode.window = 0
     with pytest.warns(HeadraceWarning, match="samples are fetched one by one instead"):
         loader = make_loader(dataset, batch_size=4, num_workers=0, interleave=10, turns=1)
