@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import as_flags
@@ -30,6 +33,7 @@ The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("t
 """
 UNITS = ("file", "line", "record")
 _OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding", "cache_dir"}
+_PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 
 
@@ -62,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts.add_argument("--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs")
     parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
     parts.add_argument("--processes", type=_count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
+    parts.add_argument("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786")
     parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there; of several parts the plan")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
     parser.set_defaults(program=parser.prog)
@@ -75,8 +80,8 @@ def run(given: argparse.Namespace) -> int:
     try:
         if given.shard_size is not None:
             return _pack_parts(given)
-        if given.part is not None or given.parts is not None or given.processes != 1:
-            raise ConfigError("--part, --parts and --processes need --shard-size, such as 1GB")
+        if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
+            raise ConfigError("--part, --parts, --processes and --dask need --shard-size, such as 1GB")
         PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
         with _open(given.src, _options(given)) as dataset:
             result = pack_dataset(
@@ -105,7 +110,7 @@ def _pack_parts(given: argparse.Namespace) -> int:
     from headrace.packing.api import pack_folder
     from headrace.packing.status import manifest_of
 
-    with _open(given.src, _options(given)) as dataset:
+    with _open(given.src, _options(given)) as dataset, _executor(given.dask) as executor:
         status = pack_folder(
             dataset,
             given.dst,
@@ -115,7 +120,7 @@ def _pack_parts(given: argparse.Namespace) -> int:
             parts=given.parts,
             workers=given.workers,
             processes=given.processes,
-            executor=None,
+            executor=executor,
             storage_options=None,
             overwrite=given.overwrite,
             progress=False if given.no_progress else None,
@@ -124,6 +129,24 @@ def _pack_parts(given: argparse.Namespace) -> int:
     if status.joined:
         print(f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})")
     return 0
+
+
+@contextlib.contextmanager
+def _executor(address: str | None) -> Iterator[Executor | None]:
+    """That of a Dask scheduler; None without an address."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ConfigError("--dask needs the package `distributed`: pip install 'headrace[dask]'") from None
+    try:
+        client = Client(address, timeout=_PATIENCE_S)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dask {address}: no scheduler answers there ({error})") from error
+    with client:
+        yield client.get_executor(retries=_RETRIES)
 
 
 def _size(text: str) -> tuple[int, int]:
