@@ -320,11 +320,10 @@ class ArrayReader:
             np.copyto(outs[piece.out][piece.target or ...], chunk[piece.source])
         if not chunks.decodes:
             return
-        rows = {piece.source[0] for piece in pieces if isinstance(piece.source[0], int)}
-        spans = [piece.source for piece in pieces if not isinstance(piece.source[0], int)]
-        if rows and len(chunk) > 1:
-            self._cache.used((self._key, number), chunk, len(rows))
-        elif spans and all(chunk[span].size < chunk.size for span in spans):
+        if isinstance(pieces[0].source[0], int):  # all are rows, or none is
+            if len(chunk) > 1:
+                self._cache.used((self._key, number), chunk, len({piece.source[0] for piece in pieces}))
+        elif all(chunk[piece.source].size < chunk.size for piece in pieces):
             self._cache.used((self._key, number), chunk, 0)
 
 
