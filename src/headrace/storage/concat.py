@@ -46,8 +46,6 @@ class ConcatSource(ArraySource, Generic[S]):
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         self.files = self.sources[0].files
-        spec = self.sources[0].array_spec
-        self._array_spec = spec if all(source.array_spec == spec for source in self.sources) else None
         self._to_count: set[int] = set()  # sources that were read from since they were asked what they have counted
         self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
@@ -116,9 +114,10 @@ class ConcatSource(ArraySource, Generic[S]):
     def stored_nbytes(self) -> int:
         return sum(source.stored_nbytes for source in self.sources)
 
-    @property
+    @functools.cached_property
     def array_spec(self) -> ArraySpec | None:
-        return self._array_spec
+        spec = self.sources[0].array_spec
+        return spec if all(source.array_spec == spec for source in self.sources) else None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self._parts(indices)

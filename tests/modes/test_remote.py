@@ -89,7 +89,7 @@ def batches(loader: Any) -> list[Any]:
 @pytest.mark.quick_every(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
-def test_all_samples_in_the_order_of_what_is_near(
+def test_all_samples_come_in_the_order_of_local_ones(
     server: RangeServer, dataset_of: Any, make_loader: Any, rows: npt.NDArray[np.uint8], shuffle: Any, workers: int
 ) -> None:
     options = {"batch_size": 16, "num_workers": workers, "shuffle": shuffle, "return_index": True}
