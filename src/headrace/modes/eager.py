@@ -96,12 +96,7 @@ class _Filling:
     errors: dict[int, SampleError] = field(default_factory=dict)
 
     def fill(self, layout: Layout | None) -> tuple[SampleStore, Reservation]:
-        """The store with all samples, and what is reserved for it.
-
-        Raises:
-            BudgetError: they don't fit the budget.
-            _UnlikeError: a sample does not have the layout.
-        """
+        """The store with all samples, and what is reserved for it; an _UnlikeError, if a sample does not have the layout."""
         self.errors.clear()
         budget, ranks = self.budget, 1 if self.share is None else self.share.ranks
         first: dict[int, Any] = {}

@@ -76,20 +76,12 @@ class BlockMemory:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
     def hold_chunks(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may cache `nbytes` of decoded chunks.
-
-        Raises:
-            BudgetError: they don't fit.
-        """
+        """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they don't fit."""
         self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
         self._source.hold_chunks(nbytes)
 
     def prefetch(self, nbytes: int, processes: int = 1) -> None:
-        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes.
-
-        Raises:
-            BudgetError: they don't fit.
-        """
+        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it fetches what each batch takes."""
         self.prefetches_whole = nbytes > 0
         self._prefetched = self._reserve(self._prefetched, nbytes * processes, "blocks fetched ahead")
         if is_prefetched(self._source):

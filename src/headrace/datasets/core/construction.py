@@ -35,11 +35,8 @@ _RENAMED = {
 
 
 def prepare_class(cls: Any, base: type) -> None:
-    """Notes which steps a new dataset class overrides, and has its constructor settle the dataset when it is through.
-
-    Raises:
-        TypeError: the class has a method that was a step before it was renamed.
-    """
+    """Notes which steps a new dataset class overrides, and has its constructor settle the dataset when it is through. A method that was a
+    step before it was renamed is a TypeError."""
     for old, new in _RENAMED.items():
         if old in vars(cls) and callable(vars(cls)[old]):
             raise TypeError(f"{cls.__name__}.{old} is called {new} since headrace 0.2: rename the method")

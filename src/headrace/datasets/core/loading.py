@@ -26,12 +26,7 @@ STREAM_GROUP = 64  # samples that a streaming dataset reads together under a pla
 
 
 def make_mode(dataset: Any) -> Mode:
-    """The loading mode of a dataset, at work.
-
-    Raises:
-        BudgetError: "eager" does not fit the budget.
-        SampleError: of "eager": a sample can't be read.
-    """
+    """The loading mode of a dataset, at work; "eager" reads its samples now."""
     source, reader, budget = dataset.sample_source, dataset.sample_reader, dataset.budget
     if dataset.loading_mode is LoadingMode.EAGER:
         access = Access(dataset.sample_format, Lazy(), dataset.holds_encoded)

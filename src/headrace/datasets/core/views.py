@@ -64,11 +64,7 @@ def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
 
 
 def labels_of(dataset: Any, stratify: Any) -> Any:
-    """The labels that a split keeps the shares of: those that were given, or for True the targets.
-
-    Raises:
-        ConfigError: there are no targets.
-    """
+    """The labels that a split keeps the shares of: those that were given, or for True the targets, if there are any."""
     if stratify is True and dataset.targets is None:
         raise ConfigError(f"stratify=True: this {type(dataset).__name__} has no targets: pass a label for each sample")
     return dataset.targets if stratify is True else stratify
