@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import os
 import time
@@ -103,20 +104,29 @@ class LocalFiles(Files):
 
     def _read_whole(self, path: str) -> bytes:
         with open(path, "rb", buffering=0) as file:
-            if self._versions:
-                self._check(path, file.fileno())
-            return file.read()
+            return self._content(file, path)
+
+    def _content(self, file: io.FileIO, path: str) -> bytes:
+        if self._versions:
+            self._check(path, file.fileno())
+        return file.read()
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
-        began, found = time.perf_counter(), list[bytes]()
+        began = time.perf_counter()
+        found = self._read_told(paths) if HINTS.are_wanted and len(paths) > 1 else list(map(self._read_whole, paths))
+        HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
+        return found
+
+    def _read_told(self, paths: Sequence[str]) -> list[bytes]:
+        """Whole files of a disk that is told of some before the first of them is read."""
+        found: list[bytes] = []
         for start in range(0, len(paths), _TOLD):
             together = paths[start : start + _TOLD]
-            if HINTS.are_wanted and len(paths) > 1:
-                for path in together:
-                    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-                        HINTS.give(file.fileno(), [(0, TO_THE_END)])
-            found += map(self._read_whole, together)
-        HINTS.note(began, 4 * len(found), sum(map(len, found)))  # to open a file takes longer than to read a range
+            with contextlib.ExitStack() as opened:
+                files = [opened.enter_context(open(path, "rb", buffering=0)) for path in together]
+                for file in files:
+                    HINTS.give(file.fileno(), [(0, TO_THE_END)])
+                found += map(self._content, files, together)
         return found
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
