@@ -111,22 +111,27 @@ class ZarrZip(Store):
         start = np.where(numbers >= 0, self._begins[numbers], -1)
         stop = np.where(numbers >= 0, start + self._sizes[numbers], -1)
         for name, number, begin in zip(names, numbers.tolist(), start.tolist(), strict=True) if checked else ():
-            if number >= 0 and begin not in self._checked:
-                if not self.files.is_remote:
-                    self._compare(name, number)
-                self._checked[begin] = int(self._checksums[number])
+            if number >= 0:
+                self._compare(name, number, begin)
         return ByteRanges.in_file(self.path, start, stop)
 
-    def _compare(self, name: str, number: int) -> None:
-        """Compares the content of a local member with its checksum."""
-        begin, size, crc = self._begins[number], self._sizes[number], 0
-        if begin + size > self.files.version(self.path).size:
+    def _compare(self, name: str, number: int, begin: int) -> None:
+        """Compares the content of a local member with its checksum, once; that of a remote one is compared when it comes (`_check`)."""
+        expected, known = int(self._checksums[number]), self._checked.get(begin)
+        if known is None:
+            known = expected if self.files.is_remote else self._checksum(name, begin, begin + int(self._sizes[number]))
+        if known != expected:  # or the directory says of two members that they lie at one place
+            raise FormatError(f"{redact(self.path)}: {name} has a wrong checksum (zip), the file is damaged")
+        self._checked[begin] = expected
+
+    def _checksum(self, name: str, begin: int, end: int) -> int:
+        if end > self.files.version(self.path).size:
             raise FormatError(f"{redact(self.path)} is damaged: {name} lies beyond its end")
-        pieces, _ = ByteRanges.in_file(self.path, np.array([begin]), np.array([begin + size])).split(_PIECE)
+        pieces, _ = ByteRanges.in_file(self.path, np.array([begin]), np.array([end])).split(_PIECE)
+        crc = 0
         for piece in range(pieces.size):
             crc = isal_zlib.crc32(self.files.read(pieces.take(np.array([piece])))[0] or b"", crc)
-        if crc != self._checksums[number]:
-            raise FormatError(f"{redact(self.path)}: {name} has a wrong checksum (zip), the file is damaged")
+        return crc
 
     @property
     def check_content(self) -> Callable[[int, Any], None] | None:
