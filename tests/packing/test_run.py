@@ -17,7 +17,7 @@ import torch
 
 from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, open_dataset
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceWarning, SampleError
-from headrace.packing import pack, verify
+from headrace.packing import pack, samples, verify
 from headrace.packing import run as running
 from headrace.packing.part import TargetExistsError
 from headrace.packing.run import pack_dataset
@@ -354,15 +354,14 @@ def test_what_is_read_ahead_is_bounded(photos: Path, tmp_path: Path, monkeypatch
     assert len(written) == 24 and max(ahead) <= 4
 
 
-def test_groups_are_cut_by_bytes_too(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = running.make_plan(images(photos))
-    assert [len(g) for g in running._groups(plan)] == [16, 8]
-    monkeypatch.setattr(running, "GROUP_BYTES", 3 * int((plan.sizes + plan.read_sizes).max()))
-    groups = list(running._groups(plan))
-    assert [i for g in groups for i in g] == list(range(24)) and all(len(g) >= 3 for g in groups[:-1])
-    assert all(int((plan.sizes + plan.read_sizes)[g.start : g.stop].sum()) <= running.GROUP_BYTES for g in groups)
-    monkeypatch.setattr(running, "GROUP_BYTES", 1)
-    assert [len(g) for g in running._groups(plan)] == [1] * 24
+def test_groups_are_cut_by_bytes_too() -> None:
+    sizes = np.arange(1000, 1024)
+    assert [len(g) for g in samples.groups_of(sizes)] == [16, 8]
+    large = sizes * (samples.GROUP_BYTES // 3000)
+    groups = list(samples.groups_of(large))
+    assert [i for g in groups for i in g] == list(range(24)) and all(len(g) >= 2 for g in groups[:-1])
+    assert all(int(large[g.start : g.stop].sum()) <= samples.GROUP_BYTES for g in groups)
+    assert [len(g) for g in samples.groups_of(sizes * samples.GROUP_BYTES)] == [1] * 24
 
 
 def test_what_the_file_says_of_itself(photos: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ examples:
       the image files as they are, about as large as the folder
   %(prog)s photos/train train.h5 --store decoded --size 224
       the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+  %(prog)s photos/train small.h5 --store jpeg --max-size 512
+      smaller images of equal aspect: the size with which most train
   %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
       one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
   %(prog)s books tokens.h5 --tokenizer tokenizer.json
@@ -43,9 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dst", metavar="DST", help="HDF5 file to write, or with --shard-size a folder; what it is in must be there")
     parser.add_argument(
         "--store",
-        choices=("encoded", "decoded"),
-        help="encoded: the bytes of the image files; decoded: the pixels at --size (default: as SRC has them, so encoded for a folder)",
+        choices=("encoded", "jpeg", "decoded"),
+        help="encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; decoded: the pixels at --size "
+        "(default: as SRC has them, so encoded for a folder)",
     )
+    parser.add_argument("--max-size", type=int, metavar="N", help="with --store jpeg: pixels of the longer side at most (default: any)")
+    parser.add_argument("--quality", type=int, default=90, metavar="N", help="with --store jpeg: 1 to 100 (default: 90)")
     parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
     parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders; none: no targets")
@@ -88,6 +93,8 @@ def run(given: argparse.Namespace) -> int:
                 dataset,
                 given.dst,
                 store=given.store,
+                max_size=given.max_size,
+                quality=given.quality,
                 workers=given.workers,
                 overwrite=given.overwrite,
                 progress=False if given.no_progress else None,
@@ -115,6 +122,8 @@ def _pack_parts(given: argparse.Namespace) -> int:
             dataset,
             given.dst,
             store=given.store,
+            max_size=given.max_size,
+            quality=given.quality,
             shard_size=given.shard_size,
             part=given.part,
             parts=given.parts,

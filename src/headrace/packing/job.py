@@ -16,6 +16,7 @@ from multiprocessing import connection, get_context, parent_process
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
@@ -23,6 +24,7 @@ from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
 from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination
+from headrace.packing.jpeg import Jpeg, ratio_of
 from headrace.packing.part import sum_of
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import names_of
@@ -68,7 +70,7 @@ class PackJob:
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), sizes), self.dataset.source_of)
         self.folder.remove(plan.sidecar_name(part))
         with self.folder.part(plan.name(part)) as file:
-            written, left_out = write_file(file, view, plan.store if plan.rows is None else None, self.workers, False, plan.rows)
+            written, left_out = write_file(file, view, _store_of(plan), self.workers, False, plan.rows)
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
@@ -76,8 +78,14 @@ class PackJob:
         return written.info.count
 
 
+def _store_of(plan: PartsPlan) -> str | Jpeg | None:
+    if jpeg := plan.options.get("jpeg"):
+        return Jpeg(jpeg["max_size"], jpeg["quality"])
+    return plan.store if plan.rows is None else None
+
+
 def plan_parts(
-    dataset: BaseDataset, folder: Destination, shard_size: int, store: str | None, workers: int, progress: bool | None
+    dataset: BaseDataset, folder: Destination, shard_size: int, store: str | Jpeg | None, workers: int, progress: bool | None
 ) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
     """The plan for a dataset, and the CRCs of its samples.
 
@@ -96,10 +104,14 @@ def plan_parts(
         raise ConfigError("a dataset without samples can't be packed into parts")
     options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
     checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
+    if isinstance(store, Jpeg):
+        options["jpeg"] = {"max_size": store.max_size, "quality": store.quality, "simplejpeg": simplejpeg.__version__}
     if file.rows is not None:
         options["rows"] = rows_as_json(file.rows)
     sizes = np.zeros(len(dataset), np.int64)
     sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
+    if isinstance(store, Jpeg):
+        sizes = (sizes * ratio_of(dataset, store, sizes)).astype(np.int64)  # about: they are known when all are encoded
     edges = edges_of(sizes, shard_size)
     nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
     info = file.plan.info
@@ -119,7 +131,7 @@ def pack_parts(
     folder: Destination,
     *,
     shard_size: int,
-    store: str | None,
+    store: str | Jpeg | None,
     share: range | tuple[int, int] | None,
     workers: int,
     processes: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,7 @@ class Packing(NamedTuple):
         left_out: what is wrong with each sample that can't be read.
         rows: what the samples have in common; None: the dataset says so, and none had to be looked at.
         unreadable: the numbers of those that are left out, where all were looked at.
+        spool: what `prepare` reads, to be closed when all is written.
     """
 
     dataset: BaseDataset
@@ -78,6 +79,7 @@ class Packing(NamedTuple):
     left_out: list[str]
     rows: Rows | None = None
     unreadable: tuple[int, ...] = ()
+    spool: IO[bytes] | None = None
 
 
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
@@ -91,12 +93,16 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
     return is_plain and (source.array_spec is not None or (source.info is not None and source.info.store == "encoded"))
 
 
-def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
+def make_plan(
+    dataset: BaseDataset, store: str | None = None, encoded_sizes: npt.NDArray[np.int64] | None = None, image: dict[str, Any] | None = None
+) -> Plan:
     """The plan for a dataset that `is_packed_as_stored`.
 
     Args:
         dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
         store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
+        encoded_sizes: of images that are encoded anew.
+        image: what the file says of these.
 
     Raises:
         ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
@@ -109,7 +115,7 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
     if store == "encoded" and not encoded_now:
         raise not_encoded()
     read_sizes = source.sizes()[whole]
-    sizes, dtype = read_sizes, np.dtype(np.uint8)
+    sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":
         row, dtype = _row(dataset, source, encoded_now)
@@ -117,7 +123,7 @@ def make_plan(dataset: BaseDataset, store: str | None = None) -> Plan:
         sizes = np.full(len(whole), int(np.prod(row, dtype=np.int64)) * dtype.itemsize, np.int64)
     columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), dataset.targets)
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
-    image = _image(dataset, packed, shape) if is_image and store == "decoded" else {}
+    image = _image(dataset, packed, shape) if is_image and store == "decoded" else image or {}
     info = info_of(dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image=image)
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
 

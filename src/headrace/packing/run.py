@@ -10,12 +10,9 @@ import contextlib
 import functools
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +30,20 @@ from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
+from headrace.packing.jpeg import Jpeg, plan_of_files, plan_reencoded
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, is_packed_as_stored, make_plan, not_encoded
+from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, in_order, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
 from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
 from headrace.storage.hdf5.packed import TARGETS, crc_of, packed_info
 
-GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
-"""A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size."""
 GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
+Store = Literal["encoded", "jpeg", "decoded"]
 _Array = npt.NDArray[Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,9 @@ def pack_dataset(
     dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: Literal["encoded", "decoded"] | None = None,
+    store: Store | None = None,
+    max_size: int | None = None,
+    quality: int = 90,
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -84,11 +83,12 @@ def pack_dataset(
     """`pack`, with the figures."""
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, not {workers!r}")
+    how = store_of(store, max_size, quality)
     start, part = time.perf_counter(), PartFile(dst, overwrite)
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         with part:
-            plan, left_out = write_file(part, opened, store, workers or len(usable_cpus()), progress)
+            plan, left_out = write_file(part, opened, how, workers or len(usable_cpus()), progress)
             read_back(part, progress)
             part.commit()
     finally:
@@ -97,6 +97,21 @@ def pack_dataset(
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
+
+
+def store_of(store: str | None, max_size: int | None, quality: int) -> str | Jpeg | None:
+    """How samples are stored, by the arguments of `pack`.
+
+    Raises:
+        ConfigError: they make no sense.
+    """
+    if store != "jpeg":
+        if max_size is not None or quality != 90:
+            raise ConfigError("max_size and quality are for store='jpeg'")
+        return store
+    jpeg = Jpeg(max_size, quality)
+    jpeg.check()
+    return jpeg
 
 
 def opened_dataset(dataset: Any) -> BaseDataset:
@@ -125,39 +140,46 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 
 
 def write_file(
-    part: PartFile, dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None = None
+    part: PartFile, dataset: BaseDataset, store: str | Jpeg | None, workers: int, progress: bool | None, rows: Rows | None = None
 ) -> tuple[Plan, list[str]]:
     """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`."""
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
-        packing = plan_file(dataset, store, workers, progress, rows)
+        if isinstance(store, Jpeg):
+            with part.explained():
+                packing = plan_reencoded(dataset, store, os.path.dirname(part.path), workers, progress)
+        else:
+            packing = plan_file(dataset, store, workers, progress, rows)
         left_out += packing.left_out
-        failures = _write(part, packing, workers, progress)
+        with packing.spool or contextlib.nullcontext():
+            failures = _write(part, packing, workers, progress)
         if not failures:
             return packing.plan, left_out
         left_out += map(str, failures.values())
-        dataset = _without(packing.dataset, list(failures), left_out)
+        dataset = without(packing.dataset, list(failures), left_out)
 
 
-def plan_file(dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
+def plan_file(dataset: BaseDataset, store: str | Jpeg | None, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
     """What is written of a dataset, and how.
 
     Args:
         dataset: whose samples a file gets.
-        store, workers, progress: as `pack` has them.
+        store, workers, progress: as `pack` has them; of re-encoded images this is the plan of the files as they are.
         rows: what its samples have in common with those of other files.
 
     Raises:
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
+    if isinstance(store, Jpeg):
+        return plan_of_files(dataset)
     if isinstance(dataset, TextDataset):
         if store is not None:
             raise ConfigError(f"store={store!r} is for images and arrays: texts are packed as tokens")
         return packed_texts(dataset)
     if store not in (None, "encoded", "decoded"):
-        raise ConfigError(f"store must be 'encoded' or 'decoded', not {store!r}")
+        raise ConfigError(f"store must be 'encoded', 'jpeg' or 'decoded', not {store!r}")
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, store)
         return Packing(dataset, plan, functools.partial(_prepare, dataset, plan), [])
@@ -182,7 +204,7 @@ def _plan_values(
         raise not_encoded()
     planner, unreadable = ValuesPlanner(rows), dict[int, str]()
     groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
-    results = _in_order(functools.partial(_looks, dataset), groups, workers)
+    results = in_order(functools.partial(_looks, dataset), groups, workers)
     with contextlib.closing(results), progress_bar(progress, total=len(dataset), desc="looking at samples", unit="sample") as bar:
         for group, looks in results:
             for index, look in zip(group, looks, strict=True):
@@ -192,29 +214,20 @@ def _plan_values(
                     planner.add(index, look)
             bar.update(len(group))
     if unreadable:
-        dataset = _without(dataset, list(unreadable), list(unreadable.values()))
+        dataset = without(dataset, list(unreadable), list(unreadable.values()))
     return dataset, planner.plan(dataset), unreadable
-
-
-def _without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:
-    """A view of the samples that can be read.
-
-    Raises:
-        SampleError: there is none.
-    """
-    readable = np.setdiff1d(np.arange(len(dataset)), unreadable)
-    if not len(readable):
-        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
-    return dataset.subset(readable)
 
 
 def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None) -> dict[int, SampleError]:
     """Write all samples; those that can't be read, by position. After the first of these nothing more is written."""
-    writer, failures = PackedWriter(part, packing.plan), dict[int, SampleError]()
-    results = _in_order(packing.prepare, _groups(packing.plan), workers)
+    plan = packing.plan
+    writer, failures = PackedWriter(part, plan), dict[int, SampleError]()
+    results = in_order(
+        packing.prepare, groups_of(plan.sizes + plan.read_sizes, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES), workers
+    )
     with (
         contextlib.closing(results),  # here: a traceback would keep its threads alive
-        progress_bar(progress, total=packing.plan.info.count, desc="packing", unit="sample") as bar,
+        progress_bar(progress, total=plan.info.count, desc="packing", unit="sample") as bar,
     ):
         for group, samples in results:
             failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))
@@ -226,50 +239,6 @@ def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None
     return failures
 
 
-def _groups(plan: Plan) -> Iterator[range]:
-    """The samples in pieces, by the memory that they take while they are read."""
-    start, nbytes, most = 0, 0, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES
-    for i, size in enumerate((plan.sizes + plan.read_sizes).tolist()):
-        if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
-            yield range(start, i)
-            start, nbytes = i, 0
-        nbytes += size
-    if start < len(plan.sizes):
-        yield range(start, len(plan.sizes))
-
-
-def _in_order(
-    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int
-) -> Generator[tuple[range, Sequence[Any]], None, None]:
-    """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead; 0: this thread."""
-    if not workers:
-        yield from ((group, task(group)) for group in groups)
-        return
-    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[Sequence[Any]]]]()
-    try:
-        for group in groups:
-            waiting.append((group, pool.submit(task, group)))
-            if len(waiting) > workers + 1:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _each(dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]) -> Iterator[tuple[int, T | SampleError]]:
-    """The number in the dataset of each sample of a group, and what is made of it: of its number there, in its source, and its record."""
-    whole = dataset.whole_indices(group).tolist()
-    records = dataset.sample_reader.records(whole, dataset.sample_source.read)
-    for position, index, record in zip(group, whole, records, strict=True):
-        made = record if isinstance(record, SampleError) else make(position, index, record)
-        if isinstance(made, SampleError) and dataset.on_error != "skip":  # a callable makes up a sample: that is no matter for a file
-            raise made
-        yield position, made
-
-
 def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
     """What a plan needs of each sample of a group."""
 
@@ -279,13 +248,13 @@ def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
             return value
         return Look.of(f"sample {position}", value[0], value[1] if dataset.sample_format.splits_targets else None)
 
-    return [made for _, made in _each(dataset, group, look)]
+    return [made for _, made in each_sample(dataset, group, look)]
 
 
 def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Array | SampleError, int]]:
     """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
     prepared: list[tuple[_Array | SampleError, int]] = []
-    for position, sample in _each(dataset, group, functools.partial(_stored, dataset, plan)):
+    for position, sample in each_sample(dataset, group, functools.partial(_stored, dataset, plan)):
         if isinstance(sample, SampleError):
             prepared.append((sample, 0))
             continue

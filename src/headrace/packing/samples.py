@@ -1,0 +1,76 @@
+"""Takes samples of a dataset in groups, by threads, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.dtypes import IntArray
+from headrace.errors import SampleError
+
+GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
+"""A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size."""
+T = TypeVar("T")
+
+
+def without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:
+    """A view of the samples that can be read.
+
+    Raises:
+        SampleError: there is none.
+    """
+    readable = np.setdiff1d(np.arange(len(dataset)), unreadable)
+    if not len(readable):
+        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
+    return dataset.subset(readable)
+
+
+def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES) -> Iterator[range]:
+    """Samples in groups, by the bytes that each takes while it is read ([n] int64)."""
+    start, nbytes = 0, 0
+    for i, size in enumerate(sizes.tolist()):
+        if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
+            yield range(start, i)
+            start, nbytes = i, 0
+        nbytes += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def in_order(
+    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int
+) -> Generator[tuple[range, Sequence[Any]], None, None]:
+    """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead; 0: this thread."""
+    if not workers:
+        yield from ((group, task(group)) for group in groups)
+        return
+    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[Sequence[Any]]]]()
+    try:
+        for group in groups:
+            waiting.append((group, pool.submit(task, group)))
+            if len(waiting) > workers + 1:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def each_sample(
+    dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]
+) -> Iterator[tuple[int, T | SampleError]]:
+    """The number in the dataset of each sample of a group, and what is made of it: of its number there, in its source, and its record."""
+    whole = dataset.whole_indices(group).tolist()
+    records = dataset.sample_reader.records(whole, dataset.sample_source.read)
+    for position, index, record in zip(group, whole, records, strict=True):
+        made = record if isinstance(record, SampleError) else make(position, index, record)
+        if isinstance(made, SampleError) and dataset.on_error != "skip":  # a callable makes up a sample: that is no matter for a file
+            raise made
+        yield position, made
