@@ -169,6 +169,7 @@ class RemoteDatasetContract:
         assert same(self.epoch(loader_of, remote(retries=30, deadline=60, loading_mode=mode)), self.epoch(loader_of, local))
         assert server.counts()["faults"]
 
+    @pytest.mark.falls_back
     @pytest.mark.parametrize("mode", [pytest.param("lazy", marks=SLOW), "streaming"])
     def test_a_server_that_is_gone_is_an_error(self, mode: str, remote: Any, server: RangeServer, loader_of: Any) -> None:
         dataset = remote(retries=1, loading_mode=mode)
@@ -187,6 +188,7 @@ class RemoteDatasetContract:
         with pytest.raises((RemoteError, SampleError), match=r"\d attempts?"):
             self.epoch(loader_of, dataset)
 
+    @pytest.mark.falls_back
     def test_a_file_that_is_denied_is_an_error(self, remote: Any, server: RangeServer, loader_of: Any) -> None:
         dataset = remote()
         server.set(faults={"403": 1})
@@ -210,6 +212,7 @@ class RemoteDatasetContract:
 
     # -- what is shown
 
+    @pytest.mark.falls_back
     def test_secrets_are_never_shown(self, remote: Any, server: RangeServer, tmp_path: Path, loader_of: Any) -> None:
         options = {"storage_options": {"headers": {"x": SECRET}}, "retries": 0, "disk_cache_size": "10MB"}
         dataset = remote(query=f"?key={SECRET}", **options)
