@@ -84,7 +84,11 @@ def test_round_trip(photos: Path, tmp_path: Path, store: str) -> None:
         for path in (out, out / "manifest.json", str(out) + "/"):
             with ImageDataset(path, image_size=(20, 30), normalize=False) as copy, open_dataset(path) as opened:
                 assert isinstance(opened, ImageDataset) and len(opened) == len(copy) == len(source)
-                assert copy.classes == source.classes and np.array_equal(copy.targets, source.targets)
+                assert (
+                    copy.fingerprint == source.fingerprint
+                    and copy.classes == source.classes
+                    and np.array_equal(copy.targets, source.targets)
+                )
                 assert all(torch.equal(copy[i][0], source[i][0]) and copy[i][1] == source[i][1] for i in range(len(source)))
 
 
@@ -204,7 +208,7 @@ def test_unreadable_samples_are_left_out(photos: Path, tmp_path: Path) -> None:
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["left_out"] == 1 and broken.name in manifest["left_out_first"][0]
     with ImageDataset(out) as packed:
-        assert len(packed) == manifest["samples"] == 23
+        assert len(packed) == manifest["samples"] == 23 and packed.fingerprint != ImageDataset(source).fingerprint
     assert verify(out).ok
 
 

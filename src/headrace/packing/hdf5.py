@@ -26,7 +26,7 @@ from headrace.memory.budget import format_size
 from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of
+from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes
@@ -47,7 +47,7 @@ class PackedWriter:
         self._part, self._plan = part, plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
-        text = json.dumps(asdict(plan.info), sort_keys=True).encode("ascii")
+        text = info_text(plan.info)
         needed = plan.nbytes + len(text) + _SLACK
         with part.explained():
             free = shutil.disk_usage(os.path.dirname(part.path)).free
@@ -107,3 +107,9 @@ def _allocate(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtyp
     stored = h5t.py_create(dtype, logical=True)
     dataset = h5d.create(file.id, name.encode(), stored, h5s.create_simple(shape), layout)
     return dataset.get_offset() or 0
+
+
+def info_text(info: PackedInfo) -> bytes:
+    """What a file says of itself; without the part of those that are none, which older readers don't know."""
+    said = {name: value for name, value in asdict(info).items() if name != "part" or value is not None}
+    return json.dumps(said, sort_keys=True).encode("ascii")

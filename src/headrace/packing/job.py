@@ -30,6 +30,7 @@ from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_
 from headrace.packing.plan import names_of
 from headrace.packing.run import plan_file, read_back, write_file
 from headrace.packing.status import PackStatus, Sidecar, as_json, join_in, remove_other, status_in
+from headrace.storage.source import PackPart
 
 
 @dataclass
@@ -69,8 +70,9 @@ class PackJob:
             sizes = plan_file(view, plan.store, 0, False).plan.read_sizes
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), sizes), self.dataset.source_of)
         self.folder.remove(plan.sidecar_name(part))
+        whole = PackPart(part, plan.parts, plan.fingerprint, plan.count)
         with self.folder.part(plan.name(part)) as file:
-            written, left_out = write_file(file, view, _store_of(plan), self.workers, False, plan.rows)
+            written, left_out = write_file(file, view, _store_of(plan), self.workers, False, plan.rows, whole)
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
 from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
 from headrace.storage.hdf5.packed import TARGETS, crc_of, packed_info
+from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
@@ -140,9 +141,16 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 
 
 def write_file(
-    part: PartFile, dataset: BaseDataset, store: str | Jpeg | None, workers: int, progress: bool | None, rows: Rows | None = None
+    part: PartFile,
+    dataset: BaseDataset,
+    store: str | Jpeg | None,
+    workers: int,
+    progress: bool | None,
+    rows: Rows | None = None,
+    whole: PackPart | None = None,
 ) -> tuple[Plan, list[str]]:
-    """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`."""
+    """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`; `whole` says
+    which part of a pack the file is."""
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
@@ -151,6 +159,13 @@ def write_file(
                 packing = plan_reencoded(dataset, store, os.path.dirname(part.path), workers, progress)
         else:
             packing = plan_file(dataset, store, workers, progress, rows)
+        if whole is not None:
+            packing = packing._replace(
+                plan=replace(
+                    packing.plan,
+                    info=replace(packing.plan.info, part=(whole.number, whole.of, whole.fingerprint, whole.samples), version=2),
+                )
+            )
         left_out += packing.left_out
         with packing.spool or contextlib.nullcontext():
             failures = _write(part, packing, workers, progress)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -171,8 +171,22 @@ def is_prefetched(source: Source) -> TypeGuard[Locatable]:
     return isinstance(source, Locatable) and source.is_remote
 
 
+class PackPart(NamedTuple):
+    """Which part of a pack of several files a source is."""
+
+    number: int
+    of: int
+    fingerprint: str
+    """Of all parts together."""
+    samples: int
+    """Of all parts together."""
+
+
 class ArraySource(RowSource, Locatable):
     """Arrays that lie in files: rows that can be located."""
+
+    part: PackPart | None = None
+    """None: it is none of several."""
 
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
         """Where each record lies, if its bytes are there what `read_into` writes; None: they are not, or not all."""

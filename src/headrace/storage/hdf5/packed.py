@@ -35,6 +35,7 @@ class PackedInfo:
         image: for images: their `image_size` and `color` when decoded.
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
+        part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
         version: of this layout.
     """
 
@@ -46,6 +47,7 @@ class PackedInfo:
     image: dict[str, Any] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
+    part: tuple[int, int, str, int] | None = None
     version: int = 1
 
     @property

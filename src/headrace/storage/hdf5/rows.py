@@ -34,7 +34,7 @@ from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, are_offsets, crc_of, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
-from headrace.storage.source import Rows
+from headrace.storage.source import PackPart, Rows
 
 _COLUMN_BYTES = 64 << 20
 
@@ -155,6 +155,7 @@ class HDF5Source(ArraysSource):
             shown = redact(path) if is_remote else self._file
             super().__init__(shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks)
             if self.info is not None and name == DATA:
+                self.part = None if self.info.part is None else PackPart(*self.info.part)
                 self._read_index(file, self.info)
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
