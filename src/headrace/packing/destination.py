@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
+from headrace.io.atomic import make_folder, user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote_files import below
 from headrace.memory.per_process import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
+from headrace.storage.hdf5.files import locked_by_caller
 
 T = TypeVar("T")
 _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.2
@@ -196,6 +198,7 @@ class StoreDestination(Destination):
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         def content() -> bytes | None:
+            self._filesystem.get().invalidate_cache()  # another job may have written it since this one listed
             return bytes(self._filesystem.get().cat_file(self._at(name), start=start or None, end=stop))
 
         return self._tried(content, "read", missing=None)
@@ -218,16 +221,16 @@ class StoreDestination(Destination):
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        with tempfile.TemporaryDirectory(prefix="headrace-pack-") as folder, PartFile(os.path.join(folder, name)) as file:
+        with _temporary(name) as file:
             yield file
             self._tried(lambda: self._filesystem.get().put_file(file.path, self._at(name)), "written")
 
     @contextlib.contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="headrace-pack-") as folder:
-            path = Path(folder) / name
-            self._tried(lambda: self._filesystem.get().get_file(self._at(name), os.fspath(path)), "read")
-            yield path
+        with _temporary(name) as file:
+            self._tried(lambda: self._filesystem.get().get_file(self._at(name), file.path), "read")
+            with locked_by_caller(file.path):
+                yield Path(file.path)
 
     def _tried(self, call: Callable[[], T], done: str, **missing: T) -> T:
         """What a call gives, after retries; what `missing` says where there is nothing.
@@ -251,3 +254,16 @@ class StoreDestination(Destination):
                     raise WriteError(f"{self.shown} can't be {done}, after {attempt} attempts: {redact(error)}") from error
             time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
         raise AssertionError
+
+
+@contextlib.contextmanager
+def _temporary(name: str) -> Iterator[PartFile]:
+    """A file of this user in the folder for temporary files; those that killed processes left of the same name are removed."""
+    folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
+    make_folder(folder, ".part-")
+    try:
+        with PartFile(os.path.join(folder, name), overwrite=True, token=new_token()) as file:
+            yield file
+    finally:
+        with contextlib.suppress(OSError):  # others may have files in it
+            os.rmdir(folder)
