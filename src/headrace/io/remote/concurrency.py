@@ -16,6 +16,8 @@ from typing import Any
 
 FEWEST, FIRST, MOST = 2, 16, 64
 """Pieces on their way: at least, in the beginning, at most."""
+_AHEAD = 16
+"""Pieces that nobody waits for yet, at most: with more, the next ones share the line with those that are read long after them."""
 _QUESTIONS = 4  # times as many may be on their way where no bytes come but an answer's headers
 
 
@@ -54,7 +56,7 @@ class Flow:
     def _has_room(self, nbytes: int, urgent: bool) -> bool:
         if self._urgent and not urgent:
             return False
-        most = int(self._limit) * (1 if nbytes else _QUESTIONS)
+        most = int(self._limit if urgent else min(self._limit, _AHEAD)) * (1 if nbytes else _QUESTIONS)
         return not self._running or (self._running < most and self._bytes + nbytes <= self._window)
 
     def _enter(self, nbytes: int, urgent: bool) -> None:
