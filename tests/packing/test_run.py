@@ -225,7 +225,7 @@ def test_encoded_images_stay_images_through_hdf5_dataset(photos: Path, tmp_path:
         (lambda e, d: ImageDataset(d), "encoded", r"pass store='decoded'"),
         (lambda e, d: HDF5Dataset(d), "encoded", r"pass store='decoded'"),
         (lambda e, d: HDF5Dataset(e), "decoded", r"open the file with ImageDataset"),
-        (lambda e, d: ImageDataset(e), "zipped", r"store must be 'encoded' or 'decoded', not 'zipped'"),
+        (lambda e, d: ImageDataset(e), "zipped", r"store must be 'encoded', 'jpeg' or 'decoded', not 'zipped'"),
     ],
 )
 def test_stores_that_make_no_sense(
