@@ -108,15 +108,11 @@ def pack(
         if result.left_out:
             warn(left_out_message(result))
         return result.path
-    status = pack_folder(
+    return pack_folder(
         dataset, dst, store=store, max_size=max_size, quality=quality, shard_size=shard_size, part=part, parts=parts,
         workers=workers, processes=processes, executor=executor,
         storage_options=storage_options, overwrite=overwrite, progress=progress,
-    )  # fmt: skip
-    manifest = read_manifest(destination_of(dst, storage_options)) if status.joined else None
-    if manifest is not None and manifest["left_out"]:
-        warn(f"{redact(status.folder)}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")
-    return status.folder
+    ).folder  # fmt: skip
 
 
 def pack_folder(
@@ -136,24 +132,28 @@ def pack_folder(
     overwrite: bool,
     progress: bool | None,
 ) -> PackStatus:
-    """`pack` into several parts: where the pack stands then."""
+    """`pack` into several parts: where the pack stands then. Of a complete one that has left out samples it warns."""
     for name, value in (("workers", workers), ("processes", processes)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value!r}")
     nbytes = parse_size(shard_size, "shard_size")
     if nbytes < 1:
         raise ConfigError("shard_size must be at least 1 byte")
-    share = share_of(part, parts)
+    share, folder = share_of(part, parts), destination_of(dst, storage_options)
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
-        return pack_parts(
-            opened, destination_of(dst, storage_options), shard_size=nbytes, store=store_of(store, max_size, quality), share=share,
+        status = pack_parts(
+            opened, folder, shard_size=nbytes, store=store_of(store, max_size, quality), share=share,
             workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
     finally:
         if opened is not dataset:
             opened.close()
+    manifest = read_manifest(folder) if status.joined else None
+    if manifest is not None and manifest["left_out"]:
+        warn(f"{folder.shown}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")
+    return status
 
 
 def share_of(part: str | None, parts: str | None) -> tuple[int, int] | range | None:

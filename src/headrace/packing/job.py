@@ -66,13 +66,14 @@ class PackJob:
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
         view = self.dataset.subset(np.arange(start, stop))
+        store, planned = _store_of(plan), None
         if plan.rows is None:
-            sizes = plan_file(view, plan.store, 0, False).plan.read_sizes
-            check_unchanged(self.folder, plan, start, checks_of(names_of(view), sizes), self.dataset.source_of)
+            planned = plan_file(view, store, self.workers, False)
+            check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
         self.folder.remove(plan.sidecar_name(part))
         whole = PackPart(part, plan.parts, plan.fingerprint, plan.count)
         with self.folder.part(plan.name(part)) as file:
-            written, left_out = write_file(file, view, _store_of(plan), self.workers, False, plan.rows, whole)
+            written, left_out = write_file(file, view, store, self.workers, False, plan.rows, whole, planned)
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)

@@ -15,11 +15,10 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import image_shape, load_image
-from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.plan import Packing, make_plan
-from headrace.packing.samples import each_sample, groups_of, in_order, without
+from headrace.packing.samples import each_sample, groups_of, with_progress, without
 from headrace.storage.hdf5.packed import crc_of
 
 _LARGEST = 65_500  # pixels of a side: what libjpeg can write
@@ -70,7 +69,9 @@ def reencoded(data: Any, jpeg: Jpeg, color: str = "RGB", left: Any = None) -> by
     return made if len(made) < len(data) else bytes(data)
 
 
-def plan_reencoded(dataset: BaseDataset, jpeg: Jpeg, folder: str, workers: int, progress: bool | None) -> Packing:
+def plan_reencoded(
+    dataset: BaseDataset, jpeg: Jpeg, folder: str, workers: int, progress: bool | None, planned: Packing | None = None
+) -> Packing:
     """Re-encodes all images into a temporary file without a name, since their sizes must be known before a packed file is laid out.
 
     Args:
@@ -79,16 +80,17 @@ def plan_reencoded(dataset: BaseDataset, jpeg: Jpeg, folder: str, workers: int, 
         folder: where that file goes; it takes as much room as what is packed.
         workers: threads; 0: none.
         progress: show a progress bar; None: only on a terminal.
+        planned: what `plan_of_files` gave already.
 
     Raises:
         ConfigError: the dataset has no encoded images.
         SampleError: one can't be decoded, and is not left out.
     """
-    given, sizes, unreadable = plan_of_files(dataset), np.zeros(len(dataset), np.int64), dict[int, str]()
+    given, sizes, unreadable = planned or plan_of_files(dataset), np.zeros(len(dataset), np.int64), dict[int, str]()
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
-        results = in_order(functools.partial(_reencode, dataset, jpeg), groups_of(given.plan.read_sizes), workers)
-        with contextlib.closing(results), progress_bar(progress, total=len(dataset), desc="re-encoding", unit="sample") as bar:
+        groups, task = groups_of(given.plan.read_sizes), functools.partial(_reencode, dataset, jpeg)
+        with with_progress(task, groups, workers, progress, len(dataset), "re-encoding") as results:
             for group, images in results:
                 for index, image in zip(group, images, strict=True):
                     if isinstance(image, SampleError):
@@ -96,7 +98,6 @@ def plan_reencoded(dataset: BaseDataset, jpeg: Jpeg, folder: str, workers: int, 
                     else:
                         write_full(spool.fileno(), image)
                         sizes[index] = len(image)
-                bar.update(len(group))
         readable = without(dataset, list(unreadable), list(unreadable.values())) if unreadable else dataset
         kept = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
         plan = make_plan(readable, "encoded", sizes[kept], {"jpeg": [jpeg.max_size, jpeg.quality]})
@@ -141,7 +142,7 @@ def ratio_of(dataset: BaseDataset, jpeg: Jpeg, sizes: npt.NDArray[np.int64], cou
     chosen = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     before = after = 0
     for index in chosen.tolist():
-        with contextlib.suppress(Exception):  # said when it is packed
+        with contextlib.suppress(SampleError):  # said when it is packed
             image = _reencode(dataset, jpeg, range(index, index + 1))[0]
             if not isinstance(image, SampleError):
                 before, after = before + int(sizes[index]), after + len(image)

@@ -115,7 +115,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
-    """Cuts samples into parts of at most so many bytes (one sample at least), as equal as they come.
+    """Cuts samples into parts of about so many bytes, a sample more at most, as equal as they come.
 
     Args:
         sizes: [n] int64, bytes of each sample.

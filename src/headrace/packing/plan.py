@@ -114,7 +114,7 @@ def make_plan(
     store = store or ("encoded" if encoded_now else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()
-    read_sizes = source.sizes()[whole]
+    read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else source.sizes()[whole]
     sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":

@@ -24,7 +24,6 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
-from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, WriteError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
@@ -33,7 +32,7 @@ from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.jpeg import Jpeg, plan_of_files, plan_reencoded
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, is_packed_as_stored, make_plan, not_encoded
-from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, in_order, without
+from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
@@ -148,17 +147,19 @@ def write_file(
     progress: bool | None,
     rows: Rows | None = None,
     whole: PackPart | None = None,
+    planned: Packing | None = None,
 ) -> tuple[Plan, list[str]]:
     """Writes all samples; or, where some can't be read and may be left out, a view without these. Arguments: see `plan_file`; `whole` says
-    which part of a pack the file is."""
+    which part of a pack the file is, and `planned` is what `plan_file` gave already."""
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
         if isinstance(store, Jpeg):
             with part.explained():
-                packing = plan_reencoded(dataset, store, os.path.dirname(part.path), workers, progress)
+                packing = plan_reencoded(dataset, store, os.path.dirname(part.path), workers, progress, planned)
         else:
-            packing = plan_file(dataset, store, workers, progress, rows)
+            packing = planned or plan_file(dataset, store, workers, progress, rows)
+        planned = None  # it is of all samples
         if whole is not None:
             packing = packing._replace(
                 plan=replace(
@@ -219,15 +220,13 @@ def _plan_values(
         raise not_encoded()
     planner, unreadable = ValuesPlanner(rows), dict[int, str]()
     groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
-    results = in_order(functools.partial(_looks, dataset), groups, workers)
-    with contextlib.closing(results), progress_bar(progress, total=len(dataset), desc="looking at samples", unit="sample") as bar:
+    with with_progress(functools.partial(_looks, dataset), groups, workers, progress, len(dataset), "looking at samples") as results:
         for group, looks in results:
             for index, look in zip(group, looks, strict=True):
                 if isinstance(look, SampleError):
                     unreadable[index] = str(look)
                 else:
                     planner.add(index, look)
-            bar.update(len(group))
     if unreadable:
         dataset = without(dataset, list(unreadable), list(unreadable.values()))
     return dataset, planner.plan(dataset), unreadable
@@ -237,18 +236,12 @@ def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None
     """Write all samples; those that can't be read, by position. After the first of these nothing more is written."""
     plan = packing.plan
     writer, failures = PackedWriter(part, plan), dict[int, SampleError]()
-    results = in_order(
-        packing.prepare, groups_of(plan.sizes + plan.read_sizes, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES), workers
-    )
-    with (
-        contextlib.closing(results),  # here: a traceback would keep its threads alive
-        progress_bar(progress, total=plan.info.count, desc="packing", unit="sample") as bar,
-    ):
+    groups = groups_of(plan.sizes + plan.read_sizes, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES)
+    with with_progress(packing.prepare, groups, workers, progress, plan.info.count, "packing") as results:
         for group, samples in results:
             failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))
             if not failures:
                 writer.append([s[0] for s in samples], [s[1] for s in samples])
-            bar.update(len(group))
     if not failures:
         writer.finish()
     return failures

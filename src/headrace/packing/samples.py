@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError
 
@@ -61,6 +63,22 @@ def in_order(
             yield first, future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def with_progress(
+    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int, progress: bool | None, total: int, desc: str
+) -> Iterator[Iterator[tuple[range, Sequence[Any]]]]:
+    """`in_order` with a progress bar; its threads have ended when the context is left."""
+    results = in_order(task, groups, workers)
+    with contextlib.closing(results), progress_bar(progress, total=total, desc=desc, unit="sample") as bar:
+
+        def counted() -> Iterator[tuple[range, Sequence[Any]]]:
+            for group, made in results:
+                yield group, made
+                bar.update(len(group))
+
+        yield counted()
 
 
 def each_sample(

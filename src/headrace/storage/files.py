@@ -75,11 +75,13 @@ class FilesSource(Source):
     def location(self, index: int) -> str:
         return redact(self._paths[index]) if self._server is None else self._server.shown(self._paths[index])
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """The size of each file in bytes ([n] int64); 0 where it is not known."""
+    def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known. Of remote ones all are listed."""
         if self._server is None:
-            return np.fromiter((_size_of(self.listing.path(i)) for i in range(len(self))), np.int64, len(self))
-        return _remote_sizes(self._server, self.listing, self._paths)
+            numbers = range(len(self)) if indices is None else indices.tolist()
+            return np.fromiter((_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers))
+        sizes = _remote_sizes(self._server, self.listing, self._paths)
+        return sizes if indices is None else sizes[indices]
 
 
 class _Paths(Sequence[str]):
