@@ -98,7 +98,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "profiling": ["room", "tune", "workers"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
-    "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "volumes"],
+    "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "packed", "volumes"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "volumes"),

@@ -14,7 +14,7 @@ import pytest
 from headrace.datasets import ImageDataset
 from headrace.errors import DataNotFoundError, FormatError, HeadraceError, MissingNameError, SampleError
 from headrace.packing import VerifyResult, pack, verify
-from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
+from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 
 pytestmark = pytest.mark.quick_every(2)
 

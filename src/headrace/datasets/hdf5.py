@@ -14,8 +14,8 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.files import only_dataset
-from headrace.storage.hdf5.packed import DATA
 from headrace.storage.hdf5.rows import HDF5Source, open_files
 
 

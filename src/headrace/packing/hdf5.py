@@ -7,12 +7,10 @@ of the file follow from the samples alone: no times, no versions, one fixed form
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import h5py
@@ -26,7 +24,7 @@ from headrace.memory.budget import format_size
 from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.hdf5.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, bytes_of
+from headrace.storage.arrays.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of, info_text
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes
@@ -107,9 +105,3 @@ def _allocate(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtyp
     stored = h5t.py_create(dtype, logical=True)
     dataset = h5d.create(file.id, name.encode(), stored, h5s.create_simple(shape), layout)
     return dataset.get_offset() or 0
-
-
-def info_text(info: PackedInfo) -> bytes:
-    """What a file says of itself; without the part of those that are none, which older readers don't know."""
-    said = {name: value for name, value in asdict(info).items() if name != "part" or value is not None}
-    return json.dumps(said, sort_keys=True).encode("ascii")

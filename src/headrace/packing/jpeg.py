@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.plan import Packing, make_plan
 from headrace.packing.samples import each_sample, groups_of, with_progress, without
-from headrace.storage.hdf5.packed import crc_of
+from headrace.storage.arrays.packed import crc_of
 
 _LARGEST = 65_500  # pixels of a side: what libjpeg can write
 

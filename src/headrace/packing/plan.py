@@ -18,8 +18,8 @@ from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
+from headrace.storage.arrays.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
 from headrace.storage.hdf5.rows import HDF5Source
 
 Column = npt.NDArray[Any]

@@ -36,8 +36,9 @@ from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_row
 from headrace.packing.verify import verify
+from headrace.storage.arrays.packed import TARGETS, crc_of
 from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
-from headrace.storage.hdf5.packed import TARGETS, crc_of, packed_info
+from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already

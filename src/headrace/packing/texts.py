@@ -12,7 +12,7 @@ from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
 from headrace.packing.plan import Packing, Plan, checksums_of, columns_of, names_of
-from headrace.storage.hdf5.packed import PackedInfo, crc_of
+from headrace.storage.arrays.packed import PackedInfo, crc_of
 from headrace.storage.tokens.packed import KIND, STORE, PackedTokens
 from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import identity_of

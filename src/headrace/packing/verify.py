@@ -15,7 +15,8 @@ from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.part import sum_of
 from headrace.packing.status import planned, read_manifest, read_sidecar, status_in
-from headrace.storage.hdf5.packed import TARGETS, packed_info
+from headrace.storage.arrays.packed import TARGETS
+from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
 

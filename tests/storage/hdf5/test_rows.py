@@ -14,8 +14,9 @@ import pytest
 from h5py import h5d, h5p, h5s, h5t
 
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError, HeadraceError, MissingNameError
+from headrace.storage.arrays.packed import crc_of
 from headrace.storage.hdf5.files import is_hdf5
-from headrace.storage.hdf5.packed import crc_of, packed_info
+from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 
 N = 12

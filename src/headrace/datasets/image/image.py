@@ -24,10 +24,10 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.packed import TARGETS
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
-from headrace.storage.hdf5.packed import TARGETS
 from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 
 _UNSET: Any = "default"

@@ -14,27 +14,27 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import IntArray
 from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource, LibraryRows
+from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
 from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
 from headrace.storage.hdf5.links import Versions
-from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, are_offsets, crc_of, packed_info
+from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
-from headrace.storage.source import PackPart, Rows
+from headrace.storage.source import PackPart
 
 _COLUMN_BYTES = 64 << 20
 
@@ -108,7 +108,7 @@ def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
     return info.kind if info is not None else ""
 
 
-class HDF5Source(ArraysSource):
+class HDF5Source(PackedSource):
     """Rows of datasets of an HDF5 file, or the samples of a packed file.
 
     Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and compounds with them as h5py gives
@@ -141,10 +141,8 @@ class HDF5Source(ArraysSource):
         opened = opened or OpenHDF5()
         hdf5, is_remote = opened.hdf5, opened.files.is_remote
         self._file = os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
-        self.info: PackedInfo | None = packed_info(self._file, hdf5)
+        self.info = packed_info(self._file, hdf5)
         self._offsets: SharedArray | None = None
-        self._crc: SharedArray | None = None
-        self.names: PackedNames | None = None
         fields, chunks = dict[str, ArrayReader | LibraryRows](), list[tuple[int, ...] | None]()
         with hdf5.reading(self._file) as file:
             for one in (name,) if isinstance(name, str) else name:
@@ -188,71 +186,13 @@ class HDF5Source(ArraysSource):
             raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
         return column
 
-    # -- what it is
-
-    @property
-    def has_checksums(self) -> bool:
-        """True if each sample is checked when it is read."""
-        return self._crc is not None
-
-    def __len__(self) -> int:
-        return super().__len__() if self._offsets is None else len(self._offsets) - 1
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
-        return super().sizes() if self._offsets is None else np.diff(self._offsets.array) * self._row_bytes
-
-    # -- reading
-
-    @property
-    def array_spec(self) -> ArraySpec | None:
-        return super().array_spec if self._offsets is None else None
-
-    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        super().read_into(indices, rows)
-        self.check(indices, rows)
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        records = super().read(indices) if self._offsets is None else self._read_spans(self._offsets.array, np.asarray(indices, np.int64))
-        self.check(indices, records)
-        return records
-
-    def _read_spans(self, offsets: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> list[Any]:
-        starts, stops = offsets[indices], offsets[indices + 1]
-        samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]
-        self._readers[0].read_spans(starts, samples, self.run)
-        return samples
-
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
         if self._offsets is None:
-            return super()._located(indices)
-        return [self._readers[0].span_ranges(self._offsets.array[indices], self._offsets.array[indices + 1])]
-
-    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
-        if self._crc is None:
-            return
-        for index, array in zip(indices, records, strict=True):
-            if crc_of(array) != int(self._crc.array[index]):
-                raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
-
-    def blocks(self) -> npt.NDArray[np.int64]:
-        if self._offsets is None:
-            return super().blocks()
-        ids = self._offsets.array[:-1] * self._row_bytes // BLOCK_BYTES
-        return np.unique(ids, return_counts=True)[1].astype(np.int64)
-
-    def fingerprint(self) -> str:
-        """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
-        if self.info is not None and self.name == DATA:
-            return self.info.fingerprint
-        return super().fingerprint()
-
-    def location(self, index: int) -> str:
-        name = f" ({redact(self.names[index])})" if self.names is not None else ""
-        return f"{redact(self.path)}, {' and '.join(self._names)}, row {index}{name}"
+            return None
+        offsets = self._offsets.array
+        return offsets[:-1][indices], offsets[1:][indices]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole dataset with one row a sample, such as the targets."""
         with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
         if column.ndim == 0 or len(column) != len(self):
@@ -260,6 +200,5 @@ class HDF5Source(ArraysSource):
         return column
 
     def has_column(self, name: str) -> bool:
-        """True if there is a dataset of that name."""
         with self._opened.hdf5.reading(self._file) as file:
             return name in file

@@ -24,8 +24,9 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, crc_of
 from headrace.storage.hdf5.files import HDF5Files, leads_out
-from headrace.storage.hdf5.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, are_offsets, crc_of, packed_info
+from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.tokens.source import DocumentsSource, Tokens
 
 KIND, STORE = "text", "tokens"

@@ -1,0 +1,206 @@
+"""What packs say about themselves, and their samples, whatever format holds them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
+from headrace.storage.source import Rows
+
+PACKED_VERSION = 2  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
+PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
+DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
+STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name_stops"
+"""Of Zarr packs, in place of offsets: between two parts there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInfo:
+    """What a file that `headrace.pack` wrote says about itself.
+
+    Attributes:
+        kind: "image", "text", or "array" where the samples are arrays of any kind.
+        store: "encoded" (flat bytes and offsets), "decoded" (one row a sample), "tokens" (flat tokens and offsets) or "ragged" (flat rows
+            of arrays of any length, and offsets; layout 2).
+        count: number of samples.
+        fingerprint: of the dataset that was packed.
+        classes: class names, or None.
+        image: for images: their `image_size` and `color` when decoded.
+        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
+        checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
+        part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
+        version: of this layout.
+    """
+
+    kind: str
+    store: str
+    count: int
+    fingerprint: str
+    classes: list[str] | None = None
+    image: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
+    part: tuple[int, int, str, int] | None = None
+    version: int = 1
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the samples lie flat, one behind the other, and offsets say where each begins."""
+        return self.store != "decoded"
+
+
+def info_text(info: PackedInfo) -> bytes:
+    """What a pack says of itself; without the part of those that are none, which older readers don't know."""
+    said = {name: value for name, value in asdict(info).items() if name != "part" or value is not None}
+    return json.dumps(said, sort_keys=True).encode("ascii")
+
+
+def parse_info(text: str | bytes | np.bytes_ | None, checksum: Any, path: Any) -> PackedInfo | None:
+    """What the attributes of a pack say; None: there are none.
+
+    Args:
+        text, checksum: the attributes.
+        path: of the pack, for messages.
+
+    Raises:
+        FormatError: it is of a later version of headrace, or damaged.
+    """
+    if text is None:
+        return None
+    try:
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        if checksum is not None and zlib.crc32(data) != int(checksum):
+            raise ValueError("wrong checksum")
+        fields = json.loads(data)
+        if fields["version"] > PACKED_VERSION:
+            raise FormatError(
+                f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this one reads up to "
+                f"{PACKED_VERSION}): upgrade headrace, or pack again"
+            )
+        return PackedInfo(**fields)
+    except FormatError:
+        raise
+    except (TypeError, KeyError, ValueError) as error:
+        raise FormatError(f"{redact(path)}: the attribute {PACKED_ATTRIBUTE!r} is damaged: {error}") from error
+
+
+class PackedSource(ArraysSource):
+    """Rows of arrays, which may be the samples of a pack: those are checked against their CRC.
+
+    Attributes:
+        info: what the pack says about itself; None: it is none.
+        names: of the samples, or None.
+    """
+
+    info: PackedInfo | None = None
+    names: PackedNames | None = None
+    _crc: SharedArray | None = None
+
+    @abstractmethod
+    def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
+        """Where samples begin and end that lie flat, one behind the other; None: they are rows."""
+
+    @abstractmethod
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole array with one row a sample, such as the targets.
+
+        Raises:
+            MissingNameError, FormatError: no such array; another number of rows.
+        """
+
+    @abstractmethod
+    def has_column(self, name: str) -> bool:
+        """True if there is an array of that name."""
+
+    # -- what it is
+
+    @property
+    def has_checksums(self) -> bool:
+        """True if each sample is checked when it is read."""
+        return self._crc is not None
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the samples lie flat, one behind the other."""
+        return self._spans(slice(0, 0)) is not None
+
+    def __len__(self) -> int:
+        return self.info.count if self.info is not None and self.is_flat else super().__len__()
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
+        spans = self._spans(slice(None))
+        return super().sizes() if spans is None else (spans[1] - spans[0]) * self._row_bytes
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None if self.is_flat else super().array_spec
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        super().read_into(indices, rows)
+        self.check(indices, rows)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        spans = self._spans(np.asarray(indices, np.int64))
+        records = super().read(indices) if spans is None else self._read_spans(*spans)
+        self.check(indices, records)
+        return records
+
+    def _read_spans(self, starts: IntArray, stops: IntArray) -> list[Any]:
+        samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]
+        self._readers[0].read_spans(starts, samples, self.run)
+        return samples
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        spans = self._spans(indices)
+        return super()._located(indices) if spans is None else [self._readers[0].span_ranges(*spans)]
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        if self._crc is None:
+            return
+        for index, array in zip(indices, records, strict=True):
+            if crc_of(array) != int(self._crc.array[index]):
+                raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        spans = self._spans(slice(None))
+        if spans is None:
+            return super().blocks()
+        return np.unique(spans[0] * self._row_bytes // BLOCK_BYTES, return_counts=True)[1].astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
+        if self.info is not None and self.name == DATA:
+            return self.info.fingerprint
+        return super().fingerprint()
+
+    def location(self, index: int) -> str:
+        name = f" ({redact(self.names[index])})" if self.names is not None else ""
+        return f"{redact(self.path)}, {' and '.join(self._names)}, row {index}{name}"
+
+
+def crc_of(data: Any) -> int:
+    """The CRC-32 (zlib's) of a sample's bytes."""
+    return zlib.crc32(bytes_of(np.asarray(data)).data)
+
+
+def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The array's bytes, flat; in any byte order and any dtype of numbers, for which a memoryview has no cast."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
