@@ -82,6 +82,7 @@ INSIDE: dict[str, list[str]] = {
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         "part",
+        "options",
         "plan",
         "values",
         "destination",

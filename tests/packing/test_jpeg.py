@@ -16,7 +16,8 @@ from PIL import Image
 from headrace import ImageDataset, pack
 from headrace.errors import ConfigError, HeadraceWarning, SampleError
 from headrace.packing import verify
-from headrace.packing.jpeg import Jpeg, reencoded
+from headrace.packing.jpeg import reencoded
+from headrace.packing.options import StoreOptions
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_grey_is_grey() -> None:
     image = Image.fromarray(np.arange(120 * 90, dtype=np.uint32).reshape(90, 120).astype(np.uint8))
     buffer = io.BytesIO()
     image.save(buffer, "PNG", compress_level=0)
-    made = Image.open(io.BytesIO(reencoded(buffer.getvalue(), Jpeg(60, 90), "L")))
+    made = Image.open(io.BytesIO(reencoded(buffer.getvalue(), StoreOptions("jpeg", 60, 90), "L")))
     assert made.mode == "L" and made.size == (60, 45) and made.format == "JPEG"
 
 

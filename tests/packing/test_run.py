@@ -19,6 +19,7 @@ from headrace.datasets import BaseDataset, HDF5Dataset, ImageDataset, open_datas
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceWarning, SampleError
 from headrace.packing import pack, samples, verify
 from headrace.packing import run as running
+from headrace.packing.options import StoreOptions
 from headrace.packing.part import TargetExistsError
 from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
@@ -274,7 +275,31 @@ def test_images_that_may_be_left_out(photos: Path, tmp_path: Path, store: str) -
     packed = images(out)
     check_same(packed, source.subset(kept))
     assert len(packed) == 24 and packed.fingerprint != source.fingerprint
-    assert len(pack_dataset(source, out, store=store, overwrite=True).left_out) == 2
+    assert len(pack_dataset(source, out, options=StoreOptions(store), overwrite=True).left_out) == 2
+
+
+def test_a_header_is_all_that_may_be_checked(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "in")
+    bad = make_bad(tmp_path / "odd")
+    shutil.copy(bad["truncated_jpeg"], tmp_path / "in" / "gradient" / "a.jpg")  # a header, and not all pixels
+    source = images(tmp_path / "in")
+    with pytest.raises(SampleError, match=r"a\.jpg"):
+        pack(source, tmp_path / "out.h5")
+    out = pack(source, tmp_path / "out.h5", check="header")
+    assert len(images(out)) == len(source) and verify(out).ok
+    shutil.copy(bad["empty_jpeg"], tmp_path / "in" / "noise" / "z.jpg")
+    with pytest.raises(SampleError, match=r"z\.jpg"):
+        pack(images(tmp_path / "in"), tmp_path / "other.h5", check="header")
+
+
+@pytest.mark.parametrize("given", [{"store": "decoded"}, {"store": "jpeg"}])
+def test_check_is_for_encoded_images(photos: Path, tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="check='header' is for encoded images"):
+        pack(images(photos), tmp_path / "out.h5", check="header", **given)
+    with pytest.raises(ConfigError, match="check='header' is for encoded images"):
+        pack(np.arange(6).reshape(3, 2), tmp_path / "out.h5", check="header")
+    with pytest.raises(ConfigError, match="check must be 'decode' or 'header'"):
+        pack(images(photos), tmp_path / "out.h5", check="none")
 
 
 def test_none_may_be_left_out_of_none(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from headrace import BaseDataset, HDF5Dataset, MemoryEfficientDataset, Source, ZarrDataset, pack, verify
 from headrace.errors import ConfigError, FormatError, HeadraceWarning, SampleError
+from headrace.packing.options import StoreOptions
 from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
 
@@ -255,4 +256,4 @@ def test_datasets_without_indices_and_stores(tmp_path: Path) -> None:
         pack(Samples([ZEROS]), tmp_path / "out.h5", store="encoded")
     with pytest.raises(ConfigError, match="store must be"):
         pack(Samples([ZEROS]), tmp_path / "out.h5", store="zipped")  # type: ignore[arg-type]
-    assert pack_dataset(Samples([ZEROS]), tmp_path / "out.h5", store="decoded").store == "decoded"
+    assert pack_dataset(Samples([ZEROS]), tmp_path / "out.h5", options=StoreOptions("decoded")).store == "decoded"

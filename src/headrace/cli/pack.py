@@ -14,6 +14,7 @@ from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.datasets import BaseDataset
+    from headrace.packing.options import StoreOptions
     from headrace.packing.run import PackResult
 
 SUMMARY = "pack images, texts or arrays into an HDF5 file, or several"
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-size", type=int, metavar="N", help="with --store jpeg: pixels of the longer side at most (default: any)")
     parser.add_argument("--quality", type=int, default=90, metavar="N", help="with --store jpeg: 1 to 100 (default: 90)")
+    parser.add_argument(
+        "--check",
+        choices=("decode", "header"),
+        default="decode",
+        help="of encoded images: decode each once, or look at its header alone, which is ten times as fast (default: decode)",
+    )
     parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
     parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders; none: no targets")
@@ -92,9 +99,7 @@ def run(given: argparse.Namespace) -> int:
             result = pack_dataset(
                 dataset,
                 given.dst,
-                store=given.store,
-                max_size=given.max_size,
-                quality=given.quality,
+                options=_store_options(given),
                 workers=given.workers,
                 overwrite=given.overwrite,
                 progress=False if given.no_progress else None,
@@ -112,6 +117,12 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+def _store_options(given: argparse.Namespace) -> StoreOptions:
+    from headrace.packing.options import StoreOptions
+
+    return StoreOptions(given.store, given.max_size, given.quality, given.check)
+
+
 def _pack_parts(given: argparse.Namespace) -> int:
     from headrace.io.paths import redact
     from headrace.packing.api import pack_folder
@@ -121,9 +132,7 @@ def _pack_parts(given: argparse.Namespace) -> int:
         status = pack_folder(
             dataset,
             given.dst,
-            store=given.store,
-            max_size=given.max_size,
-            quality=given.quality,
+            options=_store_options(given),
             shard_size=given.shard_size,
             part=given.part,
             parts=given.parts,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
 from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination
-from headrace.packing.jpeg import Jpeg, ratio_of
+from headrace.packing.jpeg import ratio_of
+from headrace.packing.options import StoreOptions
 from headrace.packing.part import sum_of
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import names_of
@@ -66,14 +68,14 @@ class PackJob:
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
         view = self.dataset.subset(np.arange(start, stop))
-        store, planned = _store_of(plan), None
+        options, planned = _options_of(plan), None
         if plan.rows is None:
-            planned = plan_file(view, store, self.workers, False)
+            planned = plan_file(view, options, self.workers, False)
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
         self.folder.remove(plan.sidecar_name(part))
         whole = PackPart(part, plan.parts, plan.fingerprint, plan.count)
         with self.folder.part(plan.name(part)) as file:
-            written, left_out = write_file(file, view, store, self.workers, False, plan.rows, whole, planned)
+            written, left_out = write_file(file, view, options, self.workers, False, plan.rows, whole, planned)
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
@@ -81,14 +83,15 @@ class PackJob:
         return written.info.count
 
 
-def _store_of(plan: PartsPlan) -> str | Jpeg | None:
+def _options_of(plan: PartsPlan) -> StoreOptions:
     if jpeg := plan.options.get("jpeg"):
-        return Jpeg(jpeg["max_size"], jpeg["quality"])
-    return plan.store if plan.rows is None else None
+        return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
+    store: Any = plan.store if plan.rows is None else None
+    return StoreOptions(store, check=plan.options.get("check", "decode"))
 
 
 def plan_parts(
-    dataset: BaseDataset, folder: Destination, shard_size: int, store: str | Jpeg | None, workers: int, progress: bool | None
+    dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
 ) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
     """The plan for a dataset, and the CRCs of its samples.
 
@@ -100,21 +103,24 @@ def plan_parts(
     frozen = read_plan(folder)
     if frozen is not None and frozen.rows is not None and frozen.fingerprint == dataset.fingerprint:
         options = frozen.options  # all samples were looked at when it was made
-        if store in (None, "decoded") and (options["shard_size"], options["on_error"]) == (shard_size, _on_error(dataset)):
+        asked = shard_size, _on_error(dataset)
+        if how in (StoreOptions(), StoreOptions("decoded")) and (options["shard_size"], options["on_error"]) == asked:
             return frozen, np.empty(0, np.uint32)
-    file = plan_file(dataset, store, workers, progress)
+    file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
     options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
     checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
-    if isinstance(store, Jpeg):
-        options["jpeg"] = {"max_size": store.max_size, "quality": store.quality, "simplejpeg": simplejpeg.__version__}
+    if how.check != "decode":
+        options["check"] = how.check
+    if how.is_jpeg:
+        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality, "simplejpeg": simplejpeg.__version__}
     if file.rows is not None:
         options["rows"] = rows_as_json(file.rows)
     sizes = np.zeros(len(dataset), np.int64)
     sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
-    if isinstance(store, Jpeg):
-        sizes = (sizes * ratio_of(dataset, store, sizes)).astype(np.int64)  # about: they are known when all are encoded
+    if how.is_jpeg:
+        sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
     edges = edges_of(sizes, shard_size)
     nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
     info = file.plan.info
@@ -134,7 +140,7 @@ def pack_parts(
     folder: Destination,
     *,
     shard_size: int,
-    store: str | Jpeg | None,
+    options: StoreOptions,
     share: range | tuple[int, int] | None,
     workers: int,
     processes: int,
@@ -151,7 +157,7 @@ def pack_parts(
         See `pack`.
     """
     folder.prepare()
-    plan, checks = plan_parts(dataset, folder, shard_size, store, workers, progress)
+    plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress)
     before = read_plan(folder)
     freeze(folder, plan, checks, overwrite)
     if before is not None and before.digest != plan.digest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,33 +17,13 @@ from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
+from headrace.packing.options import LARGEST_SIDE, StoreOptions
 from headrace.packing.plan import Packing, make_plan
 from headrace.packing.samples import each_sample, groups_of, with_progress, without
 from headrace.storage.arrays.packed import crc_of
 
-_LARGEST = 65_500  # pixels of a side: what libjpeg can write
 
-
-class Jpeg(NamedTuple):
-    """How images are re-encoded.
-
-    Attributes:
-        max_size: pixels that the longer side has at most; None: as many as it has.
-        quality: of libjpeg, 1 to 100.
-    """
-
-    max_size: int | None = None
-    quality: int = 90
-
-    def check(self) -> None:
-        """Raises a ConfigError where it makes no sense."""
-        if self.max_size is not None and (not isinstance(self.max_size, int) or not 1 <= self.max_size <= _LARGEST):
-            raise ConfigError(f"max_size must be a number of pixels from 1 to {_LARGEST:,}, not {self.max_size!r}")
-        if not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
-            raise ConfigError(f"quality must be an int from 1 to 100, not {self.quality!r}")
-
-
-def reencoded(data: Any, jpeg: Jpeg, color: str = "RGB", left: Any = None) -> bytes:
+def reencoded(data: Any, jpeg: StoreOptions, color: str = "RGB", left: Any = None) -> bytes:
     """An encoded image as JPEG, its longer side at most `max_size`; the image as it is, if that is not larger.
 
     Args:
@@ -62,7 +42,7 @@ def reencoded(data: Any, jpeg: Jpeg, color: str = "RGB", left: Any = None) -> by
         pixels = load_image(data, color, size, False, left=left)
     else:
         pixels = decode_image(data, color, left)
-    if max(pixels.shape) > _LARGEST:
+    if max(pixels.shape) > LARGEST_SIDE:
         return bytes(data)
     space = {"colorspace": "GRAY", "colorsubsampling": "Gray"} if color == "L" else {"colorspace": "RGB", "colorsubsampling": "420"}
     made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=jpeg.quality, **space)
@@ -70,7 +50,7 @@ def reencoded(data: Any, jpeg: Jpeg, color: str = "RGB", left: Any = None) -> by
 
 
 def plan_reencoded(
-    dataset: BaseDataset, jpeg: Jpeg, folder: str, workers: int, progress: bool | None, planned: Packing | None = None
+    dataset: BaseDataset, jpeg: StoreOptions, folder: str, workers: int, progress: bool | None, planned: Packing | None = None
 ) -> Packing:
     """Re-encodes all images into a temporary file without a name, since their sizes must be known before a packed file is laid out.
 
@@ -125,7 +105,7 @@ def plan_of_files(dataset: BaseDataset) -> Packing:
     return Packing(dataset, plan, lambda group: [], [])
 
 
-def _reencode(dataset: BaseDataset, jpeg: Jpeg, group: range) -> list[bytes | SampleError]:
+def _reencode(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[bytes | SampleError]:
     color = getattr(dataset, "color", "RGB")
 
     def make(position: int, index: int, record: Any) -> bytes | SampleError:
@@ -137,7 +117,7 @@ def _reencode(dataset: BaseDataset, jpeg: Jpeg, group: range) -> list[bytes | Sa
     return [made for _, made in each_sample(dataset, group, make)]
 
 
-def ratio_of(dataset: BaseDataset, jpeg: Jpeg, sizes: npt.NDArray[np.int64], count: int = 32) -> float:
+def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int64], count: int = 32) -> float:
     """About how large re-encoded images are beside what they were, by some of them, evenly spread."""
     chosen = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     before = after = 0

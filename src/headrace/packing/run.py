@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
+from headrace.datasets.image.sizing import image_shape
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError, WriteError
@@ -29,7 +30,8 @@ from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing.jpeg import Jpeg, plan_of_files, plan_reencoded
+from headrace.packing.jpeg import plan_of_files, plan_reencoded
+from headrace.packing.options import Check, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, is_packed_as_stored, make_plan, not_encoded
 from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
@@ -43,7 +45,6 @@ from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
-Store = Literal["encoded", "jpeg", "decoded"]
 _Array = npt.NDArray[Any]
 
 
@@ -74,9 +75,7 @@ def pack_dataset(
     dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: Store | None = None,
-    max_size: int | None = None,
-    quality: int = 90,
+    options: StoreOptions = StoreOptions(),  # noqa: B008 (frozen)
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -84,12 +83,11 @@ def pack_dataset(
     """`pack`, with the figures."""
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, not {workers!r}")
-    how = store_of(store, max_size, quality)
     start, part = time.perf_counter(), PartFile(dst, overwrite)
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         with part:
-            plan, left_out = write_file(part, opened, how, workers or len(usable_cpus()), progress)
+            plan, left_out = write_file(part, opened, options, workers or len(usable_cpus()), progress)
             read_back(part, progress)
             part.commit()
     finally:
@@ -98,21 +96,6 @@ def pack_dataset(
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
-
-
-def store_of(store: str | None, max_size: int | None, quality: int) -> str | Jpeg | None:
-    """How samples are stored, by the arguments of `pack`.
-
-    Raises:
-        ConfigError: they make no sense.
-    """
-    if store != "jpeg":
-        if max_size is not None or quality != 90:
-            raise ConfigError("max_size and quality are for store='jpeg'")
-        return store
-    jpeg = Jpeg(max_size, quality)
-    jpeg.check()
-    return jpeg
 
 
 def opened_dataset(dataset: Any) -> BaseDataset:
@@ -143,7 +126,7 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 def write_file(
     part: PartFile,
     dataset: BaseDataset,
-    store: str | Jpeg | None,
+    options: StoreOptions,
     workers: int,
     progress: bool | None,
     rows: Rows | None = None,
@@ -155,11 +138,11 @@ def write_file(
     left_out: list[str] = []
     workers = workers if dataset.sample_source.thread_safe else 0
     while True:
-        if isinstance(store, Jpeg):
+        if options.is_jpeg:
             with part.explained():
-                packing = plan_reencoded(dataset, store, os.path.dirname(part.path), workers, progress, planned)
+                packing = plan_reencoded(dataset, options, os.path.dirname(part.path), workers, progress, planned)
         else:
-            packing = planned or plan_file(dataset, store, workers, progress, rows)
+            packing = planned or plan_file(dataset, options, workers, progress, rows)
         planned = None  # it is of all samples
         if whole is not None:
             packing = packing._replace(
@@ -177,33 +160,44 @@ def write_file(
         dataset = without(packing.dataset, list(failures), left_out)
 
 
-def plan_file(dataset: BaseDataset, store: str | Jpeg | None, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
+def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
     """What is written of a dataset, and how.
 
     Args:
         dataset: whose samples a file gets.
-        store, workers, progress: as `pack` has them; of re-encoded images this is the plan of the files as they are.
+        options: of re-encoded images this is the plan of the files as they are.
+        workers, progress: as `pack` has them.
         rows: what its samples have in common with those of other files.
 
     Raises:
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
-    if isinstance(store, Jpeg):
+    store = options.store
+    if options.is_jpeg:
         return plan_of_files(dataset)
     if isinstance(dataset, TextDataset):
         if store is not None:
             raise ConfigError(f"store={store!r} is for images and arrays: texts are packed as tokens")
+        _refuse_check(options)
         return packed_texts(dataset)
-    if store not in (None, "encoded", "decoded"):
-        raise ConfigError(f"store must be 'encoded', 'jpeg' or 'decoded', not {store!r}")
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, store)
-        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan), [])
+        _refuse_check(options, plan)
+        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), [])
+    _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
     readable, plan, unreadable = _plan_values(dataset, store, workers, progress, rows)
     common = Rows(plan.info.store, plan.dtype, plan.shape[1:])
-    return Packing(readable, plan, functools.partial(_prepare, readable, plan), list(unreadable.values()), common, tuple(unreadable))
+    return Packing(
+        readable, plan, functools.partial(_prepare, readable, plan, options.check), list(unreadable.values()), common, tuple(unreadable)
+    )
+
+
+def _refuse_check(options: StoreOptions, plan: Plan | None = None) -> None:
+    """Raises a ConfigError where the samples are no encoded images, and `check` says how to look at them."""
+    if options.check != "decode" and (plan is None or (plan.info.kind, plan.info.store) != ("image", "encoded")):
+        raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
 
 
 def _plan_values(
@@ -260,10 +254,10 @@ def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
     return [made for _, made in each_sample(dataset, group, look)]
 
 
-def _prepare(dataset: BaseDataset, plan: Plan, group: range) -> list[tuple[_Array | SampleError, int]]:
+def _prepare(dataset: BaseDataset, plan: Plan, check: Check, group: range) -> list[tuple[_Array | SampleError, int]]:
     """The samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out."""
     prepared: list[tuple[_Array | SampleError, int]] = []
-    for position, sample in each_sample(dataset, group, functools.partial(_stored, dataset, plan)):
+    for position, sample in each_sample(dataset, group, functools.partial(_stored, dataset, plan, check)):
         if isinstance(sample, SampleError):
             prepared.append((sample, 0))
             continue
@@ -288,12 +282,15 @@ def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tupl
         raise
 
 
-def _stored(dataset: BaseDataset, plan: Plan, position: int, index: int, record: Any) -> _Array | SampleError:
+def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index: int, record: Any) -> _Array | SampleError:
     """A record as the plan stores it."""
     if plan.info.store == "encoded":
         try:
             if plan.info.kind == "image":
-                decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
+                if check == "header":
+                    image_shape(record, dataset.left_of_budget)
+                else:
+                    decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)
         return np.frombuffer(record, np.uint8)

@@ -1,0 +1,50 @@
+"""Says how samples are stored in a pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from headrace.errors import ConfigError
+
+Store = Literal["encoded", "jpeg", "decoded"]
+Check = Literal["decode", "header"]
+LARGEST_SIDE = 65_500  # pixels: what libjpeg can write
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How samples are stored; see `pack` for each.
+
+    Attributes:
+        store: "encoded", "jpeg" or "decoded"; None: as the dataset has them.
+        max_size, quality: of "jpeg".
+        check: what is looked at of encoded images.
+
+    Raises:
+        ConfigError: they make no sense, or not together.
+    """
+
+    store: Store | None = None
+    max_size: int | None = None
+    quality: int = 90
+    check: Check = "decode"
+
+    def __post_init__(self) -> None:
+        if self.store not in (None, *get_args(Store)):
+            raise ConfigError(f"store must be 'encoded', 'jpeg' or 'decoded', not {self.store!r}")
+        if self.check not in get_args(Check):
+            raise ConfigError(f"check must be 'decode' or 'header', not {self.check!r}")
+        if self.check != "decode" and self.store not in (None, "encoded"):
+            raise ConfigError(f"check='header' is for encoded images, and store={self.store!r} decodes them: leave out check")
+        if not self.is_jpeg and (self.max_size is not None or self.quality != 90):
+            raise ConfigError("max_size and quality are for store='jpeg'")
+        if self.max_size is not None and (not isinstance(self.max_size, int) or not 1 <= self.max_size <= LARGEST_SIDE):
+            raise ConfigError(f"max_size must be a number of pixels from 1 to {LARGEST_SIDE:,}, not {self.max_size!r}")
+        if not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
+            raise ConfigError(f"quality must be an int from 1 to 100, not {self.quality!r}")
+
+    @property
+    def is_jpeg(self) -> bool:
+        """True if images are re-encoded."""
+        return self.store == "jpeg"
