@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace.cli import index
+from headrace.cli.output import Output
 from headrace.errors import HeadraceError
 
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     index.add_arguments(parser)
     given = parser.parse_args(arguments)
     try:
-        return index.run(given)
+        return index.run(given, Output())
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,34 +1,14 @@
-"""headrace carries training data to PyTorch: repeatable, resumable, within a memory budget."""
+"""headrace carries training data to PyTorch: repeatable, resumable, within a memory budget.
 
+Names are imported when they are first used, so that the `headrace` command begins without torch.
+"""
+
+import importlib
+import importlib.util
 import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from headrace.arguments import OLD_NAMES, explain_missing
-from headrace.collate import (
-    Batch,
-    Padded,
-    TextCollator,
-    VisionCollator,
-    collators,
-    document_mask,
-    list_collate,
-    pad_collate,
-    variable_length_collate,
-)
-from headrace.datasets import (
-    BaseDataset,
-    HDF5Dataset,
-    ImageDataset,
-    MemoryEfficientDataset,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    StreamingDataset,
-    TextDataset,
-    ZarrDataset,
-    open_dataset,
-    write_index,
-)
 from headrace.errors import (
     AccessError,
     BudgetError,
@@ -47,31 +27,57 @@ from headrace.errors import (
     WorkerError,
     WriteError,
 )
-from headrace.io.remote.options import RemoteOptions
-from headrace.loader import (
-    DataLoaderConfig,
-    DataModule,
-    DataModuleProtocol,
-    Loader,
-    MultiDataLoader,
-    create_dataloader,
-    get_epoch_length,
-    get_train_dataloader_steps,
-    get_val_dataloader_steps,
-    move_to_device,
-    split_workers,
-)
-from headrace.memory.budget import MemoryBudget
-from headrace.memory.lru import LRUCache
-from headrace.memory.per_process import PerProcess as WorkerHandle
-from headrace.modes import LoadingMode
-from headrace.monitor.memory import MemoryMonitor
-from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
-from headrace.packing import pack, verify
-from headrace.profiling import find_max_batch_size, suggest_num_workers
-from headrace.storage.source import Source
-from headrace.storage.tar.source import TarSource
-from headrace.tokenizer import CharTokenizer
+
+if TYPE_CHECKING:
+    from headrace.collate import (
+        Batch,
+        Padded,
+        TextCollator,
+        VisionCollator,
+        collators,
+        document_mask,
+        list_collate,
+        pad_collate,
+        variable_length_collate,
+    )
+    from headrace.datasets import (
+        BaseDataset,
+        HDF5Dataset,
+        ImageDataset,
+        MemoryEfficientDataset,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        StreamingDataset,
+        TextDataset,
+        ZarrDataset,
+        open_dataset,
+        write_index,
+    )
+    from headrace.io.remote.options import RemoteOptions
+    from headrace.loader import (
+        DataLoaderConfig,
+        DataModule,
+        DataModuleProtocol,
+        Loader,
+        MultiDataLoader,
+        create_dataloader,
+        get_epoch_length,
+        get_train_dataloader_steps,
+        get_val_dataloader_steps,
+        move_to_device,
+        split_workers,
+    )
+    from headrace.memory.budget import MemoryBudget
+    from headrace.memory.lru import LRUCache
+    from headrace.memory.per_process import PerProcess as WorkerHandle
+    from headrace.modes import LoadingMode
+    from headrace.monitor.memory import MemoryMonitor
+    from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
+    from headrace.packing import pack, verify
+    from headrace.profiling import find_max_batch_size, suggest_num_workers
+    from headrace.storage.source import Source
+    from headrace.storage.tar.source import TarSource
+    from headrace.tokenizer import CharTokenizer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -141,13 +147,91 @@ __all__ = [
     "write_index",
 ]  # fmt: skip
 
+_MODULES = {
+    "collate": (
+        "Batch",
+        "Padded",
+        "TextCollator",
+        "VisionCollator",
+        "collators",
+        "document_mask",
+        "list_collate",
+        "pad_collate",
+        "variable_length_collate",
+    ),
+    "datasets": (
+        "BaseDataset",
+        "HDF5Dataset",
+        "ImageDataset",
+        "MemoryEfficientDataset",
+        "RandomHorizontalFlip",
+        "RandomResizedCrop",
+        "StreamingDataset",
+        "TextDataset",
+        "ZarrDataset",
+        "open_dataset",
+        "write_index",
+    ),
+    "io.remote.options": ("RemoteOptions",),
+    "loader": (
+        "DataLoaderConfig",
+        "DataModule",
+        "DataModuleProtocol",
+        "Loader",
+        "MultiDataLoader",
+        "create_dataloader",
+        "get_epoch_length",
+        "get_train_dataloader_steps",
+        "get_val_dataloader_steps",
+        "move_to_device",
+        "split_workers",
+    ),
+    "memory.budget": ("MemoryBudget",),
+    "memory.lru": ("LRUCache",),
+    "memory.per_process": ("WorkerHandle",),
+    "modes": ("LoadingMode",),
+    "monitor.memory": ("MemoryMonitor",),
+    "order": (
+        "EpochOrder",
+        "OrderSampler",
+        "RankBatches",
+        "seed_everything",
+    ),
+    "packing": (
+        "pack",
+        "verify",
+    ),
+    "profiling": (
+        "find_max_batch_size",
+        "suggest_num_workers",
+    ),
+    "storage.source": ("Source",),
+    "storage.tar.source": ("TarSource",),
+    "tokenizer": ("CharTokenizer",),
+}
+"""The names that are imported when they are first used, by module of the package."""
+_ALIASES = {"WorkerHandle": "PerProcess"}
+
 if not TYPE_CHECKING:  # a checker is to find a name that is not there by itself
+    _HOMES = {name: f"headrace.{module}" for module, names in _MODULES.items() for name in names}
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
 
     def __getattr__(name):
-        """Says which name to use; of older ones in ``from headrace import ...`` too, which drops the message of an AttributeError."""
+        """Imports a public name, or a module of the package. Of a name that is not there it says which to use; of older ones in
+        ``from headrace import ...`` too, which drops the message of an AttributeError."""
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), _ALIASES.get(name, name))
+            globals()[name] = value
+            return value
+        if not name.startswith("_") and importlib.util.find_spec(f"headrace.{name}") is not None:
+            return importlib.import_module(f"headrace.{name}")
         if name == "ReplacedError":
             warnings.warn("headrace.ReplacedError is deprecated: use headrace.FileChangedError", DeprecationWarning, stacklevel=2)
             return FileChangedError
+        from headrace.arguments import OLD_NAMES, explain_missing
+
         is_import = sys._getframe(1).f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib")
         error = ImportError if is_import and name in OLD_NAMES else AttributeError
         raise error(explain_missing(name, __all__))

@@ -93,8 +93,9 @@ def test_wrong_data_and_wrong_use_differ(tmp_path: Path, capsys: pytest.CaptureF
     }
     for arguments, code in expected.items():
         assert main(list(arguments)) == code, arguments
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning:" not in line]
+        line, *following = [line for line in capsys.readouterr().err.splitlines() if "warning:" not in line]
         assert line.startswith(f"headrace {arguments[0]}: error: ")
+        assert all(line.startswith("next: headrace ") for line in following) and len(following) <= 1
 
 
 def test_index_prints_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +105,7 @@ def test_index_prints_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(_: object) -> int:
+    def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pack, "run", interrupt)

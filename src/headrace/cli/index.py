@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.cli.output import Output
+
 SUMMARY = "write beside each shard what must be known of it to read it by URL"
 DESCRIPTION = (
     "Write beside each shard what must be known of it before its samples can be read by URL: the first run then begins in "
@@ -21,11 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a glob or a URL")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace, output: Output) -> int:
     """Writes the indices, and prints which."""
     from headrace.datasets.indexing import write_index
 
-    for path in given.paths:
-        for written in write_index(path):
-            print(written)
+    written = [str(index) for path in given.paths for index in write_index(path)]
+    output.show({"written": written}, written)
     return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import as_flags
+from headrace.cli.output import Output
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -84,14 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(program=parser.prog)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace, output: Output) -> int:
     """Packs, and prints what was written and how it is opened."""
     from headrace.packing.part import PartFile
     from headrace.packing.run import left_out_message, pack_dataset
 
     try:
         if given.shard_size is not None:
-            return _pack_parts(given)
+            return _pack_parts(given, output)
         if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
             raise ConfigError("--part, --parts, --processes and --dask need --shard-size, such as 1GB")
         PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
@@ -112,8 +114,7 @@ def run(given: argparse.Namespace) -> int:
         return 130
     if result.left_out:
         print(f"{given.program}: warning: {left_out_message(result)}", file=sys.stderr)
-    print(_summary(result))
-    print(f"open it: {_how_to_open(result)}")
+    output.show(dataclasses.asdict(result), [_summary(result), f"open it: {_how_to_open(result)}"])
     return 0
 
 
@@ -123,7 +124,7 @@ def _store_options(given: argparse.Namespace) -> StoreOptions:
     return StoreOptions(given.store, given.max_size, given.quality, given.check)
 
 
-def _pack_parts(given: argparse.Namespace) -> int:
+def _pack_parts(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.paths import redact
     from headrace.packing.api import pack_folder
     from headrace.packing.status import manifest_of
@@ -143,9 +144,8 @@ def _pack_parts(given: argparse.Namespace) -> int:
             overwrite=given.overwrite,
             progress=False if given.no_progress else None,
         )
-    print(status)
-    if status.joined:
-        print(f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})")
+    opened = [f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})"] if status.joined else []
+    output.show(dataclasses.asdict(status), [str(status), *opened])
     return 0
 
 

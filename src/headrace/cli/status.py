@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+
+from headrace.cli.output import Output
 
 SUMMARY = "show which parts of a pack are done, missing or stale"
 DESCRIPTION = "Show how far a pack of several parts is: which are done, missing, or stale (of another plan). Reads no samples."
 EXAMPLES = """\
 examples:
   %(prog)s packed
+  %(prog)s --json packed | jq .missing
 
 Exit code 1: parts are missing or stale, or the manifest is.
 """
@@ -19,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="FOLDER", help="that `headrace pack --shard-size` writes to")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace, output: Output) -> int:
     """Prints the status."""
     from headrace.packing import pack_status
 
     status = pack_status(given.path)
-    print(status)
+    output.show(dataclasses.asdict(status), [str(status)])
     return 0 if status.joined else 1

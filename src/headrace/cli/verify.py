@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+
+from headrace.cli.output import Output
 
 SUMMARY = "read packed files again and compare each sample with its checksum"
 DESCRIPTION = "Read packed files, and compare every sample, the names and the targets with their checksums."
 EXAMPLES = """\
 examples:
   %(prog)s train.h5 val.h5
+  %(prog)s packed            all parts of a folder
 
 Exit code 1: a sample is damaged, or a file is; stdout names them.
 """
@@ -21,17 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace, output: Output) -> int:
     """Verifies each file, and prints a line for it."""
     from headrace.packing import verify
 
-    is_sound = True
+    results = []
     for path in given.paths:
         result = verify(path, progress=False if given.no_progress else None)
-        is_sound = is_sound and result.ok
-        print(f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}")
+        results.append(result)
+        lines = [f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"]
         for number, location, error in result.bad[:_SHOWN]:
-            print(f"  {'' if number < 0 else f'sample {number}, '}{location}: {' '.join(error.split())}")
+            lines.append(f"  {'' if number < 0 else f'sample {number}, '}{location}: {' '.join(error.split())}")
         if len(result.bad) > _SHOWN:
-            print(f"  and {len(result.bad) - _SHOWN:,} more")
+            lines.append(f"  and {len(result.bad) - _SHOWN:,} more")
+        output.show_lines(lines)
+    is_sound = all(result.ok for result in results)
+    output.show_json({"ok": is_sound, "files": [dataclasses.asdict(result) for result in results]})
     return 0 if is_sound else 1

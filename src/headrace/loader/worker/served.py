@@ -11,6 +11,8 @@ import contextlib
 import os
 import socket
 
+import headrace.collate
+import headrace.datasets
 import headrace.loader  # noqa: F401  # once, for all workers that are forked from here
 
 
