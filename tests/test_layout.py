@@ -106,7 +106,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/tar": ["index", "source"],
-    "storage/tokens": ["source", "packed"],
+    "storage/tokens": ["source", "packed", "joined"],
     "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

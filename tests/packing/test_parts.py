@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import HDF5Dataset, ImageDataset, TextDataset, create_dataloader, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, create_dataloader, open_dataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -298,11 +298,6 @@ class TestBad:
             pack(photos, tmp_path / "no" / "out", shard_size=SHARD)
         with pytest.raises(DataNotFoundError, match=r"plan\.json"):
             pack_status(tmp_path)
-
-    def test_texts(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("words")
-        with pytest.raises(ConfigError, match="texts are packed into one file"):
-            pack(TextDataset(tmp_path / "a.txt"), tmp_path / "out", shard_size=SHARD)
 
     def test_a_damaged_plan(self, photos: Path, packed: Path, tmp_path: Path) -> None:
         out = Path(shutil.copytree(packed, tmp_path / "out"))

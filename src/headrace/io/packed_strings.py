@@ -38,6 +38,17 @@ class PackedNames(Sequence[bytes]):
         packed._adopt(data, offsets)
         return packed
 
+    @classmethod
+    def joined(cls, each: Sequence[PackedNames | None]) -> PackedNames | None:
+        """The names of all, one after the other; None where some are None."""
+        builder = NamesBuilder()
+        for names in each:
+            if names is None:
+                return None
+            data, offsets = names.arrays
+            builder.add_joined(data, np.diff(offsets))
+        return builder.build()
+
     def _adopt(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
         self._bytes, self._offsets = SharedArray(data), SharedArray(offsets)
 

@@ -6,6 +6,7 @@ Packed twice, it has the same bytes. The manifest is written last, by whoever fi
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import zlib
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,12 @@ from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.part import sum_of
+from headrace.packing.part import PartFile, sum_of
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
-from headrace.packing.plan import names_of
-from headrace.packing.run import plan_file, read_back, write_file
+from headrace.packing.plan import Plan, names_of
+from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
 from headrace.packing.status import PackStatus, Sidecar, as_json, join_in, remove_other, status_in
+from headrace.packing.texts import check_targets, documents_of, measured, packed_part
 from headrace.storage.source import PackPart
 
 
@@ -66,21 +68,48 @@ class PackJob:
 
     def _pack(self, part: int) -> int:
         plan = self.plan
-        start, stop = plan.edges[part : part + 2]
-        view = self.dataset.subset(np.arange(start, stop))
-        options, planned = _options_of(plan), None
-        if plan.rows is None:
-            planned = plan_file(view, options, self.workers, False)
-            check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
+        write = self._texts(part, self.dataset) if isinstance(self.dataset, TextDataset) else self._samples(part)
         self.folder.remove(plan.sidecar_name(part))
-        whole = PackPart(part, plan.parts, plan.fingerprint, plan.count)
         with self.folder.part(plan.name(part)) as file:
-            written, left_out = write_file(file, view, options, self.workers, False, plan.rows, whole, planned)
+            written, left_out = write(file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count))
             read_back(file, False)
             nbytes, crc = sum_of(file.fd)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
         self.folder.write(plan.sidecar_name(part), as_json(sidecar))
         return written.info.count
+
+    def _samples(self, part: int) -> _Write:
+        """What writes a part of images or arrays."""
+        plan = self.plan
+        start, stop = plan.edges[part : part + 2]
+        view, options, planned = self.dataset.subset(np.arange(start, stop)), _options_of(plan), None
+        if plan.rows is None:
+            planned = plan_file(view, options, self.workers, False)
+            check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
+        return functools.partial(
+            write_file, dataset=view, options=options, workers=self.workers, progress=False, rows=plan.rows, planned=planned
+        )
+
+    def _texts(self, part: int, dataset: TextDataset) -> _Write:
+        """What writes a part of texts."""
+        plan, everything = self.plan, documents_of(dataset)
+        start, stop = plan.edges[part : part + 2]
+        documents = everything.within(range(start, stop))
+        if documents.are_files:
+            check_unchanged(self.folder, plan, start, checks_of(documents.names, documents.sizes()), everything.dataset.source_of)
+
+        def write(file: PartFile, whole: PackPart) -> tuple[Plan, list[str]]:
+            with file.explained():
+                planned = packed_part(documents, os.path.dirname(file.path))
+            return write_file(file, dataset, StoreOptions(), self.workers, False, whole=whole, planned=planned)
+
+        return write
+
+
+class _Write(Protocol):
+    """Writes a part into a file; gives what it holds, and what is wrong with the samples that were left out."""
+
+    def __call__(self, file: PartFile, /, *, whole: PackPart) -> tuple[Plan, list[str]]: ...
 
 
 def _options_of(plan: PartsPlan) -> StoreOptions:
@@ -99,7 +128,7 @@ def plan_parts(
         ConfigError: the dataset can't be packed, or not into parts.
     """
     if isinstance(dataset, TextDataset):
-        raise ConfigError("texts are packed into one file: leave out shard_size")
+        return _plan_texts(dataset, shard_size, how)
     frozen = read_plan(folder)
     if frozen is not None and frozen.rows is not None and frozen.fingerprint == dataset.fingerprint:
         options = frozen.options  # all samples were looked at when it was made
@@ -127,6 +156,29 @@ def plan_parts(
     plan = PartsPlan(
         kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges, nbytes=nbytes,
         samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options, classes=info.classes,
+    )  # fmt: skip
+    return plan, checks
+
+
+def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
+    """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
+    refuse_for_texts(how)
+    documents = documents_of(dataset)
+    if not len(documents.chosen):
+        raise ConfigError("a dataset without samples can't be packed into parts")
+    info, sizes = documents.info(), documents.sizes()
+    checks = checks_of(documents.names, sizes)
+    options = {"shard_size": shard_size, "on_error": _on_error(documents.dataset), **info.text}
+    if documents.tokens is None:
+        check_targets(documents)
+        sample = measured(documents, sizes)
+        options["tokens"] = sample.crc
+        sizes = (sizes * sample.tokens_per_byte).astype(np.int64)
+    edges = edges_of(sizes, shard_size)
+    plan = PartsPlan(
+        kind=info.kind, store=info.store, fingerprint=documents.fingerprint, count=len(sizes), edges=edges,
+        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options,
+        classes=info.classes,
     )  # fmt: skip
     return plan, checks
 

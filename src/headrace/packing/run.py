@@ -177,9 +177,7 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
     if options.is_jpeg:
         return plan_of_files(dataset)
     if isinstance(dataset, TextDataset):
-        if store is not None:
-            raise ConfigError(f"store={store!r} is for images and arrays: texts are packed as tokens")
-        _refuse_check(options)
+        refuse_for_texts(options)
         return packed_texts(dataset)
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, store)
@@ -198,6 +196,15 @@ def _refuse_check(options: StoreOptions, plan: Plan | None = None) -> None:
     """Raises a ConfigError where the samples are no encoded images, and `check` says how to look at them."""
     if options.check != "decode" and (plan is None or (plan.info.kind, plan.info.store) != ("image", "encoded")):
         raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
+
+
+def refuse_for_texts(options: StoreOptions) -> None:
+    """Raises a ConfigError where it is said how samples are stored: of texts there is one way."""
+    if options.is_jpeg:
+        raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
+    if options.store is not None:
+        raise ConfigError(f"store={options.store!r} is for images and arrays: texts are packed as tokens")
+    _refuse_check(options)
 
 
 def _plan_values(

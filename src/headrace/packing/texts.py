@@ -1,109 +1,285 @@
-"""Tokenizes texts for packing."""
+"""Packs texts as tokens: those of whole documents, which are there already or are made for it."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.views import fingerprint_of_view
 from headrace.datasets.text.text import TextDataset
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.packing.plan import Packing, Plan, checksums_of, columns_of, names_of
+from headrace.memory.whole import read_full, write_full
+from headrace.packing.plan import Packing, Plan, as_column, checksums_of, columns_of, names_of
+from headrace.packing.samples import groups_of
 from headrace.storage.arrays.packed import PackedInfo, crc_of
-from headrace.storage.tokens.packed import KIND, STORE, PackedTokens
+from headrace.storage.files import FilesSource
+from headrace.storage.tokens.joined import PackedTexts
+from headrace.storage.tokens.packed import KIND, STORE
 from headrace.storage.tokens.source import Tokens, TokensSource
-from headrace.tokenizer import identity_of
+from headrace.tokenizer import identity_of, smallest_dtype
 
 _TOGETHER = 1024  # documents that are looked at at a time
 
 
+class Documents(NamedTuple):
+    """The documents of a dataset, which are what is packed of it.
+
+    Attributes:
+        dataset: has one sample for each of them; of packed tokens it is the dataset that was given.
+        chosen: [n] int64, the number of each in the source, or among the tokens.
+        tokens: of the source, if they are there already.
+        end_token: that these tokens have behind each document.
+        fingerprint: of these documents.
+    """
+
+    dataset: TextDataset
+    chosen: npt.NDArray[np.int64]
+    tokens: Tokens | None
+    end_token: int | None
+    fingerprint: str
+
+    def within(self, numbers: range) -> Documents:
+        """Some of them."""
+        chosen = self.chosen[numbers.start : numbers.stop]
+        if self.packed is not None:
+            return self._replace(chosen=chosen, fingerprint=fingerprint_of_view(self.packed.info.fingerprint, chosen))
+        view = self.dataset.subset(np.arange(numbers.start, numbers.stop))
+        return self._replace(dataset=view, chosen=chosen, fingerprint=view.fingerprint)
+
+    @property
+    def packed(self) -> PackedTexts | None:
+        """The tokens, if they are those of packed files."""
+        return self.tokens if isinstance(self.tokens, PackedTexts) else None
+
+    @property
+    def names(self) -> PackedNames | None:
+        """Of those that are or were files."""
+        if self.packed is None:
+            return names_of(self.dataset)
+        return None if self.packed.names is None else self.packed.names.take(self.chosen)
+
+    def info(self) -> PackedInfo:
+        """What a packed file says of them; it lacks count and checksums."""
+        if self.packed is not None:
+            return replace(self.packed.info, fingerprint=self.fingerprint, part=None, version=1)
+        tokenizer = self.dataset.tokenizer
+        text = {
+            "tokenizer": identity_of(tokenizer), "class": type(tokenizer).__qualname__, "end_token": self.end_token,
+            "unit": self.dataset.document_unit,
+        }  # fmt: skip
+        classes = self.dataset.classes or None
+        return PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=self.fingerprint, classes=classes, text=text)
+
+    def targets(self) -> Any:
+        """Class numbers of folders, or a field of each record; None: there are none."""
+        if self.packed is not None:
+            return None if self.packed.targets is None else self.packed.targets[self.chosen]
+        return self.dataset.targets if self.dataset.targets is not None else self.dataset.record_targets()
+
+    def sizes(self) -> IntArray:
+        """Bytes of each where it lies: of a text, or of its tokens where these are there ([n] int64)."""
+        if self.tokens is not None:
+            edges: IntArray = self.tokens.short[0]
+            return (edges[self.chosen + 1] - edges[self.chosen]) * self.tokens.dtype.itemsize
+        source: Any = self.dataset.sample_source
+        sizes: IntArray = source.sizes(self.chosen) if self.are_files else source.nbytes(self.chosen)
+        return sizes
+
+    @property
+    def are_files(self) -> bool:
+        """True if each is a file that is read when it is packed: another job may meet another one."""
+        return self.tokens is None and isinstance(self.dataset.sample_source, FilesSource)
+
+
+def documents_of(dataset: TextDataset) -> Documents:
+    """The documents of a dataset, or of a view of one.
+
+    Raises:
+        ConfigError: a view of windows or blocks, which are no documents.
+    """
+    source: Any = dataset.sample_source
+    if not isinstance(source, TokensSource):
+        return Documents(dataset, dataset.whole_indices(np.arange(len(dataset))), None, None, dataset.fingerprint)
+    if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
+        raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
+    tokens = source.tokens
+    if isinstance(tokens, PackedTexts):
+        chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
+        fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
+        return Documents(dataset, chosen, tokens, tokens.info.text.get("end_token"), fingerprint)
+    documents = dataset._documents
+    assert documents is not None
+    return Documents(documents, np.arange(len(documents)), tokens, dataset._arguments.get("end_token"), documents.fingerprint)
+
+
 def packed_texts(dataset: TextDataset) -> Packing:
-    """Whole documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
+    """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
 
     Raises:
         ConfigError: a view of windows or blocks, which are no documents; targets that can't be packed.
         SampleError: a document can't be read, or tokenised.
     """
-    source: Any = dataset.sample_source
-    if isinstance(source, TokensSource):
-        if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
-            raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
-        tokens = source.tokens
-        if isinstance(tokens, PackedTokens):
-            return _packed_again(dataset, tokens)
-        assert dataset._documents is not None
-        documents, end_token = dataset._documents, dataset._arguments.get("end_token")
-    else:
-        documents, end_token = dataset, None
-        tokens = dataset.tokens()[0]
-    chosen = np.arange(len(documents)) if documents._chosen is None else documents._chosen
-    left_out: list[str] = []
-    is_readable = np.ones(len(chosen), bool)
-    if dataset.on_error != "raise":
-        left_out, is_readable = _unreadable(documents, chosen, tokens)
-    if len(chosen) and not is_readable.any():
-        raise SampleError(f"none of {len(chosen):,} samples can be read; the first: {left_out[0]}")
-    packed = documents if is_readable.all() else documents.subset(np.flatnonzero(is_readable))
-    text = {
-        "tokenizer": identity_of(dataset.tokenizer), "class": type(dataset.tokenizer).__qualname__, "end_token": end_token,
-        "unit": dataset.document_unit,
-    }  # fmt: skip
-    info = PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=packed.fingerprint, classes=dataset.classes or None, text=text)
-    return _packing(packed, tokens, chosen[is_readable], _targets(packed), names_of(packed), info, left_out)
+    documents = documents_of(dataset)
+    if documents.tokens is None:
+        documents = documents._replace(tokens=documents.dataset.tokens()[0])
+    return _of_tokens(documents)
 
 
-def _packed_again(dataset: TextDataset, tokens: PackedTokens) -> Packing:
-    chosen = np.arange(tokens.info.count) if dataset._chosen is None else dataset._chosen
-    fingerprint = tokens.info.fingerprint if dataset._chosen is None else dataset.fingerprint
-    targets = None if tokens.targets is None else tokens.targets[chosen]
-    names = None if tokens.names is None else tokens.names.take(chosen)
-    return _packing(dataset, tokens, chosen, targets, names, replace(tokens.info, fingerprint=fingerprint), [])
+def packed_part(documents: Documents, folder: str) -> Packing:
+    """Some documents as tokens. Where these are not there, the documents are tokenised into a temporary file without a name, since their
+    lengths must be known before a packed file is laid out: by this thread, since few tokenizers are thread-safe.
+
+    Args:
+        documents: see `Documents.within`.
+        folder: where that file goes: 4 bytes a token.
+
+    Raises:
+        Exception: as `packed_texts`.
+    """
+    if documents.tokens is not None:
+        return _of_tokens(documents)
+    lengths, left_out, most = np.zeros(len(documents.chosen), np.int64), dict[int, str](), 0
+    with contextlib.ExitStack() as opened:
+        spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        for group in groups_of(documents.sizes(), _TOGETHER):
+            values = documents.dataset.ids_of(documents.chosen[group.start : group.stop].tolist())
+            for number, ids in zip(group, values, strict=True):
+                if isinstance(ids, SampleError):
+                    left_out[number] = _message(documents, ids)
+                    continue
+                lengths[number], most = len(ids), max(most, int(ids.max(initial=0)))
+                write_full(spool.fileno(), ids.astype(np.int32, copy=False).tobytes())
+        readable = _without(documents, list(left_out), list(left_out.values()))
+        edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
+        dtype = np.dtype(smallest_dtype(most + 1))
+        packing = _packing(
+            readable, np.diff(edges), dtype, lambda group: _spooled(spool.fileno(), edges, dtype, group), list(left_out.values())
+        )
+        opened.pop_all()  # it is closed when all is written
+    return packing._replace(spool=spool)
+
+
+def _spooled(fd: int, edges: npt.NDArray[np.int64], dtype: np.dtype[Any], group: range) -> list[npt.NDArray[Any]]:
+    first, last = int(edges[group.start]), int(edges[group.stop])
+    ids = np.empty(last - first, np.int32)
+    read_full(fd, [memoryview(ids.view(np.uint8).data)], 4 * first)
+    return np.split(ids.astype(dtype), (edges[group.start + 1 : group.stop] - first).tolist())
+
+
+def _of_tokens(documents: Documents) -> Packing:
+    """The packing of documents whose tokens are there."""
+    tokens, left_out = documents.tokens, dict[int, str]()
+    assert tokens is not None
+    if documents.packed is None and documents.dataset.on_error != "raise":
+        left_out = _unreadable(documents, tokens)
+    readable = _without(documents, list(left_out), list(left_out.values()))
+    chosen, edges = readable.chosen, tokens.short[0]
+
+    def parts(group: range) -> list[npt.NDArray[Any]]:
+        part = chosen[group.start : group.stop]
+        return tokens.parts(edges[part], edges[part + 1])
+
+    return _packing(readable, edges[chosen + 1] - edges[chosen], tokens.dtype, parts, list(left_out.values()))
 
 
 def _packing(
-    dataset: TextDataset,
-    tokens: Tokens,
-    chosen: npt.NDArray[np.int64],
-    targets: Any,
-    names: PackedNames | None,
-    info: PackedInfo,
+    documents: Documents,
+    lengths: npt.NDArray[np.int64],
+    dtype: np.dtype[Any],
+    parts: Callable[[range], list[npt.NDArray[Any]]],
     left_out: list[str],
 ) -> Packing:
-    """The packing of the chosen documents ([n] int64) of some tokens; `info` lacks count and checksums."""
-    edges = tokens.short[0]
-    lengths = edges[chosen + 1] - edges[chosen]
-    columns, sizes = columns_of(lengths, names, targets), lengths * tokens.dtype.itemsize
-    info = replace(info, count=len(lengths), checksums=checksums_of(columns))
+    """The packing of documents of so many tokens ([n] int64); `parts` gives the tokens of some."""
+    columns, sizes = columns_of(lengths, documents.names, documents.targets()), lengths * dtype.itemsize
+    info = replace(documents.info(), count=len(lengths), checksums=checksums_of(columns))
 
     def prepare(group: range) -> list[tuple[npt.NDArray[Any], int]]:
-        part = chosen[group.start : group.stop]
-        return [(ids, crc_of(ids)) for ids in tokens.parts(edges[part], edges[part + 1])]
+        return [(ids, crc_of(ids)) for ids in parts(group)]
 
-    return Packing(dataset, Plan(info, (int(lengths.sum()),), tokens.dtype, sizes, sizes, columns), prepare, left_out)
+    return Packing(documents.dataset, Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns), prepare, left_out)
 
 
-def _unreadable(documents: TextDataset, chosen: npt.NDArray[np.int64], tokens: Tokens) -> tuple[list[str], npt.NDArray[np.bool_]]:
-    """What is wrong with the documents that can't be read; and which can.
+def _without(documents: Documents, unreadable: list[int], left_out: list[str]) -> Documents:
+    """Those that can be read.
+
+    Raises:
+        SampleError: there are none of them.
+    """
+    if not unreadable:
+        return documents
+    readable = np.setdiff1d(np.arange(len(documents.chosen)), unreadable)
+    if not len(readable):
+        raise SampleError(f"none of {len(documents.chosen):,} samples can be read; the first: {left_out[0]}")
+    view = documents.dataset.subset(readable)
+    return documents._replace(dataset=view, chosen=documents.chosen[readable], fingerprint=view.fingerprint)
+
+
+def _unreadable(documents: Documents, tokens: Tokens) -> dict[int, str]:
+    """What is wrong with the documents that can't be read, by number.
 
     Raises:
         SampleError: `on_error` is a callable: what it makes up is no matter for a file.
     """
-    is_readable, left_out = np.ones(len(chosen), bool), []
+    left_out, chosen = dict[int, str](), documents.chosen
     doubtful = np.flatnonzero(np.isin(chosen, tokens.short[1]))
     for start in range(0, len(doubtful), _TOGETHER):
         part = doubtful[start : start + _TOGETHER]
-        for number, value in zip(part.tolist(), documents.ids_of(chosen[part].tolist()), strict=True):
+        for number, value in zip(part.tolist(), documents.dataset.ids_of(chosen[part].tolist()), strict=True):
             if isinstance(value, SampleError):
-                if callable(documents.on_error):
-                    raise value
-                is_readable[number] = False
-                left_out.append(str(value))
-    return left_out, is_readable
+                left_out[number] = _message(documents, value)
+    return left_out
 
 
-def _targets(documents: TextDataset) -> Any:
-    """Of a view: class numbers of folders, or a field of each record."""
-    return documents.targets if documents.targets is not None else documents.record_targets()
+def _message(documents: Documents, error: SampleError) -> str:
+    if callable(documents.dataset.on_error):
+        raise error
+    return str(error)
+
+
+def check_targets(documents: Documents) -> None:
+    """Reads the records' targets, where they are of several kinds: each part alone might seem to have one kind.
+
+    Raises:
+        ConfigError: they can't be packed.
+    """
+    if documents.dataset.targets is None and (targets := documents.dataset.record_targets()) is not None:
+        as_column(targets)
+
+
+class Measured(NamedTuple):
+    """What some documents, evenly spread, say of all."""
+
+    tokens_per_byte: float
+    """Bytes of tokens for a byte of text."""
+    crc: int
+    """Of their tokens, by which another tokenizer is noticed."""
+
+
+def measured(documents: Documents, sizes: npt.NDArray[np.int64], count: int = 32, most: int = 4 << 20) -> Measured:
+    """Tokenises some documents.
+
+    Args:
+        documents: whose tokens are not there.
+        sizes: [n] int64, bytes of each.
+        count: how many documents are enough.
+        most: bytes that are enough.
+    """
+    before = tokens = largest = crc = 0
+    for number in np.unique(np.linspace(0, len(sizes) - 1, min(count, len(sizes))).astype(np.int64)).tolist():
+        ids = documents.dataset.ids_of([int(documents.chosen[number])])[0]
+        if isinstance(ids, SampleError):  # said when it is packed
+            continue
+        before, tokens, largest = before + int(sizes[number]), tokens + len(ids), max(largest, int(ids.max(initial=0)))
+        crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
+        if before >= most:
+            break
+    return Measured(tokens * np.dtype(smallest_dtype(largest + 1)).itemsize / before if before else 1.0, crc)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from headrace.dtypes import ArraySpec
 from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
-from headrace.storage.source import ArraySource, Rows
+from headrace.storage.source import ArraySource, Rows, fingerprint_of_files
 
 S = TypeVar("S", bound=ArraySource)
 
@@ -177,13 +176,8 @@ class ConcatSource(ArraySource, Generic[S]):
         return np.concatenate([sizes for sizes in found if sizes is not None]).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """That of the pack, if these are all of its parts, and none has left out a sample."""
-        first = self.sources[0].part
-        parts = [] if first is None else [first._replace(number=number) for number in range(first.of)]
-        if first is not None and len(self) == first.samples and [source.part for source in self.sources] == parts:
-            return first.fingerprint
-        said = "\0".join(source.fingerprint() for source in self.sources)
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        each = [source.fingerprint() for source in self.sources]
+        return fingerprint_of_files([source.part for source in self.sources], len(self), each)
 
     def location(self, index: int) -> str:
         number, inner = self.place(index)

@@ -7,6 +7,7 @@ bytes of records are known, so that remote ones can be prefetched.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -180,6 +181,20 @@ class PackPart(NamedTuple):
     """Of all parts together."""
     samples: int
     """Of all parts together."""
+
+
+def fingerprint_of_files(parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]) -> str:
+    """The fingerprint of several files as one dataset: that of the pack, if these are all of its parts, and none has left out a sample.
+
+    Args:
+        parts: what each says which part of a pack it is.
+        count: of samples of all.
+        fingerprints: of each.
+    """
+    first = parts[0]
+    if first is not None and count == first.samples and list(parts) == [first._replace(number=number) for number in range(first.of)]:
+        return first.fingerprint
+    return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
 
 
 class ArraySource(RowSource, Locatable):

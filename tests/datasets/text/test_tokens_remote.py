@@ -182,8 +182,8 @@ def test_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
     for url in ("memory://run/tokens.h5", "memory://run/*.h5", ["memory://run/tokens.h5"], (folder / "tokens.h5").as_uri()):
         with TextDataset(url, cache_dir=tmp_path) as far:
             assert len(far) == len(near) and far.fingerprint == near.fingerprint and same(far[20], near[20])
-    with pytest.raises(ConfigError, match=r"tokens\.h5 is one of 2 files that are named, and packed tokens are read from one"):
-        TextDataset(["memory://run/tokens.h5", "memory://run/other.he5"], cache_dir=tmp_path)
+    with TextDataset(["memory://run/tokens.h5", "memory://run/other.he5"], cache_dir=tmp_path) as both:
+        assert len(both) == 2 * len(near) and same(both[len(near) + 20], near[20])
 
 
 @pytest.mark.parametrize("name", ["tokens.h5", "classes.h5"])

@@ -97,7 +97,7 @@ def _hdf5(files: Any, dataset_name: Any, target_name: str | None, options: Mappi
     kind = packed_kind(files, reach) if dataset_name is None and target_name is None else ""
     if kind == "image":
         return ImageDataset(files, **options)
-    if kind == "text" and len(files) == 1:
+    if kind == "text":
         return TextDataset(files, **options)
     return HDF5Dataset(files, dataset_name, target_name=target_name, **options)
 

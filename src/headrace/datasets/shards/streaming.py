@@ -31,8 +31,8 @@ class StreamingDataset(DelegatingDataset):
     * of .tar (as WebDataset writes them) a dict by extension, with "__key__" and "__url__". Images (.jpg, .png, .webp, ...) are uint8
       tensors [3, H, W], .cls and its like int, .txt str, .json what it says, .npy an array, .npz a dict of arrays; all others are bytes;
     * of .jsonl what the line says; of .txt the line as str; of both also .gz and .zst;
-    * of .h5 and .zarr what `HDF5Dataset` and `ZarrDataset` give; of images that `headrace.pack` wrote what `ImageDataset` gives, and of one
-      file of texts what `TextDataset` gives.
+    * of .h5 and .zarr what `HDF5Dataset` and `ZarrDataset` give; of images that `headrace.pack` wrote what `ImageDataset` gives, and of
+      texts what `TextDataset` gives.
 
     Consecutive samples of a shard, of about 2 MB together, are a block. Blocks come in a random order, several at once, and samples in a
     random order inside of theirs. The order follows from the shards' layout, `buffer_size`, seed and epoch, and from nothing else.

@@ -19,7 +19,7 @@ from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenWindows
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import is_url, redact, without_query
+from headrace.io.paths import is_url, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
@@ -33,6 +33,7 @@ from headrace.storage.text.files import TextFilesSource, local_texts, remote_tex
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
 from headrace.tokenizer import CharTokenizer
@@ -122,8 +123,8 @@ def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | N
 # -- packed tokens
 
 
-def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens | None:
-    """The tokens of a packed file, local or remote; None where the path is none.
+def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTexts | None:
+    """The tokens of packed files, local or remote; None where the path names none.
 
     Args:
         data_path: of the dataset.
@@ -131,38 +132,31 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
         reach: how a URL is reached.
 
     Raises:
-        ConfigError: there are such; or several URLs of packed files.
-        FormatError, AccessError: the file is damaged, was not packed from texts, or can't be read.
+        ConfigError: there are such.
+        FormatError, AccessError: a file is damaged, was not packed from texts, or can't be read; files were packed in different ways.
         DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
     tokens = _opened(data_path, reach)
     if tokens is not None and given:
         tokens.files.close()
         said = ", ".join(describe_argument(name, value) for name, value in given.items())
-        raise ConfigError(
-            f"{said}: {redact(tokens.path)} holds tokens, so packing has decided this: leave it out, or open the texts themselves"
-        )
+        raise ConfigError(f"{said}: {tokens.shown} holds tokens, so packing has decided this: leave it out, or open the texts themselves")
     return tokens
 
 
-def _opened(data_path: Any, reach: RemoteOptions) -> PackedTokens | None:
+def _opened(data_path: Any, reach: RemoteOptions) -> PackedTexts | None:
     if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5)) is not HDF5:
         return None
     paths, opened = open_files(data_path, reach)
     try:
-        if len(paths) > 1:
-            raise ConfigError(
-                f"{redact(paths[0])} is one of {len(paths):,} files that are named, and packed tokens are read from one: pack the texts "
-                "into one file, or make a dataset of each"
-            )
         hdf5 = opened.hdf5
-        return hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5))[0]
+        return packed_texts_of(hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5)))
     except BaseException:
         opened.close()
         raise
 
 
-def tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
+def tokenizer_of(tokens: PackedTexts) -> CharTokenizer | None:
     """The `CharTokenizer` that a file was made with; None: it was another one."""
     said = tokens.info.text.get("tokenizer") or ""
     if not (said.startswith(_CHARACTERS) and said.endswith(")")):
@@ -186,8 +180,8 @@ def source_over(
     return DocumentsSource(tokens, fingerprint, where, max_length, stride, left_out)
 
 
-def packed_source(tokens: PackedTokens, max_length: int | None, stride: int | None, packing: bool) -> DocumentsSource | BlocksSource:
-    """The same of a packed file, with the fingerprint that the texts themselves would have."""
+def packed_source(tokens: PackedTexts, max_length: int | None, stride: int | None, packing: bool) -> DocumentsSource | BlocksSource:
+    """The same of packed files, with the fingerprint that the texts themselves would have."""
     text = tokens.info.text
     if not packing and stride is None:
         return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, max_length)

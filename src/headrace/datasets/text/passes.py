@@ -25,7 +25,7 @@ from headrace.memory.budget import MemoryBudget
 from headrace.modes.lazy import Lazy
 from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.source import Tokens
+from headrace.storage.tokens.source import ArrayTokens, Tokens
 
 _VERSION = 1
 _PATIENCE_S = 60.0  # for another process that makes the same pass, while it writes nothing
@@ -87,7 +87,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
 
         is_known = of is not None and not callable(options.text_field)
         making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, end_token, options.progress)
-        tokens = Tokens(making.tokens(folder_of(options.cache_dir), budget))
+        tokens = ArrayTokens(making.tokens(folder_of(options.cache_dir), budget))
     left_out = tokens.short[1]
     if len(left_out):
         first = source.location(int(left_out[0]))

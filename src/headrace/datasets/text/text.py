@@ -41,13 +41,13 @@ class TextDataset(BaseDataset):
     beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
     ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
 
-    A file that `headrace.pack` made of texts holds their tokens, which are mapped; or read by ranges, where it lies behind a URL (.h5,
-    .hdf5, .he5). All that is said of texts and tokenizer was said then.
+    Files that `headrace.pack` made of texts hold their tokens, which are mapped; or read by ranges, where they lie behind a URL (.h5,
+    .hdf5, .he5). Several are read as one. All that is said of texts and tokenizer was said then.
 
     Args:
         data_path: a folder (searched through), a file, a glob, a URL, or a list of these: .txt, .md, .csv, .tsv, .json, .jsonl, also .gz
-            and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or a file that `headrace.pack`
-            made, or its URL.
+            and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or files that `headrace.pack`
+            made, or a folder of parts, or URLs.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
             or ``encode``. None: `CharTokenizer()`.
         max_length: tokens of a sample: what is longer is cut; None: nothing is. `stride` and `packing` need it.

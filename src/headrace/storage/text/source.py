@@ -340,8 +340,11 @@ class LinesSource(Locatable):
     def _file_of(self, index: int) -> int:
         return int(np.searchsorted(self._first_row, index, side="right")) - 1
 
-    def nbytes(self) -> IntArray:
-        """Bytes of each line, its end included ([n] int64)."""
+    def nbytes(self, indices: IntArray | None = None) -> IntArray:
+        """Bytes of each line, or of some, its end included ([n] int64)."""
+        if indices is not None:
+            _, starts, ends = self._places(indices)
+            return ends - starts
         lengths = self._table.places.distances(int(self._first[-1]) + len(self._texts) - 1)
         if len(self._texts) > 1:  # between two files lies no line
             lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))

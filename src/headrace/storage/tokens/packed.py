@@ -27,7 +27,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, crc_of
 from headrace.storage.hdf5.files import HDF5Files, leads_out
 from headrace.storage.hdf5.packed import are_offsets, packed_info
-from headrace.storage.tokens.source import DocumentsSource, Tokens
+from headrace.storage.tokens.source import ArrayTokens, DocumentsSource, Tokens
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
@@ -35,7 +35,7 @@ _PIECE = 4 << 20
 _SHOWN = 80  # characters of what a tokenizer is known by
 
 
-class PackedTokens(Tokens):
+class PackedTokens(ArrayTokens):
     """Tokens of a packed file, local or remote. Workers map a local file anew where they don't inherit the mapping.
 
     Args:
@@ -59,10 +59,10 @@ class PackedTokens(Tokens):
         self._hdf5 = hdf5 = hdf5 or HDF5Files()
         self.files = hdf5.files
         self.path = os.fspath(path) if self.files.is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
-        self._shown = redact(self.path)
+        self.shown = redact(self.path)
         info = packed_info(self.path, hdf5)
         if info is None or info.kind != KIND:
-            raise FormatError(f"{self._shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+            raise FormatError(f"{self.shown} holds no texts that headrace packed: open it with HDF5Dataset(path, dataset_name)")
         self.info = info
         made_with = str(info.text.get("tokenizer") or f"a {info.text.get('class')} that can't be known again")
         self.made_with = made_with if len(made_with) <= _SHOWN else f"{made_with[:_SHOWN]}..."
@@ -98,9 +98,9 @@ class PackedTokens(Tokens):
         count = shape[0] if len(shape) == 1 else -1
         is_elsewhere = dataset.external or leads_out(file, name) is not None
         if count < 0 or dtype.kind not in "iu" or not dtype.isnative or (count and begin is None) or is_elsewhere:
-            raise FormatError(f"{self._shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
+            raise FormatError(f"{self.shown}: {name!r} is no flat array of integers in one piece, as headrace writes it: pack it again")
         if (begin or 0) + count * dtype.itemsize > (size := self.files.version(self.path).size):
-            raise FormatError(f"{self._shown} is cut short: {size:,} bytes are not enough for {name!r}")
+            raise FormatError(f"{self.shown} is cut short: {size:,} bytes are not enough for {name!r}")
         return dtype, count, begin or 0
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
@@ -111,7 +111,7 @@ class PackedTokens(Tokens):
     def _compare(self, name: str, column: npt.NDArray[Any]) -> None:
         expected = self.info.checksums.get(name)
         if expected is not None and crc_of(column) != expected:
-            raise FormatError(f"{self._shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
+            raise FormatError(f"{self.shown}: {name!r} has a wrong checksum, the file is damaged: pack it again")
 
     def _check(self, edges: npt.NDArray[Any], crc_shape: tuple[int, ...] | None) -> None:
         """Compares the arrays with each other."""
@@ -124,7 +124,7 @@ class PackedTokens(Tokens):
         wrong += [name for name, shape in shapes if shape is not None and shape[:1] != (count,)]
         if wrong:
             raise FormatError(
-                f"{self._shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents it should hold: pack it again"
+                f"{self.shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents it should hold: pack it again"
             )
 
     # -- tokens
@@ -142,7 +142,7 @@ class PackedTokens(Tokens):
         try:
             status = os.stat(self.path)  # each time: of a mapping alone nobody would see that the file is cut short, or another one
         except OSError as error:
-            raise AccessError(f"{self._shown} can't be read any more: {error.strerror}") from error
+            raise AccessError(f"{self.shown} can't be read any more: {error.strerror}") from error
         if version_of(status) != version:
             raise changed(self.path)
         if self._views is None:
@@ -164,10 +164,7 @@ class PackedTokens(Tokens):
         return parts
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
-        if not self.files.is_remote:
-            return super().blocks(numbers, length)
-        parts = self.parts(numbers * length, (numbers + 1) * length)
-        return np.concatenate([np.empty(0, self.dtype), *parts]).reshape(-1, length)
+        return Tokens.blocks(self, numbers, length) if self.files.is_remote else super().blocks(numbers, length)
 
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
         first, size = self._begin, self.dtype.itemsize
@@ -180,7 +177,7 @@ class PackedTokens(Tokens):
 
     def location(self, document: int) -> str:
         """Where a document lies, with the name that it had, if it had one of its own."""
-        return f"{self._shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
+        return f"{self.shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
 
     def damaged(self) -> Iterator[tuple[int, list[int]]]:
         """Reads all tokens from a local file; for each piece how many documents it has, and which documents are not what was packed.

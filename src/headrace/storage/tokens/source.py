@@ -6,7 +6,7 @@ found by arithmetic, and read where they lie: in a file that is mapped; or by ra
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,57 +25,41 @@ from headrace.storage.source import Locatable
 from headrace.storage.text.line_index import Arrays
 
 
-class Tokens:
+class Tokens(ABC):
     """All tokens of some documents, and where each begins. Picklable, thread-safe.
-
-    Args:
-        arrays: the ids, of any integer dtype; as the first short array where each document begins and the last one ends ([documents + 1]
-            int64); as a second one the numbers of documents that are left out.
 
     Attributes:
         files: what they are read from, where they are neither mapped nor in memory.
-        path: of the file that they lie in; None: they are in memory.
+        shown: where they lie, in words; "": in memory.
         made_with: the tokenizer, in words, where that is known.
         count: of all tokens.
         dtype: of the ids.
     """
 
     made_with = ""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.files: Files = LocalFiles()
-        self.path: str | None = arrays.path
-        self.count: int = len(arrays.long)
-        self.dtype: np.dtype[Any] = arrays.long.dtype
+    files: Files
+    shown: str
+    count: int
+    dtype: np.dtype[Any]
 
     @property
-    def long(self) -> npt.NDArray[Any]:
-        """[tokens] ids, of local ones.
+    @abstractmethod
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers of documents that are left out, where
+        there may be such.
 
         Raises:
             AccessError, FileChangedError: their file is gone, or has been changed.
         """
-        return self._arrays.long
 
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        """See `arrays`.
-
-        Raises:
-            AccessError, FileChangedError: as `long`.
-        """
-        return self._arrays.short
-
+    @abstractmethod
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of remote ones.
+        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of others.
 
         Raises:
-            AccessError, FileChangedError: as `long`.
+            AccessError, FileChangedError: as `short`.
             RemoteError, DataNotFoundError: see `Files.read`.
         """
-        long = self.long
-        return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
         """Copies of blocks of so many tokens, by number ([blocks, length]).
@@ -83,12 +67,48 @@ class Tokens:
         Raises:
             Exception: as `parts`.
         """
-        long = self.long
-        return long[: len(long) // length * length].reshape(-1, length).take(numbers, axis=0)
+        parts = self.parts(numbers * length, (numbers + 1) * length)
+        return np.concatenate([np.empty(0, self.dtype), *parts]).reshape(-1, length)
 
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in the file; they may overlap."""
+        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
         return ByteRanges.of([])
+
+
+class ArrayTokens(Tokens):
+    """Tokens in one array, which is mapped or in memory.
+
+    Args:
+        arrays: the ids, of any integer dtype; and as short arrays `short`.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.files: Files = LocalFiles()
+        self.shown: str = "" if arrays.path is None else redact(arrays.path)
+        self.count: int = len(arrays.long)
+        self.dtype: np.dtype[Any] = arrays.long.dtype
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """[tokens] ids.
+
+        Raises:
+            AccessError, FileChangedError: as `short`.
+        """
+        return self._arrays.long
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        return self._arrays.short
+
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        long = self.long
+        return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+        long = self.long
+        return long[: len(long) // length * length].reshape(-1, length).take(numbers, axis=0)
 
 
 class TokensSource(Locatable):
@@ -147,7 +167,7 @@ class TokensSource(Locatable):
     def how(self) -> dict[str, str]:
         tokens = self.tokens
         way = "by ranges" if self.is_remote else "mapped"
-        where = "in memory, which workers share" if tokens.path is None else f"{way} from {redact(tokens.path)}"
+        where = f"{way} from {tokens.shown}" if tokens.shown else "in memory, which workers share"
         made = f", made with {tokens.made_with}" if tokens.made_with else ""
         said = {"tokens": f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}{made}"}
         return {**said, "files": self.files.explain()} if self.is_remote else said
