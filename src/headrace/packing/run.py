@@ -302,8 +302,8 @@ def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index
             return dataset.sample_reader.failed(index, "can't be decoded", error)
         return np.frombuffer(record, np.uint8)
     if isinstance(dataset, ImageDataset):
-        pixels = dataset.sample_reader.decoded(index, record, dataset.sample_format)
-        return pixels if isinstance(pixels, SampleError) else np.ascontiguousarray(dataset.pixels_in(pixels))
+        pixels = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
+        return pixels if isinstance(pixels, SampleError) else np.ascontiguousarray(pixels)
     value = _value(dataset, position, index, record)
     return value if isinstance(value, SampleError) else np.ascontiguousarray(as_row(f"sample {position}", value[0]))
 

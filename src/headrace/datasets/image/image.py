@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
@@ -140,9 +142,10 @@ class ImageDataset(BaseDataset):
             raise value
         return self._format.pixels(value)
 
-    def pixels_in(self, value: Any) -> np.ndarray[Any, Any]:
-        """The pixels of a decoded value: uint8 [H, W, C]."""
-        return self._format.pixels(value)
+    @functools.cached_property
+    def pixel_format(self) -> ImageFormat:
+        """As `sample_format`, with pixels uint8 [H, W, C] as values, where `image_size` is given."""
+        return dataclasses.replace(self._format, channels_first=False)
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
