@@ -321,7 +321,7 @@ class Dying(Numbers):
         self.parent = os.getpid()
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        if os.getpid() != self.parent and index == 20:
+        if os.getpid() != self.parent:
             os._exit(9)
         return super().__getitem__(index)
 

@@ -81,7 +81,7 @@ def pack(
         parts: "a:b": pack the parts a to b - 1.
         workers: threads that read and decode; None: one for each usable core, shared out over `processes`. A source that is not
             thread-safe is read by the calling thread.
-        processes: that pack parts at the same time.
+        processes: that pack parts at the same time, this one included.
         executor: packs parts, in place of `processes`: any of `concurrent.futures`, whose processes can read the dataset (which is pickled)
             and write to `dst`.
         storage_options: of the URL, as fsspec takes them.

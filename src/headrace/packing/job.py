@@ -11,7 +11,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, Protocol
@@ -249,13 +249,37 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
     if executor is not None:
         yield from _packed_by(executor, job, numbers)
         return
-    context = get_context("forkserver")
-    with ProcessPoolExecutor(min(processes, len(numbers)), context, _end_with_parent) as pool:
+    processes = min(processes, len(numbers))
+    with (
+        ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
+        ProcessPoolExecutor(max(1, processes - 1), get_context("forkserver"), _end_with_parent) as others,
+    ):
         try:
-            yield from _packed_by(pool, job, numbers)
+            yield from _packed_in_lanes([own, *[others] * (processes - 1)], job, numbers)
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # parts that are being packed are finished
+            for pool in (own, others):
+                pool.shutdown(wait=False, cancel_futures=True)  # parts that are being packed are finished
             raise
+
+
+def _packed_in_lanes(lanes: Sequence[Executor], job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
+    """Each lane packs one part at a time, and gets the next when it has done so."""
+    left, waiting = iter(numbers), dict[Future[int], tuple[Executor, int]]()
+
+    def submit(lane: Executor) -> None:
+        number = next(left, None)
+        if number is not None:
+            waiting[lane.submit(job.pack, number)] = lane, number
+
+    for lane in lanes:
+        submit(lane)
+    while waiting:
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            lane, number = waiting.pop(future)
+            result = _result(future, job, number)
+            submit(lane)
+            yield result
 
 
 def _packed_by(executor: Executor, job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
