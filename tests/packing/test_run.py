@@ -240,9 +240,10 @@ def test_stores_that_make_no_sense(
 
 def test_datasets_that_can_not_be_packed(photos: Path, tmp_path: Path) -> None:
     class Mine(BaseDataset):
-        pass
+        def decode(self, record: bytes) -> list[int]:
+            return list(record)
 
-    with pytest.raises(ConfigError, match=r"sample 0 can't be packed: it is a bytes\. Packing takes arrays.*convert it in decode"):
+    with pytest.raises(ConfigError, match=r"sample 0 can't be packed: it is a list\. Packing takes arrays.*convert it in decode"):
         pack(Mine(images(photos).sample_source), tmp_path / "out.h5")
     with pytest.raises(ConfigError, match="workers must be at least 1, not 0"):
         pack(photos, tmp_path / "out.h5", workers=0)

@@ -223,7 +223,8 @@ ZEROS = np.zeros(3)
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([ZEROS, "text"], r"sample 1 can't be packed: it is 'text'\. Packing takes arrays.*convert it in decode, or in __getitem__"),
+        ([ZEROS, None], r"sample 1 can't be packed: it is None\. Packing takes arrays.*convert it in decode, or in __getitem__"),
+        ([ZEROS, "text"], r"sample 1 can't be packed with the others: it is str, and they are arrays"),
         ([[1, 2]], r"sample 0 can't be packed: it is a list"),
         ([(ZEROS, 1, 2)], r"sample 0 can't be packed: it is a tuple.*\(input, target\) tuples"),
         ([np.array(["a"])], r"sample 0 can't be packed: it is an array of <U1"),

@@ -13,6 +13,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
+from headrace.storage.arrays.packed import DATA, PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
@@ -26,6 +27,7 @@ class ArrayFormat(SampleFormat):
         encoding: of strings; None: they are bytes.
         spec: of the records, if they are plain arrays of one kind.
         is_plain: True if records are plain arrays, though perhaps of several shapes.
+        values: "bytes" or "str": what was packed as the bytes that records are (uint8 [n]).
     """
 
     def __init__(
@@ -34,8 +36,12 @@ class ArrayFormat(SampleFormat):
         encoding: str | None = "utf-8",
         spec: tuple[tuple[int, ...], np.dtype[Any]] | None = None,
         is_plain: bool = False,
+        values: str | None = None,
     ) -> None:
-        self.dtype, self.is_plain = dtype, is_plain
+        self.dtype, self.is_plain = dtype, is_plain and values is None
+        is_plain = self.is_plain
+        self._as_text = values == "str" and encoding is not None
+        self._are_bytes = values is not None
         self._encoding, self._spec = encoding, spec if is_plain else None
         self.stores_values = is_plain and dtype is None
 
@@ -45,6 +51,8 @@ class ArrayFormat(SampleFormat):
         return self._decoded_row(record)
 
     def _decoded_row(self, row: Any) -> Any:
+        if self._are_bytes:
+            return row.tobytes().decode("utf-8") if self._as_text else row.tobytes()
         value = row if self.is_plain else as_value(row, self._encoding)
         if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return value.astype(self.dtype)
@@ -102,7 +110,20 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, en
             raise FormatError(f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: {remedy}")
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain)
+    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain, _values_of(sources))
+
+
+def _values_of(sources: Sequence[ArraysSource]) -> str | None:
+    """What was packed as bytes: "bytes" or "str"; None: arrays."""
+    infos = [one.info if isinstance(one, PackedSource) and one.name == DATA else None for one in sources]
+    values = [None if info is None else info.values for info in infos]
+    for other, kind in zip(sources, values, strict=True):
+        if kind != values[0]:
+            raise FormatError(
+                f"{other.path} and {sources[0].path} can't be one dataset: samples are {kind or 'arrays'} here, and "
+                f"{values[0] or 'arrays'} there"
+            )
+    return values[0]
 
 
 def dtype_named(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:

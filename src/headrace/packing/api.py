@@ -21,7 +21,7 @@ from headrace.memory.limits import usable_cpus
 from headrace.packing.destination import destination_of
 from headrace.packing.job import pack_parts
 from headrace.packing.options import Check, Store, StoreOptions
-from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
+from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
 from headrace.packing.status import PackStatus, read_manifest
 
 
@@ -56,9 +56,10 @@ def pack(
     Other datasets are packed as arrays of one dtype, which ``HDF5Dataset(dst, target_name="targets")`` opens: what `decode` and
     `split_target` give, not transformed. Of a map-style dataset that is not headrace's they are its samples, where (input, target) tuples
     have targets; random ones are drawn once. Shapes are equal, but for the length of the first axis; a dict of arrays, each of one
-    shape, becomes a row of named fields. Each sample is decoded twice: the first time for its shape and target.
+    shape, becomes a row of named fields; ``bytes`` and ``str`` of any length come back as such. Each sample is decoded twice: the first
+    time for its shape and target.
 
-    With `shard_size`, `dst` is a folder, and images or arrays become parts in it (``part-00042-of-01024.h5``). They are planned before the
+    With `shard_size`, `dst` is a folder, and the samples become parts in it (``part-00042-of-01024.h5``). They are planned before the
     first is written (``plan.json``): which samples a part has follows from the dataset and these arguments alone, and so do its bytes. The
     same call again goes on where the last one ended, however that was, and several calls with a `part` of their own share the work
     without knowing of each other. A part is written like a single file, and has a sidecar (``part-00042-of-01024.json``) when it is
@@ -144,7 +145,7 @@ def pack_folder(
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         status = pack_parts(
-            opened, folder, shard_size=nbytes, options=options, share=share,
+            unwrapped(opened), folder, shard_size=nbytes, options=options, share=share,
             workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip

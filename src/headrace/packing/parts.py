@@ -78,7 +78,7 @@ class PartsPlan:
     def rows(self) -> Rows | None:
         """What the samples of all parts have in common, where that is not known without reading them."""
         rows = self.options.get("rows")
-        return None if rows is None else Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]))
+        return None if rows is None else Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values"))
 
     @property
     def samples_name(self) -> str:
@@ -105,7 +105,8 @@ class PartsPlan:
 def rows_as_json(rows: Rows) -> dict[str, Any]:
     """`Rows` as the options of a plan hold them."""
     dtype = [list(field) for field in rows.dtype.descr] if rows.dtype.names else rows.dtype.str
-    return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape)}
+    values = {} if rows.values is None else {"values": rows.values}
+    return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape), **values}
 
 
 def _dtype(value: Any) -> np.dtype[Any]:

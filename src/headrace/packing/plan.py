@@ -16,11 +16,12 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.storage.arrays.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, crc_of
+from headrace.storage.arrays.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
+from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.rows import HDF5Source
 
 Column = npt.NDArray[Any]
 
@@ -58,6 +59,8 @@ class Rows(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     """Of a sample; of "ragged" ones without the first axis."""
+    values: str | None = None
+    """ "bytes" or "str": what the samples are, if they are no arrays."""
 
 
 class Packing(NamedTuple):
@@ -85,12 +88,35 @@ class Packing(NamedTuple):
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
     """True if a plan follows from the dataset alone: its samples are image files, or rows of an HDF5 file as they are."""
     source, format_ = dataset.sample_source, dataset.sample_format
-    if isinstance(dataset, ImageDataset):
-        return isinstance(source, (FilesSource, HDF5Source))
-    if not isinstance(dataset, HDF5Dataset) or not isinstance(source, HDF5Source):
-        return False
-    is_plain = format_.stores_values and not format_.splits_targets
-    return is_plain and (source.array_spec is not None or (source.info is not None and source.info.store == "encoded"))
+    if isinstance(source, FilesSource):
+        return isinstance(dataset, ImageDataset)
+    files = files_of(source)
+    if not files or isinstance(dataset, ImageDataset):
+        return bool(files)
+    is_plain = isinstance(dataset, HDF5Dataset) and format_.stores_values and not format_.splits_targets
+    return is_plain and (_spec_of(files) is not None or (packed_info_of(files) or _NO_INFO).store == "encoded")
+
+
+_NO_INFO = PackedInfo("", "", 0, "")
+
+
+def files_of(source: Any) -> list[PackedSource]:
+    """The sources of rows, or of what was packed, that a source consists of; []: it is another one."""
+    each = source.sources if isinstance(source, ConcatSource) else [source]
+    return list(each) if all(isinstance(one, PackedSource) for one in each) else []
+
+
+def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
+    """What packed files say of themselves, as the first of them does; None: some are none, or were packed in another way."""
+    infos = [one.info if one.name == DATA else None for one in files]
+    first = infos[0] if infos else None
+    ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
+    return first if len(ways) == 1 else None
+
+
+def _spec_of(files: Sequence[PackedSource]) -> ArraySpec | None:
+    specs = [one.array_spec for one in files]
+    return specs[0] if all(spec == specs[0] for spec in specs) else None
 
 
 def make_plan(
@@ -107,18 +133,18 @@ def make_plan(
     Raises:
         ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
     """
-    source: Any = dataset.sample_source
+    source, files = dataset.sample_source, files_of(dataset.sample_source)
     whole = dataset.whole_indices(np.arange(len(dataset)))
-    packed = source.info if isinstance(source, HDF5Source) and source.name == DATA else None
+    packed = packed_info_of(files)
     encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")
     store = store or ("encoded" if encoded_now else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()
-    read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else source.sizes()[whole]
+    read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else np.concatenate([one.sizes() for one in files])[whole]
     sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":
-        row, dtype = _row(dataset, source, encoded_now)
+        row, dtype = _row(dataset, files, encoded_now)
         shape = (len(whole), *row)
         sizes = np.full(len(whole), int(np.prod(row, dtype=np.int64)) * dtype.itemsize, np.int64)
     columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), dataset.targets)
@@ -157,7 +183,9 @@ def columns_of(lengths: npt.NDArray[np.int64] | None, names: PackedNames | None,
 def names_of(dataset: BaseDataset) -> PackedNames | None:
     """The names of a dataset's samples, where they are files or have been."""
     source = dataset.sample_source
-    names = source.listing.names if isinstance(source, FilesSource) else source.names if isinstance(source, HDF5Source) else None
+    names = source.listing.names if isinstance(source, FilesSource) else None
+    if files := files_of(source):
+        names = PackedNames.joined([one.names for one in files])
     return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
 
 
@@ -171,7 +199,7 @@ def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
     return {name: crc_of(column) for name, column in sorted(columns.items())}
 
 
-def _row(dataset: BaseDataset, source: FilesSource | HDF5Source, encoded: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of a decoded sample."""
     if isinstance(dataset, ImageDataset):
         channels = 3 if dataset.color == "RGB" else 1
@@ -183,8 +211,7 @@ def _row(dataset: BaseDataset, source: FilesSource | HDF5Source, encoded: bool) 
             )
     elif encoded:
         raise ConfigError("store='decoded': open the file with ImageDataset, which decodes the images, and pack that")
-    assert isinstance(source, HDF5Source)
-    return source.shape[1:], source.dtype
+    return files[0].shape[1:], files[0].dtype
 
 
 def _image(dataset: BaseDataset, packed: PackedInfo | None, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ order into a part file, reads everything back, and only then gives the file its 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import time
@@ -18,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
@@ -33,14 +36,13 @@ from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Packing, Plan, Rows, is_packed_as_stored, make_plan, not_encoded
+from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
 from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
 from headrace.packing.texts import packed_texts
-from headrace.packing.values import Look, ValuesPlanner, as_row
+from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import verify
 from headrace.storage.arrays.packed import TARGETS, crc_of
-from headrace.storage.hdf5.files import is_hdf5, locked_by_caller
-from headrace.storage.hdf5.packed import packed_info
+from headrace.storage.hdf5.files import locked_by_caller
 from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already
@@ -87,7 +89,7 @@ def pack_dataset(
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         with part:
-            plan, left_out = write_file(part, opened, options, workers or len(usable_cpus()), progress)
+            plan, left_out = write_file(part, unwrapped(opened), options, workers or len(usable_cpus()), progress)
             read_back(part, progress)
             part.commit()
     finally:
@@ -104,6 +106,16 @@ def opened_dataset(dataset: Any) -> BaseDataset:
     return open_source(dataset) if is_path else Finished(dataset, seed=42)
 
 
+def unwrapped(dataset: BaseDataset) -> BaseDataset:
+    """The dataset inside of one that only adds a loading mode, so that images stay images: `MemoryEfficientDataset`, `StreamingDataset`."""
+    while isinstance(dataset, DelegatingDataset) and not dataset._overridden and not isinstance(dataset._inner, Finished):
+        inner = copy.copy(dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen))
+        inner.sample_reader = inner.sample_reader.another()
+        inner.on_error, inner._fingerprint = dataset.on_error, dataset.fingerprint
+        dataset = inner
+    return dataset
+
+
 def left_out_message(result: PackResult) -> str:
     """Which samples are not in the file, in one line."""
     count = len(result.left_out)
@@ -115,12 +127,14 @@ def left_out_message(result: PackResult) -> str:
 
 
 def open_source(path: DataPath, **options: Any) -> BaseDataset:
-    """`open_dataset`, and a packed file of arrays with its targets: a copy of it must not lose them."""
-    if isinstance(path, (str, os.PathLike)) and is_hdf5(path):
-        info = packed_info(path)
-        if info is not None and info.kind == "array" and TARGETS in info.checksums:
+    """`open_dataset`, and packed arrays with their targets: a copy of them must not lose these."""
+    dataset = open_dataset(path, **options)
+    if isinstance(dataset, ArrayDataset) and dataset.targets is None:
+        files = files_of(dataset.sample_source)
+        if packed_info_of(files) is not None and all(one.has_column(TARGETS) for one in files):
+            dataset.close()
             return open_dataset(path, target_name=TARGETS, **options)
-    return open_dataset(path, **options)
+    return dataset
 
 
 def write_file(
@@ -145,12 +159,12 @@ def write_file(
             packing = planned or plan_file(dataset, options, workers, progress, rows)
         planned = None  # it is of all samples
         if whole is not None:
-            packing = packing._replace(
-                plan=replace(
-                    packing.plan,
-                    info=replace(packing.plan.info, part=(whole.number, whole.of, whole.fingerprint, whole.samples), version=2),
-                )
+            info = replace(
+                packing.plan.info,
+                part=(whole.number, whole.of, whole.fingerprint, whole.samples),
+                version=max(2, packing.plan.info.version),
             )
+            packing = packing._replace(plan=replace(packing.plan, info=info))
         left_out += packing.left_out
         with packing.spool or contextlib.nullcontext():
             failures = _write(part, packing, workers, progress)
@@ -186,7 +200,7 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
     _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
     readable, plan, unreadable = _plan_values(dataset, store, workers, progress, rows)
-    common = Rows(plan.info.store, plan.dtype, plan.shape[1:])
+    common = Rows(plan.info.store, plan.dtype, plan.shape[1:], plan.info.values)
     return Packing(
         readable, plan, functools.partial(_prepare, readable, plan, options.check), list(unreadable.values()), common, tuple(unreadable)
     )
@@ -216,8 +230,6 @@ def _plan_values(
     Raises:
         ConfigError: samples or targets are no arrays, or not alike; the message names one.
     """
-    if isinstance(dataset, ImageDataset):
-        raise ConfigError(f"{type(dataset).__name__} can't be packed from these files yet: pack a folder of images, or one packed file")
     if store == "encoded":
         raise not_encoded()
     planner, unreadable = ValuesPlanner(rows), dict[int, str]()
@@ -305,7 +317,7 @@ def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index
         pixels = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
         return pixels if isinstance(pixels, SampleError) else np.ascontiguousarray(pixels)
     value = _value(dataset, position, index, record)
-    return value if isinstance(value, SampleError) else np.ascontiguousarray(as_row(f"sample {position}", value[0]))
+    return value if isinstance(value, SampleError) else np.ascontiguousarray(as_stored(f"sample {position}", value[0]))
 
 
 def read_back(part: PartFile, progress: bool | None) -> None:

@@ -14,6 +14,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import ALONE
 from headrace.errors import ConfigError
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
+from headrace.storage.tar.index import RESERVED
 
 Array = npt.NDArray[Any]
 
@@ -24,12 +25,15 @@ class Look(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     target: Array | None
+    values: str | None
+    """ "bytes" or "str": what it is; None: an array."""
 
     @classmethod
     def of(cls, what: str, value: Any, target: Any) -> Look:
         """The look of a sample of input and target (None or `ALONE`: it has none); `what` it is in messages."""
-        row, has_target = as_row(what, value), target is not None and target is not ALONE
-        return cls(row.shape, row.dtype, as_array(f"the target of {what}", target) if has_target else None)
+        row, has_target = as_stored(what, value), target is not None and target is not ALONE
+        values = next((kind.__name__ for kind in (bytes, str) if isinstance(value, kind)), None)
+        return cls(row.shape, row.dtype, as_array(f"the target of {what}", target) if has_target else None, values)
 
 
 class ValuesPlanner:
@@ -45,6 +49,7 @@ class ValuesPlanner:
         self._rows = _Alike(_SAMPLES, has_one_shape=rows is not None and rows.store == "decoded")
         self._targets = _Alike("targets one dtype and one shape", has_one_shape=True)
         self._target_bytes, self._given = bytearray(), rows
+        self._values: list[str | None] = [] if rows is None else [rows.values]
         if rows is not None:
             self._rows.expect("a sample of the other parts", (0, *rows.shape) if rows.store == "ragged" else rows.shape, rows.dtype)
 
@@ -54,6 +59,12 @@ class ValuesPlanner:
         Raises:
             ConfigError: the sample or its target is of another kind than those before.
         """
+        self._values = self._values or [look.values]
+        if look.values != self._values[0]:
+            raise ConfigError(
+                f"sample {index} can't be packed with the others: it is {look.values or 'an array'}, and they are "
+                f"{self._values[0] or 'arrays'}: give all samples one type, or pack a subset() of those that are alike"
+            )
         self._rows.add(f"sample {index}", look.shape, look.dtype)
         if look.target is not None:
             self._targets.add(f"the target of sample {index}", look.target.shape, look.target.dtype)
@@ -68,12 +79,16 @@ class ValuesPlanner:
         if not dataset.sample_format.splits_targets:
             targets = dataset.targets
         lengths = np.array(rows.lengths, np.int64)
-        is_ragged = len(np.unique(lengths)) > 1 if self._given is None else self._given.store == "ragged"
+        values = self._values[0] if self._values else None
+        is_ragged = values is not None or len(np.unique(lengths)) > 1
+        if self._given is not None:
+            is_ragged = self._given.store == "ragged"
         columns = columns_of(lengths if is_ragged else None, names_of(dataset), targets)
         names: Any = getattr(dataset, "classes", None)
         is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
         store = "ragged" if is_ragged else "decoded"
-        info = info_of(dataset, columns, "array", store, classes=list(names) if is_named else None, version=2 if is_ragged else 1)
+        version = 3 if values is not None else 2 if is_ragged else 1
+        info = info_of(dataset, columns, "array", store, classes=list(names) if is_named else None, values=values, version=version)
         shape = (int(lengths.sum()), *rows.shape[1:]) if is_ragged else (len(lengths), *rows.shape)
         sizes = lengths * (int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.dtype.itemsize)
         return Plan(info, shape, rows.dtype, sizes, sizes, columns)
@@ -113,14 +128,33 @@ class _Alike:
         self.lengths.append(shape[0] if shape else 1)
 
 
+def as_stored(what: str, value: Any) -> Array:
+    """The array that is stored of a sample: of bytes these, of a str its UTF-8 (uint8 [n]); else `as_row`.
+
+    Raises:
+        ConfigError: it can't be packed.
+    """
+    if isinstance(value, str):
+        try:
+            value = value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{what} can't be packed: it is no text that UTF-8 has ({error}): pack bytes") from error
+    return np.frombuffer(value, np.uint8) if isinstance(value, bytes) else as_row(what, value)
+
+
 def as_row(what: str, value: Any) -> Array:
-    """The array that is stored of a value: itself; of a dict of arrays a compound, whose fields are sorted by name.
+    """The array of a value: itself; of a dict of arrays a compound, whose fields are sorted by name.
 
     Raises:
         ConfigError: it is neither an array, a tensor, a number, nor a dict of these.
     """
     if not isinstance(value, dict):
         return as_array(what, value)
+    if value.keys() >= set(RESERVED):
+        raise ConfigError(
+            f"{what} can't be packed: it is that of a tar, a dict with {' and '.join(sorted(RESERVED))}. Subclass StreamingDataset, and "
+            "give what is to be packed by split_target, such as value['jpg'], value['cls'] (docs/packing.md)"
+        )
     fields = {str(name): as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
     row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
     for name, field in fields.items():
@@ -145,8 +179,8 @@ def as_array(what: str, value: Any) -> Array:
     if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
         what_it_is = described(value) if made is None else f"an array of {made.dtype}"
         raise ConfigError(
-            f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, and (input, target) "
-            "tuples: convert it in decode, or in __getitem__"
+            f"{what} can't be packed: it is {what_it_is}. Packing takes arrays, tensors and numbers, dicts of these, bytes, str, and "
+            "(input, target) tuples of these, where no target is bytes or str: convert it in decode, or in __getitem__"
         )
     result: Array = made
     return result

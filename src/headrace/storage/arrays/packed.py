@@ -21,7 +21,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 2  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 3  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
@@ -44,6 +44,7 @@ class PackedInfo:
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
+        values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str in UTF-8); None: arrays (layout 3).
         version: of this layout.
     """
 
@@ -56,6 +57,7 @@ class PackedInfo:
     text: dict[str, Any] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
     part: tuple[int, int, str, int] | None = None
+    values: str | None = None
     version: int = 1
 
     @property
@@ -65,8 +67,8 @@ class PackedInfo:
 
 
 def info_text(info: PackedInfo) -> bytes:
-    """What a pack says of itself; without the part of those that are none, which older readers don't know."""
-    said = {name: value for name, value in asdict(info).items() if name != "part" or value is not None}
+    """What a pack says of itself; without what older readers don't know, where there is none."""
+    said = {name: value for name, value in asdict(info).items() if name not in ("part", "values") or value is not None}
     return json.dumps(said, sort_keys=True).encode("ascii")
 
 
