@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.packing import join, pack_status, verify
+from headrace.packing.destination import FolderDestination
 from headrace.packing.parts import edges_of
 from tests.servers.ranges import RangeServer
 from tests.servers.s3 import S3Server
@@ -110,6 +113,35 @@ def test_batches_are_those_of_one_file(photos: Path, packed: Path, tmp_path: Pat
     else:
         for ours, theirs in zip(batches(packed), batches(one), strict=True):
             assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+
+
+def test_each_sidecar_is_read_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = pack(photos, tmp_path / "out", shard_size=SHARD, part="0/2")
+    asked, read = Counter[str](), FolderDestination.read
+
+    def counted(self: FolderDestination, name: str, *reach: Any) -> bytes | None:
+        asked[name] += 1
+        return read(self, name, *reach)
+
+    monkeypatch.setattr(FolderDestination, "read", counted)
+    for call in (lambda: pack(photos, out, shard_size=SHARD), lambda: join(out), lambda: verify(out), lambda: pack_status(out)):
+        asked.clear()
+        call()
+        assert [asked[f"part-{part:05d}-of-00004.json"] for part in range(4)] == [1] * 4
+
+
+def test_a_remote_folder_is_listed_once(photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{photos}/", "/photos/", recursive=True)
+    listed, find = list[str](), memory.find
+    monkeypatch.setattr(type(memory), "find", lambda self, path, **options: (listed.append(path), find(path, **options))[1])
+    try:
+        with ImageDataset("memory://photos", cache_dir=tmp_path / "cache") as source:
+            listed.clear()
+            assert contents(pack(source, tmp_path / "out", shard_size=SHARD)) == contents(packed)
+            assert len(listed) == 1, "for the plan; each part looks at what that found"
+    finally:
+        memory.rm("/photos", recursive=True)
 
 
 @pytest.mark.parametrize("how", ["shares", "backwards", "threads", "processes"])

@@ -205,7 +205,7 @@ class StoreDestination(Destination):
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         exclusive = {} if overwrite else {"mode": "create"}
-        if not overwrite and name in self.sizes():
+        if not overwrite and self.read(name, 0, 1) is not None:
             raise TargetExistsError(f"{self.shown_name(name)} is there already")
 
         def written() -> None:

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from headrace.packing.part import PartFile, sum_of
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import Plan, names_of
 from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
-from headrace.packing.status import PackStatus, Sidecar, as_json, join_in, remove_other, status_in
+from headrace.packing.status import PackStatus, Sidecar, as_json, finished_in, join_in, remove_other
 from headrace.packing.texts import check_targets, documents_of, measured, packed_part
 from headrace.storage.source import PackPart
 
@@ -214,7 +214,7 @@ def pack_parts(
     freeze(folder, plan, checks, overwrite)
     if before is not None and before.digest != plan.digest:
         remove_other(folder, plan)
-    status = status_in(folder, plan)
+    status, sidecars = finished_in(folder, plan)
     numbers = _numbers(share, plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
@@ -223,10 +223,10 @@ def pack_parts(
         with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
             for _ in _packed(job, left, processes, executor):
                 bar.update(1)
-        status = status_in(folder, plan)
+        status, sidecars = finished_in(folder, plan, sidecars)
     if status.is_finished and not status.joined:
-        join_in(folder, plan)
-        status = status_in(folder, plan)
+        join_in(folder, plan, sidecars)
+        status = replace(status, joined=True)
     return status
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -110,10 +111,16 @@ def pack_status(path: str | os.PathLike[Any], *, storage_options: dict[str, Any]
 
 def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
     """See `pack_status`."""
+    return finished_in(folder, plan)[0]
+
+
+def finished_in(folder: Destination, plan: PartsPlan, known: Mapping[int, Sidecar] | None = None) -> tuple[PackStatus, dict[int, Sidecar]]:
+    """Where a pack stands, and the sidecars of the finished parts, by number; those that are known already are not read again."""
     sizes = folder.sizes()
-    wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
+    sidecars: dict[int, Sidecar | None] = dict(known or {})
+    wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes and part not in sidecars]
     with ThreadPoolExecutor(_THREADS if isinstance(folder.path, str) else 1, "headrace-sidecars") as pool:
-        sidecars = dict(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
+        sidecars.update(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
         size, sidecar = sizes.get(plan.name(part)), sidecars.get(part)
@@ -124,7 +131,8 @@ def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
         else:
             stale.append(part)
     joined = len(done) == plan.parts and _is_joined(folder, plan)
-    return PackStatus(folder.path, plan.parts, done, stale, missing, joined)
+    finished = {part: sidecar for part in done if (sidecar := sidecars[part]) is not None}
+    return PackStatus(folder.path, plan.parts, done, stale, missing, joined), finished
 
 
 def planned(folder: Destination) -> PartsPlan:
@@ -176,18 +184,18 @@ def join(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None
         WriteError, AccessError: the manifest can't be written.
     """
     folder = destination_of(path, storage_options)
-    return join_in(folder, planned(folder))
-
-
-def join_in(folder: Destination, plan: PartsPlan) -> Path | str:
-    """See `join`."""
-    status = status_in(folder, plan)
+    plan = planned(folder)
+    status, sidecars = finished_in(folder, plan)
     if not status.is_finished:
         raise DataNotFoundError(f"{status}: pack these first, by the same command")
-    sidecars = [read_sidecar(folder, plan, part) for part in range(plan.parts)]
+    return join_in(folder, plan, sidecars)
+
+
+def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
+    """See `join`; of a pack whose parts are all finished, and have these sidecars."""
     left_out, parts = list[str](), list[dict[str, Any]]()
-    for sidecar, start, stop in zip(sidecars, plan.edges, plan.edges[1:], strict=False):
-        assert sidecar is not None
+    for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
+        sidecar = sidecars[part]
         if sidecar.samples + len(sidecar.left_out) != stop - start:
             name = folder.shown_name(plan.name(sidecar.part))
             raise FormatError(f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and pack again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
+from headrace.memory.per_process import PerProcess
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.plan import Packing, Plan, as_column, checksums_of, columns_of, names_of
 from headrace.packing.samples import groups_of
@@ -28,6 +30,7 @@ from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import identity_of, smallest_dtype
 
 _TOGETHER = 1024  # documents that are looked at at a time
+_TOKENISING = PerProcess(threading.Lock)  # threads may pack several parts at once, and few tokenizers are thread-safe
 
 
 class Documents(NamedTuple):
@@ -136,7 +139,7 @@ def packed_texts(dataset: TextDataset) -> Packing:
 
 def packed_part(documents: Documents, folder: str) -> Packing:
     """Some documents as tokens. Where these are not there, the documents are tokenised into a temporary file without a name, since their
-    lengths must be known before a packed file is laid out: by this thread, since few tokenizers are thread-safe.
+    lengths must be known before a packed file is laid out: by one thread of a process at a time, since few tokenizers are thread-safe.
 
     Args:
         documents: see `Documents.within`.
@@ -151,7 +154,8 @@ def packed_part(documents: Documents, folder: str) -> Packing:
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         for group in groups_of(documents.sizes(), _TOGETHER):
-            values = documents.dataset.ids_of(documents.chosen[group.start : group.stop].tolist())
+            with _TOKENISING.get():
+                values = documents.dataset.ids_of(documents.chosen[group.start : group.stop].tolist())
             for number, ids in zip(group, values, strict=True):
                 if isinstance(ids, SampleError):
                     left_out[number] = _message(documents, ids)

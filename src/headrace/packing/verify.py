@@ -14,7 +14,7 @@ from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.part import sum_of
-from headrace.packing.status import planned, read_manifest, read_sidecar, status_in
+from headrace.packing.status import finished_in, planned, read_manifest
 from headrace.storage.arrays.packed import TARGETS
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
@@ -84,14 +84,14 @@ def verify(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | No
 def _verify_parts(folder: Destination, progress: bool | None) -> VerifyResult:
     """The same of a folder of parts: samples are numbered through all of them; -1 stands for a file."""
     plan = planned(folder)
-    manifest, status = read_manifest(folder), status_in(folder, plan)
+    manifest, (status, sidecars) = read_manifest(folder), finished_in(folder, plan)
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
     samples, bad = 0, list[tuple[int, str, str]]()
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
         for part, entry in enumerate(manifest["parts"]):
-            name, sidecar = folder.shown_name(plan.name(part)), read_sidecar(folder, plan, part)
-            if sidecar is None or entry != sidecar.entry(plan):
+            name, sidecar = folder.shown_name(plan.name(part)), sidecars[part]
+            if entry != sidecar.entry(plan):
                 bad.append((-1, name, f"{folder.shown_name(plan.sidecar_name(part))} differs from {MANIFEST}: one of both is damaged"))
             with folder.fetched(plan.name(part)) as path:
                 damaged = _verify_part(path, (entry["nbytes"], entry["crc32"]), name)

@@ -51,6 +51,7 @@ class FilesSource(Source):
         self._paths = _Paths(self.listing)
         self._server: RemoteFiles | None = self.listing.server
         self._files: Files = self._server or LocalFiles()
+        self._listed_sizes: npt.NDArray[np.int64] | None = None
         if self._server is not None:
             self._server.share_versions(self._paths)
 
@@ -76,12 +77,14 @@ class FilesSource(Source):
         return redact(self._paths[index]) if self._server is None else self._server.shown(self._paths[index])
 
     def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
-        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known. Of remote ones all are listed."""
+        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known. Remote ones are listed when all are asked
+        for; of some the sizes are those of the last listing."""
         if self._server is None:
             numbers = range(len(self)) if indices is None else indices.tolist()
             return np.fromiter((_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers))
-        sizes = _remote_sizes(self._server, self.listing, self._paths)
-        return sizes if indices is None else sizes[indices]
+        if indices is None or len(indices) >= len(self) or self._listed_sizes is None:
+            self._listed_sizes = _remote_sizes(self._server, self.listing, self._paths)
+        return self._listed_sizes.copy() if indices is None else self._listed_sizes[indices]
 
 
 class _Paths(Sequence[str]):
