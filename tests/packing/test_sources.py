@@ -359,6 +359,10 @@ class TestOthers:
             with pytest.raises(ConfigError, match=message):
                 pack(Samples(samples), tmp_path / "out.h5", **options)
 
+    def test_options_of_texts(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="end_token is for texts"):
+            pack(Samples([1, 2]), tmp_path / "out.h5", end_token=1)
+
     def test_iterable_datasets(self, tmp_path: Path) -> None:
         class Stream(IterableDataset[int]):
             def __iter__(self) -> Iterator[int]:

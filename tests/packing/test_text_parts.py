@@ -184,6 +184,23 @@ def test_tokens_that_are_there_are_copied(texts: Path, tmp_path: Path) -> None:
             assert copy.fingerprint == view.fingerprint and all(same(copy[i], view[i]) for i in range(3))
 
 
+def test_end_tokens(texts: Path, tmp_path: Path) -> None:
+    """Put behind each document while it is packed, they are those of blocks that have them."""
+    with opened(texts, packing=True, max_length=4, end_token=7) as blocks:
+        expected = pack(blocks, tmp_path / "one.h5").read_bytes()
+        assert pack(blocks, tmp_path / "same.h5", end_token=7).read_bytes() == expected
+        with pytest.raises(ConfigError, match="end_token=8: this dataset has tokens that were made with end_token=7"):
+            pack(blocks, tmp_path / "other.h5", end_token=8)
+        source = opened(texts)
+        assert pack(source, tmp_path / "own.h5", end_token=7).read_bytes() == expected
+        parts = pack(source, tmp_path / "parts", end_token=7, shard_size=SHARD)
+        assert pack(parts, tmp_path / "joined.h5").read_bytes() == expected
+    with pytest.raises(TargetExistsError, match="end_token: 7 there, None now"):
+        pack(source, parts, shard_size=SHARD)
+    with pytest.raises(ConfigError, match="end_token must be an id"):
+        pack(source, tmp_path / "bad.h5", end_token=-1)
+
+
 def test_each_part_has_the_smallest_dtype(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.txt").write_text("wheel" * 9 if number < 5 else "wheel\U0001f600" * 8)
@@ -238,6 +255,10 @@ class TestTokenizers:
         with pytest.raises(TargetExistsError, match="tokens: "):
             pack(opened(texts, tokenizer=Words(11)), parts, shard_size=10)
 
+    def test_that_no_other_process_can_have(self, texts: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"processes=2: TextDataset can't be sent to another process .*lambda"):
+            pack(opened(texts, tokenizer=lambda text: [len(text)]), tmp_path / "parts", shard_size=10, processes=2)
+
     def test_another_one_is_refused(self, texts: Path, tmp_path: Path) -> None:
         parts = pack(opened(texts), tmp_path / "parts", shard_size=SHARD)
         with pytest.raises(TargetExistsError, match=r"tokenizer: CharTokenizer\(\) there, CharTokenizer\('ab'\) now"):
@@ -288,7 +309,12 @@ class TestBad:
             pack(opened(texts, tokenizer=Changing()), tmp_path / "out", shard_size=SHARD)
 
     @pytest.mark.parametrize(
-        ("options", "message"), [({"store": "decoded"}, "texts are packed as tokens"), ({"store": "jpeg"}, "for images")]
+        ("options", "message"),
+        [
+            ({"store": "decoded"}, "texts are packed as tokens"),
+            ({"store": "jpeg"}, "for images"),
+            ({"check": "header"}, "for encoded images"),
+        ],
     )
     def test_options(self, texts: Path, tmp_path: Path, options: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):

@@ -97,7 +97,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
             raise ConfigError("--part, --parts, --processes and --dask need --shard-size, such as 1GB")
         PartFile(given.dst, given.overwrite)  # says at once what can't be written, before SRC is searched through
-        with _open(given.src, _options(given)) as dataset:
+        with _open(given.src, _options(given), given.end_token is not None) as dataset:
             result = pack_dataset(
                 dataset,
                 given.dst,
@@ -121,7 +121,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
 def _store_options(given: argparse.Namespace) -> StoreOptions:
     from headrace.packing.options import StoreOptions
 
-    return StoreOptions(given.store, given.max_size, given.quality, given.check)
+    return StoreOptions(given.store, given.max_size, given.quality, given.check, given.end_token)
 
 
 def _pack_parts(given: argparse.Namespace, output: Output) -> int:
@@ -129,7 +129,7 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.api import pack_folder
     from headrace.packing.status import manifest_of
 
-    with _open(given.src, _options(given)) as dataset, _executor(given.dask) as executor:
+    with _open(given.src, _options(given), given.end_token is not None) as dataset, _executor(given.dask) as executor:
         status = pack_folder(
             dataset,
             given.dst,
@@ -192,16 +192,14 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
     of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
     of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
-    of_texts = {
-        name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "end_token", "encoding", "cache_dir")
-    }
+    of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")}
     of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
     images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
     if given.targets == "none":
         images["targets"] = None
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
-    if texts and (images or given.store is not None):
+    if (texts or given.end_token is not None) and (images or given.store is not None):
         raise ConfigError("--store, --size, --color and --targets are for images, and what else is said is for texts")
     if (images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
@@ -212,8 +210,8 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     return {**images, **texts, **of_arrays, **({"on_error": "skip"} if given.skip_bad else {})}
 
 
-def _open(src: str, options: dict[str, Any]) -> BaseDataset:
-    """Texts, where something is said that only they have; else what the path holds.
+def _open(src: str, options: dict[str, Any], are_texts: bool) -> BaseDataset:
+    """Texts, where something is said that only they have (`are_texts`); else what the path holds.
 
     Raises:
         HeadraceError: it can't be opened.
@@ -221,10 +219,8 @@ def _open(src: str, options: dict[str, Any]) -> BaseDataset:
     from headrace.datasets import TextDataset
     from headrace.packing.run import open_source
 
-    end_token = options.pop("end_token", None)
-    if options.keys() & _OF_TEXTS or end_token is not None:
-        parts: dict[str, Any] = {} if end_token is None else {"end_token": end_token, "packing": True, "max_length": 1}
-        return TextDataset(src, **parts, **options)
+    if are_texts or options.keys() & _OF_TEXTS:
+        return TextDataset(src, **options)
     return open_source(src, **options)
 
 

@@ -34,6 +34,7 @@ def pack(
     max_size: int | None = None,
     quality: int = 90,
     check: Check = "decode",
+    end_token: int | None = None,
     shard_size: int | str | None = None,
     part: str | None = None,
     parts: str | None = None,
@@ -77,6 +78,7 @@ def pack(
         quality: with "jpeg": 1 to 100.
         check: of encoded images: "decode": each is decoded once, so that no damaged one is packed; "header": its header is read alone,
             which takes a tenth of the time and finds files that are empty or no image.
+        end_token: of texts: an id that is put behind each document; None: none, or what the tokens of the dataset have already.
         shard_size: bytes of samples a part ("1GB"), about; None: one file.
         part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
         parts: "a:b": pack the parts a to b - 1.
@@ -100,7 +102,7 @@ def pack(
         FileChangedError: a sample of a part is not as it was when the parts were planned.
         DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
     """
-    options = StoreOptions(store, max_size, quality, check)
+    options = StoreOptions(store, max_size, quality, check, end_token)
     if shard_size is None:
         if is_url(dst):
             raise ConfigError(

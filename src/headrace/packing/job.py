@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,7 @@ class PackJob:
 
     def _texts(self, part: int, dataset: TextDataset) -> _Write:
         """What writes a part of texts."""
-        plan, everything = self.plan, documents_of(dataset)
+        plan, everything = self.plan, documents_of(dataset, self.plan.options["end_token"])
         start, stop = plan.edges[part : part + 2]
         documents = everything.within(range(start, stop))
         if documents.are_files:
@@ -163,7 +164,7 @@ def plan_parts(
 def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
     """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
     refuse_for_texts(how)
-    documents = documents_of(dataset)
+    documents = documents_of(dataset, how.end_token)
     if not len(documents.chosen):
         raise ConfigError("a dataset without samples can't be packed into parts")
     info, sizes = documents.info(), documents.sizes()
@@ -250,6 +251,13 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
         yield from _packed_by(executor, job, numbers)
         return
     processes = min(processes, len(numbers))
+    try:
+        pickle.dumps(job)
+    except Exception as error:
+        raise ConfigError(
+            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another process ({error}): define what it holds, such "
+            "as a tokenizer, in a module, or pack with processes=1"
+        ) from error
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
         ProcessPoolExecutor(max(1, processes - 1), get_context("forkserver"), _end_with_parent) as others,

@@ -20,6 +20,7 @@ class StoreOptions:
         store: "encoded", "jpeg" or "decoded"; None: as the dataset has them.
         max_size, quality: of "jpeg".
         check: what is looked at of encoded images.
+        end_token: an id that is put behind each text; None: none.
 
     Raises:
         ConfigError: they make no sense, or not together.
@@ -29,6 +30,7 @@ class StoreOptions:
     max_size: int | None = None
     quality: int = 90
     check: Check = "decode"
+    end_token: int | None = None
 
     def __post_init__(self) -> None:
         if self.store not in (None, *get_args(Store)):
@@ -43,6 +45,12 @@ class StoreOptions:
             raise ConfigError(f"max_size must be a number of pixels from 1 to {LARGEST_SIDE:,}, not {self.max_size!r}")
         if not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
             raise ConfigError(f"quality must be an int from 1 to 100, not {self.quality!r}")
+
+        if self.end_token is not None:
+            if type(self.end_token) is not int or not 0 <= self.end_token < 2**31:
+                raise ConfigError(f"end_token must be an id that fits int32, not {self.end_token!r}")
+            if (self.store, self.check) != (None, "decode"):
+                raise ConfigError("end_token is for texts, and store and check are for images: leave out one or the other")
 
     @property
     def is_jpeg(self) -> bool:

@@ -192,7 +192,9 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
         return plan_of_files(dataset)
     if isinstance(dataset, TextDataset):
         refuse_for_texts(options)
-        return packed_texts(dataset)
+        return packed_texts(dataset, options.end_token)
+    if options.end_token is not None:
+        raise ConfigError("end_token is for texts: leave it out")
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, store)
         _refuse_check(options, plan)

@@ -40,7 +40,7 @@ class Documents(NamedTuple):
         dataset: has one sample for each of them; of packed tokens it is the dataset that was given.
         chosen: [n] int64, the number of each in the source, or among the tokens.
         tokens: of the source, if they are there already.
-        end_token: that these tokens have behind each document.
+        end_token: that is put behind each, or is there already.
         fingerprint: of these documents.
     """
 
@@ -103,15 +103,29 @@ class Documents(NamedTuple):
         return self.tokens is None and isinstance(self.dataset.sample_source, FilesSource)
 
 
-def documents_of(dataset: TextDataset) -> Documents:
+def documents_of(dataset: TextDataset, end_token: int | None = None) -> Documents:
     """The documents of a dataset, or of a view of one.
 
+    Args:
+        dataset: texts, windows or blocks of them, or packed tokens.
+        end_token: put behind each document; None: nothing is, or what is there already.
+
     Raises:
-        ConfigError: a view of windows or blocks, which are no documents.
+        ConfigError: a view of windows or blocks, which are no documents; tokens that were made with another `end_token`.
     """
+    found = _documents_of(dataset, end_token)
+    if end_token not in (None, found.end_token):
+        raise ConfigError(
+            f"end_token={end_token}: this dataset has tokens that were made with end_token={found.end_token}: leave it out, or pack the "
+            "texts"
+        )
+    return found
+
+
+def _documents_of(dataset: TextDataset, end_token: int | None) -> Documents:
     source: Any = dataset.sample_source
     if not isinstance(source, TokensSource):
-        return Documents(dataset, dataset.whole_indices(np.arange(len(dataset))), None, None, dataset.fingerprint)
+        return Documents(dataset, dataset.whole_indices(np.arange(len(dataset))), None, end_token, dataset.fingerprint)
     if dataset._chosen is not None and (dataset._documents is not None or not len(source) == len(source.tokens.short[0]) - 1):
         raise ConfigError("a view of windows or blocks can't be packed: pack the texts, or a view of their documents")
     tokens = source.tokens
@@ -124,16 +138,16 @@ def documents_of(dataset: TextDataset) -> Documents:
     return Documents(documents, np.arange(len(documents)), tokens, dataset._arguments.get("end_token"), documents.fingerprint)
 
 
-def packed_texts(dataset: TextDataset) -> Packing:
+def packed_texts(dataset: TextDataset, end_token: int | None = None) -> Packing:
     """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those that can't be read are left out.
 
     Raises:
         ConfigError: a view of windows or blocks, which are no documents; targets that can't be packed.
         SampleError: a document can't be read, or tokenised.
     """
-    documents = documents_of(dataset)
+    documents = documents_of(dataset, end_token)
     if documents.tokens is None:
-        documents = documents._replace(tokens=documents.dataset.tokens()[0])
+        documents = documents._replace(tokens=documents.dataset.tokens(documents.end_token)[0])
     return _of_tokens(documents)
 
 
@@ -151,6 +165,7 @@ def packed_part(documents: Documents, folder: str) -> Packing:
     if documents.tokens is not None:
         return _of_tokens(documents)
     lengths, left_out, most = np.zeros(len(documents.chosen), np.int64), dict[int, str](), 0
+    end = np.array([] if documents.end_token is None else [documents.end_token], np.int32)
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         for group in groups_of(documents.sizes(), _TOGETHER):
@@ -160,8 +175,9 @@ def packed_part(documents: Documents, folder: str) -> Packing:
                 if isinstance(ids, SampleError):
                     left_out[number] = _message(documents, ids)
                     continue
+                ids = np.concatenate([ids.astype(np.int32, copy=False), end])
                 lengths[number], most = len(ids), max(most, int(ids.max(initial=0)))
-                write_full(spool.fileno(), ids.astype(np.int32, copy=False).tobytes())
+                write_full(spool.fileno(), ids.tobytes())
         readable = _without(documents, list(left_out), list(left_out.values()))
         edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
         dtype = np.dtype(smallest_dtype(most + 1))
