@@ -291,9 +291,10 @@ def test_a_flipped_bit_names_the_document(texts: Path, tmp_path: Path) -> None:
 
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within empty documents, and documents larger than a piece."""
-    from headrace.storage.tokens import packed as packed_tokens
+    from headrace.io.local import checksums
 
-    monkeypatch.setattr(packed_tokens, "_PIECE", 40)
+    monkeypatch.setattr(checksums, "_PIECE", 40)
+    monkeypatch.setattr(checksums, "_SEGMENT", 128)
     lengths = [0, 0, 30, 0, *[0] * 12, 5, 5, 5, 100, 0, 1]
     (tmp_path / "in.txt").write_text("".join("x" * length + "\n" for length in lengths))
     path = pack(TextDataset(tmp_path / "in.txt", unit="line"), tmp_path / "out.h5")

@@ -1,4 +1,4 @@
-"""Verifying: each flipped bit of a packed file is found, or is in a gap that no reader looks at."""
+"""Verifying: what is reported of damaged files. That each flipped bit is found: test_flips.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.datasets import ImageDataset
-from headrace.errors import DataNotFoundError, FormatError, HeadraceError, MissingNameError, SampleError
+from headrace.errors import DataNotFoundError, FormatError, MissingNameError, SampleError
 from headrace.packing import VerifyResult, pack, verify
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 
@@ -55,41 +55,6 @@ def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
         dataset[1], dataset[3]
     with ImageDataset(packed, on_error="skip") as dataset:
         assert len(dataset.__getitems__([1, 2, 3])) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["encoded", "decoded"])
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_every_flipped_bit_is_found(tiny_photos: Path, tmp_path: Path, store: str, step: int) -> None:
-    """Either `verify` finds it, or all that can be read is what it was (HDF5 leaves gaps between its parts)."""
-    with ImageDataset(tiny_photos, image_size=4, normalize=False) as dataset:
-        path = pack(dataset, tmp_path / "out.h5", store=store)
-    whole, found = path.read_bytes(), 0
-    sound = content(path)
-    for position in range(0, len(whole), step):
-        flip(path, position, bit=position % 8)
-        try:
-            assert not verify(path).ok
-            found += 1
-        except HeadraceError as error:
-            assert str(path) in str(error)
-            found += 1
-        except AssertionError:
-            assert content(path) == sound, f"a flipped bit of byte {position} was not found"
-        flip(path, position, bit=position % 8)
-    assert path.read_bytes() == whole and found > len(whole) / step / 3
-
-
-def content(path: Path) -> list[object]:
-    with ImageDataset(path) as dataset:
-        info = dataset.sample_source.info
-        return [
-            info,
-            dataset.classes,
-            dataset.targets.tolist(),
-            list(dataset.samples),
-            *(r.tobytes() for r in dataset.sample_source.read(range(4))),
-        ]
 
 
 @pytest.mark.parametrize("name", [OFFSETS, NAMES, NAME_OFFSETS, TARGETS])
@@ -155,7 +120,7 @@ def test_targets_of_another_length(packed: Path) -> None:
 
 def test_missing_parts(packed: Path) -> None:
     change(packed, OFFSETS, None)
-    with pytest.raises(MissingNameError, match="no dataset 'offsets'; it has: crc32, data, name_offsets, names, targets"):
+    with pytest.raises(MissingNameError, match="no dataset 'offsets'; it has: crc32, data, file_crc32, name_offsets, names, targets"):
         verify(packed)
 
 

@@ -1,7 +1,8 @@
-"""Names the flags of `headrace pack` where a message names arguments of Python."""
+"""Flags: how they are named where a message names arguments of Python, and what they mean."""
 
 from __future__ import annotations
 
+import argparse
 import re
 
 _FLAGS = {
@@ -38,3 +39,10 @@ def _as_flag(found: re.Match[str]) -> str:
     if name == "targets" and value in ("", "None"):
         value = "none" if value else "FILE.csv"
     return f"{_FLAGS[name]} {value}".rstrip()
+
+
+def count(text: str) -> int:
+    """A number of threads or processes."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads or processes: write 1 or more")
+    return int(text)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import as_flags
+from headrace.cli.flags import as_flags, count
 from headrace.cli.output import Output
 from headrace.errors import ConfigError, HeadraceError
 
@@ -74,12 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--cache-dir", metavar="DIR", help="where tokens are kept while they are made (default: the user's cache folder)")
     texts.add_argument("--encoding", help="of the texts (default: utf-8)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
-    parser.add_argument("--workers", type=_count, metavar="N", help="threads that read and decode (default: one for each core)")
+    parser.add_argument("--workers", type=count, metavar="N", help="threads that read and decode (default: one for each core)")
     parts = parser.add_argument_group("several parts")
     parts.add_argument("--shard-size", metavar="SIZE", help="of a part, such as 1GB; DST is a folder then (default: one file)")
     parts.add_argument("--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs")
     parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
-    parts.add_argument("--processes", type=_count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
+    parts.add_argument("--processes", type=count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
     parts.add_argument("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786")
     parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there; of several parts the plan")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
@@ -172,12 +172,6 @@ def _size(text: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 224, or HxW such as 192x256")
     return int(parts[0]), int(parts[-1])
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: write 1 or more")
-    return int(text)
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from headrace.cli.flags import count
 from headrace.cli.output import Output
 
 SUMMARY = "read packed files again and compare each sample with its checksum"
@@ -22,6 +23,8 @@ _SHOWN = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("paths", nargs="+", metavar="FILE", help="a file that `headrace pack` wrote, or a folder of parts")
+    parser.add_argument("--workers", type=count, metavar="N", help="threads that read (default: one for each core)")
+    parser.add_argument("--processes", type=count, default=1, metavar="N", help="that verify parts at the same time (default: 1)")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)")
 
 
@@ -31,7 +34,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
 
     results = []
     for path in given.paths:
-        result = verify(path, progress=False if given.no_progress else None)
+        result = verify(path, workers=given.workers, processes=given.processes, progress=False if given.no_progress else None)
         results.append(result)
         lines = [f"{result.path}: {result.samples:,} samples, {f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"]
         for number, location, error in result.bad[:_SHOWN]:

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from multiprocessing import connection, parent_process
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -85,6 +86,18 @@ def keep_inherited(value: object) -> None:
 def _after_fork() -> None:
     for owner in list(_renewed):
         owner.after_fork()
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that made it is gone: a process of a pool whose owner was killed would wait for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="headrace-parent", daemon=True).start()
 
 
 if hasattr(os, "register_at_fork"):

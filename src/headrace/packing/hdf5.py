@@ -24,7 +24,7 @@ from headrace.memory.budget import format_size
 from headrace.memory.whole import write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
-from headrace.storage.arrays.packed import CRC, DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of, info_text
+from headrace.storage.arrays.packed import CRC, DATA, FILE_CRC, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of, info_text
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes
@@ -89,6 +89,7 @@ def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
     creation.set_obj_track_times(False)
     datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
     datasets[CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
+    datasets[FILE_CRC] = ((1,), np.dtype("<u4"))  # zeros until the file is read back
     datasets[DATA] = (plan.shape, plan.dtype)  # last: all that a reader needs first lies together
     with h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access)) as file:
         file.attrs.create(PACKED_ATTRIBUTE, np.bytes_(text))

@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import get_context
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,14 +25,15 @@ from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
 from headrace.io.resolve.packs import MANIFEST
+from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.part import PartFile, sum_of
+from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import Plan, names_of
 from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
-from headrace.packing.status import PackStatus, Sidecar, as_json, finished_in, join_in, remove_other
+from headrace.packing.status import PackStatus, Sidecar, finished_in, join_in, remove_other, sidecar_text
 from headrace.packing.texts import check_targets, documents_of, measured, packed_part
 from headrace.storage.source import PackPart
 
@@ -73,10 +73,9 @@ class PackJob:
         self.folder.remove(plan.sidecar_name(part))
         with self.folder.part(plan.name(part)) as file:
             written, left_out = write(file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count))
-            read_back(file, False)
-            nbytes, crc = sum_of(file.fd)
+            nbytes, crc = read_back(file, self.workers, False)
         sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
-        self.folder.write(plan.sidecar_name(part), as_json(sidecar))
+        self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
         return written.info.count
 
     def _samples(self, part: int) -> _Write:
@@ -260,7 +259,7 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
         ) from error
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
-        ProcessPoolExecutor(max(1, processes - 1), get_context("forkserver"), _end_with_parent) as others,
+        ProcessPoolExecutor(max(1, processes - 1), get_context("forkserver"), end_with_parent) as others,
     ):
         try:
             yield from _packed_in_lanes([own, *[others] * (processes - 1)], job, numbers)
@@ -313,15 +312,3 @@ def _result(future: Future[int], job: PackJob, number: int) -> int:
             f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or another part (out of memory, or killed): "
             "run the same command again, finished parts are kept"
         ) from error
-
-
-def _end_with_parent() -> None:
-    """A process of a pool that is not told to end, because the one that made it was killed, would wait for ever."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="headrace-pack-parent", daemon=True).start()

@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import secrets
-import zlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -23,7 +22,6 @@ from headrace.memory.locks import HAS_LOCKS, try_lock
 from headrace.memory.whole import write_full
 
 _log = logging.getLogger(__name__)
-_PIECE = 4 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -203,14 +201,6 @@ def write_whole(path: str | os.PathLike[Any], data: bytes, overwrite: bool = Tru
     with PartFile(path, overwrite, new_token()) as part:
         part.write(data)
         part.commit()
-
-
-def sum_of(fd: int) -> tuple[int, int]:
-    """Bytes and CRC of an open file."""
-    done, crc = 0, 0
-    while data := os.pread(fd, _PIECE, done):
-        done, crc = done + len(data), zlib.crc32(data, crc)
-    return done, crc
 
 
 def new_token() -> str:

@@ -29,9 +29,11 @@ from headrace.datasets.image.sizing import image_shape
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError, WriteError
+from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
+from headrace.memory.whole import write_full
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
@@ -40,7 +42,7 @@ from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_st
 from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
-from headrace.packing.verify import verify
+from headrace.packing.verify import seal_of, verify_file
 from headrace.storage.arrays.packed import TARGETS, crc_of
 from headrace.storage.hdf5.files import locked_by_caller
 from headrace.storage.source import PackPart
@@ -90,7 +92,7 @@ def pack_dataset(
     try:
         with part:
             plan, left_out = write_file(part, unwrapped(opened), options, workers or len(usable_cpus()), progress)
-            read_back(part, progress)
+            read_back(part, workers or len(usable_cpus()), progress)
             part.commit()
     finally:
         if opened is not dataset:
@@ -322,17 +324,23 @@ def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index
     return value if isinstance(value, SampleError) else np.ascontiguousarray(as_stored(f"sample {position}", value[0]))
 
 
-def read_back(part: PartFile, progress: bool | None) -> None:
-    """Verifies what was written.
+def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int, int]:
+    """Verifies what was written, and writes the checksum of the whole file; returns its bytes and CRC.
 
     Raises:
         WriteError: a sample read back is another one.
     """
     part.reread()
     with locked_by_caller(part.path):
-        bad = verify(part.path, progress=progress).bad
-    if bad:
+        result, sums = verify_file(part.path, workers, progress, is_sealed=False)
+        offset = seal_of(part.path)
+    if result.bad:
         raise WriteError(
-            f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the first is number {bad[0][0]}: "
-            "the disk or the memory of this machine is faulty"
+            f"{redact(part.target)}: {len(result.bad):,} samples read back are not what was written, the first is number "
+            f"{result.bad[0][0]}: the disk or the memory of this machine is faulty"
         )
+    assert offset is not None
+    seal = sums.crc.to_bytes(4, "little")
+    with part.explained():
+        write_full(part.fd, seal, offset)
+    return sums.size, replaced(sums, offset, bytes(4), seal)

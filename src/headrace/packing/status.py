@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -81,16 +82,22 @@ class PackStatus:
         return Lines("\n".join(lines))
 
 
-def as_json(what: Any) -> bytes:
-    """The content of a file that holds what a dataclass does."""
-    return json.dumps(asdict(what), sort_keys=True, indent=1).encode("ascii") + b"\n"
+def sidecar_text(sidecar: Sidecar) -> bytes:
+    """The content of a sidecar, with its own checksum."""
+    said = asdict(sidecar)
+    check = zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
+    return json.dumps({**said, "check": check}, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
 
 def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
     """The sidecar of a part; None: there is none that can be read."""
     try:
-        return Sidecar(**json.loads(folder.read(plan.sidecar_name(part)) or b""))
-    except (ValueError, TypeError):
+        data = folder.read(plan.sidecar_name(part)) or b""
+        said = json.loads(data)
+        check = said.pop("check", None)
+        sidecar = Sidecar(**said)
+        return sidecar if check is None or data == sidecar_text(sidecar) else None
+    except (ValueError, TypeError, AttributeError):
         return None
 
 
@@ -155,6 +162,15 @@ def read_manifest(folder: Destination) -> dict[str, Any] | None:
     """
     data = folder.read(MANIFEST)
     return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
+
+
+def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any]) -> list[tuple[int, str, str]]:
+    """What is wrong with the files beside the parts and their sidecars: as `VerifyResult.bad` has it."""
+    expected = {PLAN: plan.text, MANIFEST: manifest_text(manifest)}
+    wrong = [name for name, text in expected.items() if folder.read(name) != text]
+    if zlib.crc32(folder.read(plan.samples_name) or b"") != plan.samples:
+        wrong.append(plan.samples_name)
+    return [(-1, (shown := folder.shown_name(name)), f"{shown} is damaged: remove it and pack again, parts are kept") for name in wrong]
 
 
 def _is_joined(folder: Destination, plan: PartsPlan) -> bool:

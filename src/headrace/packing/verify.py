@@ -1,24 +1,39 @@
-"""Verifies the checksums of a packed file."""
+"""Verifies the checksums of a packed file, or of all parts of a pack."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
-from headrace.errors import DataNotFoundError, FormatError, HeadraceError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
+from headrace.io.local.checksums import FileSums, replaced, sum_file
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
+from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
-from headrace.packing.part import sum_of
-from headrace.packing.status import finished_in, planned, read_manifest
-from headrace.storage.arrays.packed import TARGETS
+from headrace.packing.parts import PartsPlan
+from headrace.packing.samples import groups_of, in_order
+from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
+from headrace.storage.arrays.packed import FILE_CRC, TARGETS
+from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
+
+Damage = list[tuple[int, str, str]]
+"""``(index, location, error)`` of each sample that is not what was packed; -1: of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class VerifyResult:
 
     path: Path | str
     samples: int
-    bad: list[tuple[int, str, str]]
+    bad: Damage
 
     @property
     def ok(self) -> bool:
@@ -43,12 +58,21 @@ class VerifyResult:
 
 
 @checks_keywords
-def verify(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None, progress: bool | None = None) -> VerifyResult:
-    """Read all of a pack, and compare every sample, the offsets, names and targets with their checksums.
+def verify(
+    path: str | os.PathLike[Any],
+    *,
+    workers: int | None = None,
+    processes: int = 1,
+    storage_options: dict[str, Any] | None = None,
+    progress: bool | None = None,
+) -> VerifyResult:
+    """Read all of a pack, and compare every sample, the offsets, names and targets, and each file as a whole with their checksums.
 
     Args:
-        path: a file that `pack` wrote, or a folder of parts: each file as a whole is compared with its sidecar's checksum too, and the
-            sidecars with the manifest. Parts at a URL are fetched one by one.
+        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the manifest, too. Parts at a URL are fetched
+            one by one, into the folder for temporary files.
+        workers: threads that read; None: one for each usable core, shared out over `processes`.
+        processes: that verify parts at the same time.
         storage_options: of the URL, as fsspec takes them.
         progress: show a progress bar; None: only on a terminal.
 
@@ -58,75 +82,161 @@ def verify(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | No
     Raises:
         DataNotFoundError, AccessError: there is no such file; this user may not read it.
         FormatError: no packed file, a truncated one, or one in which more is damaged than samples.
+        WorkerError: one of several processes died.
     """
+    for name, value in (("workers", workers), ("processes", processes)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value!r}")
+    workers = workers or max(1, len(usable_cpus()) // processes)
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
-        return _verify_parts(destination_of(path, storage_options), progress)
-    info = packed_info(os.path.expanduser(os.fspath(path)))
+        return _verify_parts(destination_of(path, storage_options), workers, processes, progress)
+    if processes != 1:
+        raise ConfigError(f"{redact(path)} is one file: processes is for packs of several parts, use workers")
+    return verify_file(path, workers, progress)[0]
+
+
+def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None, is_sealed: bool = True) -> tuple[VerifyResult, FileSums]:
+    """`verify` of a single file, and its sums.
+
+    Args:
+        path: of the file.
+        workers: threads.
+        progress: show a progress bar; None: only on a terminal.
+        is_sealed: False: the checksum of the whole file is not written yet.
+    """
+    path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    info = packed_info(path)
     if info is not None and info.kind == KIND:
-        return _verify_tokens(PackedTokens(path), progress)
+        return _compared(PackedTokens(path), workers, progress, is_sealed)
     source = HDF5Source(path)  # checks what lies beside the samples
     try:
-        if source.info is None or not source.has_checksums:
-            raise _unchecked(source.path)
-        if TARGETS in source.info.checksums:
+        if source.info is not None and TARGETS in source.info.checksums:
             source.column(TARGETS)
-        bad: list[tuple[int, str, str]] = []
-        for index in progress_bar(progress, iterable=range(len(source)), desc="verifying", unit="sample"):
-            try:
-                source.read([index])
-            except (HeadraceError, OSError) as error:
-                bad.append((index, source.location(index), str(error)))
-        return VerifyResult(Path(source.path), len(source), bad)
+        return _compared(source, workers, progress, is_sealed)
     finally:
         source.close()
 
 
-def _verify_parts(folder: Destination, progress: bool | None) -> VerifyResult:
+def _compared(opened: HDF5Source | PackedTokens, workers: int, progress: bool | None, is_sealed: bool) -> tuple[VerifyResult, FileSums]:
+    path, checksums = opened.path, opened.checksums
+    if opened.info is None or checksums is None:
+        raise FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
+    edges, count = opened.edges(), opened.info.count
+    with open(path, "rb") as file, progress_bar(progress, total=count, desc="verifying", unit="sample") as bar:
+        if edges is None:
+            assert isinstance(opened, HDF5Source)
+            bad = _decoded(opened, workers, bar.update)
+            sums = sum_file(file.fileno(), np.zeros(1, np.int64))
+        else:
+            sums = sum_file(file.fileno(), edges, workers, bar.update)
+            different = np.flatnonzero(sums.crcs != checksums).tolist()
+            bad = [(index, opened.location(index), opened.damaged(index)) for index in different]
+        if is_sealed and not bad and not _is_whole(path, file.fileno(), sums):
+            bad.append((-1, path, f"{redact(path)}: wrong checksum of the file, though each sample is sound: pack it again"))
+    return VerifyResult(Path(path), count, bad), sums
+
+
+def _decoded(source: HDF5Source, workers: int, done: Callable[[int], object]) -> Damage:
+    """What is wrong with samples that don't lie in the file as they are."""
+    bad: Damage = []
+
+    def task(group: range) -> Damage:
+        try:
+            source.read(group)
+            return []
+        except (HeadraceError, OSError):
+            return [damage for index in group for damage in one(index)]
+
+    def one(index: int) -> Damage:
+        try:
+            source.read([index])
+            return []
+        except (HeadraceError, OSError) as error:
+            return [(index, source.location(index), str(error))]
+
+    for group, found in in_order(task, groups_of(source.sizes()), workers):
+        bad += found
+        done(len(group))
+    return bad
+
+
+def seal_of(path: str) -> int | None:
+    """The byte of a file at which the checksum of the whole file lies; None: it was packed before there was one.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    with HDF5Files().reading(path) as file:
+        if FILE_CRC not in file:
+            return None
+        dataset = file[FILE_CRC]
+        offset = dataset.id.get_offset()
+        if dataset.shape != (1,) or dataset.dtype != np.uint32 or offset is None:
+            raise FormatError(f"{redact(path)}: {FILE_CRC!r} is damaged: pack it again")
+        return int(offset)
+
+
+def _is_whole(path: str, fd: int, sums: FileSums) -> bool:
+    """True if the checksum of a file is right, or if it has none."""
+    offset = seal_of(path)
+    if offset is None:
+        return True
+    seal = os.pread(fd, 4, offset)
+    return replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little")
+
+
+def _verify_parts(folder: Destination, workers: int, processes: int, progress: bool | None) -> VerifyResult:
     """The same of a folder of parts: samples are numbered through all of them; -1 stands for a file."""
     plan = planned(folder)
     manifest, (status, sidecars) = read_manifest(folder), finished_in(folder, plan)
+    if manifest is not None and manifest["plan"] != plan.digest and not status.done:
+        raise FormatError(f"{folder.shown}: plan.json is not the plan that {MANIFEST} names: one of both is damaged, pack again")
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
-    samples, bad = 0, list[tuple[int, str, str]]()
+    samples, bad = 0, damaged_plan(folder, plan, manifest)
+    tasks = (functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers) for part, entry in enumerate(manifest["parts"]))
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
-        for part, entry in enumerate(manifest["parts"]):
-            name, sidecar = folder.shown_name(plan.name(part)), sidecars[part]
-            if entry != sidecar.entry(plan):
-                bad.append((-1, name, f"{folder.shown_name(plan.sidecar_name(part))} differs from {MANIFEST}: one of both is damaged"))
-            with folder.fetched(plan.name(part)) as path:
-                damaged = _verify_part(path, (entry["nbytes"], entry["crc32"]), name)
+        for entry, damaged in zip(manifest["parts"], _run(tasks, min(processes, plan.parts)), strict=True):
             bad += [(index if index < 0 else samples + index, location, error) for index, location, error in damaged]
             samples += entry["samples"]
             bar.update(1)
     return VerifyResult(folder.path, samples, bad)
 
 
-def _verify_part(path: Path, expected: tuple[int, int], name: str) -> list[tuple[int, str, str]]:
-    """What is wrong with the file of a part; `expected` are its bytes and CRC."""
-    try:
-        if bad := verify(path, progress=False).bad:
-            return bad
-    except (HeadraceError, OSError) as error:
-        return [(-1, name, str(error))]
-    with open(path, "rb") as opened:
-        if sum_of(opened.fileno()) == expected:
-            return []
-    return [(-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")]
+def _run(tasks: Iterator[Callable[[], Damage]], processes: int) -> Iterator[Damage]:
+    """What tasks give, in order."""
+    if processes <= 1:
+        yield from (task() for task in tasks)
+        return
+    with ProcessPoolExecutor(processes, get_context("forkserver"), end_with_parent) as pool:
+        waiting = deque[Future[Damage]]()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(task))
+                if len(waiting) > 2 * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenExecutor as error:
+            raise WorkerError(
+                "a process died while it verified a part (out of memory, or killed): use fewer processes, or verify again"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _verify_tokens(tokens: PackedTokens, progress: bool | None) -> VerifyResult:
-    """The same of texts, a piece of the file at a time: there may be many millions of them."""
-    if not tokens.has_checksums:
-        raise _unchecked(tokens.path)
-    count, bad = tokens.info.count, list[tuple[int, str, str]]()
-    with progress_bar(progress, total=count, desc="verifying", unit="document") as bar:
-        for checked, damaged in tokens.damaged():
-            for index in damaged:
-                where = tokens.location(index)
-                bad.append((index, where, f"{where}: wrong checksum, the file is damaged: pack it again"))
-            bar.update(checked)
-    return VerifyResult(Path(tokens.path), count, bad)
-
-
-def _unchecked(path: str) -> FormatError:
-    return FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
+def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int) -> Damage:
+    """What is wrong with a part of a pack, of which the manifest says `entry`."""
+    bad: Damage = []
+    name = folder.shown_name(plan.name(sidecar.part))
+    if entry != sidecar.entry(plan):
+        where = folder.shown_name(plan.sidecar_name(sidecar.part))
+        bad.append((-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again"))
+    with folder.fetched(plan.name(sidecar.part)) as path:
+        try:
+            result, sums = verify_file(path, workers, False, is_sealed=False)
+        except (HeadraceError, OSError) as error:
+            return [*bad, (-1, name, str(error))]
+    if not result.bad and (sums.size, sums.crc) != (entry["nbytes"], entry["crc32"]):
+        return [*bad, (-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")]
+    return bad + result.bad

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
@@ -18,6 +19,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
 from headrace.storage.source import Rows
 
@@ -25,6 +27,7 @@ PACKED_VERSION = 3  # the latest layout; files that an older headrace reads keep
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
+FILE_CRC = "file_crc32"  # [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
 STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name_stops"
 """Of Zarr packs, in place of offsets: between two parts there is room."""
 
@@ -132,17 +135,27 @@ class PackedSource(ArraysSource):
     # -- what it is
 
     @property
-    def has_checksums(self) -> bool:
-        """True if each sample is checked when it is read."""
-        return self._crc is not None
-
-    @property
     def is_flat(self) -> bool:
         """True if the samples lie flat, one behind the other."""
         return self._spans(slice(0, 0)) is not None
 
     def __len__(self) -> int:
         return self.info.count if self.info is not None and self.is_flat else super().__len__()
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32] | None:
+        """The CRC of each sample ([n]); None: there are none."""
+        return None if self._crc is None else self._crc.array
+
+    def edges(self) -> IntArray | None:
+        """The first byte of each sample in the file, and the end of the last ([n + 1]), where they lie one behind the other as they are."""
+        spans, reader = self._spans(slice(None)), self._readers[0]
+        begin = reader.begin if isinstance(reader, ArrayReader) else None
+        if begin is None or (spans is not None and not np.array_equal(spans[0][1:], spans[1][:-1])):
+            return None
+        rows = np.arange(len(self) + 1) if spans is None else np.concatenate([spans[0][:1] if len(self) else [0], spans[1]])
+        edges: IntArray = begin + rows * self._row_bytes
+        return edges
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
@@ -179,7 +192,11 @@ class PackedSource(ArraysSource):
             return
         for index, array in zip(indices, records, strict=True):
             if crc_of(array) != int(self._crc.array[index]):
-                raise FormatError(f"{self.location(index)}: wrong checksum, the file is damaged: pack it again")
+                raise FormatError(self.damaged(index))
+
+    def damaged(self, index: int) -> str:
+        """What messages say of a sample that is not what was packed."""
+        return f"{self.location(index)}: wrong checksum, the file is damaged: pack it again"
 
     def blocks(self) -> npt.NDArray[np.int64]:
         spans = self._spans(slice(None))
@@ -200,7 +217,8 @@ class PackedSource(ArraysSource):
 
 def crc_of(data: Any) -> int:
     """The CRC-32 (zlib's) of a sample's bytes."""
-    return zlib.crc32(bytes_of(np.asarray(data)).data)
+    crc: int = isal_zlib.crc32(bytes_of(np.asarray(data)).data)
+    return crc
 
 
 def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

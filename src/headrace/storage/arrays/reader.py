@@ -156,6 +156,15 @@ class ArrayReader:
 
     # -- where bytes lie
 
+    @property
+    def begin(self) -> int | None:
+        """The byte of the file that the first row begins at, where all rows lie one behind the other as they are; else None."""
+        if self._raw is None:
+            return None
+        ranges = self._raw.raw_ranges(np.arange(-(-self.shape[0] // max(1, self.chunks.grid.chunks[0]))))
+        is_one = len(ranges.paths) <= 1 and ranges.is_written.all() and np.array_equal(ranges.start[1:], ranges.stop[:-1])
+        return (int(ranges.start[0]) if ranges.size else 0) if is_one else None
+
     def byte_ranges(self, rows: IntArray) -> ByteRanges:
         """Where the stored bytes of rows lie, with all of their chunks; none where only another library can read them."""
         if not len(rows) or not self.chunks.is_direct:

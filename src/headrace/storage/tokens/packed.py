@@ -6,11 +6,9 @@ read by byte ranges; what else it holds is read when it is opened, by h5py, and 
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -31,7 +29,6 @@ from headrace.storage.tokens.source import ArrayTokens, DocumentsSource, Tokens
 
 KIND, STORE = "text", "tokens"
 """What a packed file of tokens says of itself."""
-_PIECE = 4 << 20
 _SHOWN = 80  # characters of what a tokenizer is known by
 
 
@@ -46,7 +43,6 @@ class PackedTokens(ArrayTokens):
         info: what the file says of itself.
         targets: one for each document, or None.
         names: of the documents, or None.
-        has_checksums: True if a local file has a checksum of each document.
 
     Raises:
         FormatError: the file holds no texts that were packed, is of a later version, damaged, or shorter than it says.
@@ -85,7 +81,6 @@ class PackedTokens(ArrayTokens):
         if not self.files.is_remote:
             self._compare(OFFSETS, edges)
         self._check(edges, crc_shape)
-        self.has_checksums: bool = self._crc is not None
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
         return self._hdf5.dataset(file, name, self.path)
@@ -179,25 +174,18 @@ class PackedTokens(ArrayTokens):
         """Where a document lies, with the name that it had, if it had one of its own."""
         return f"{self.shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
 
-    def damaged(self) -> Iterator[tuple[int, list[int]]]:
-        """Reads all tokens from a local file; for each piece how many documents it has, and which documents are not what was packed.
+    def damaged(self, document: int) -> str:
+        """What messages say of a document that is not what was packed."""
+        return f"{self.location(document)}: wrong checksum, the file is damaged: pack it again"
 
-        Raises:
-            FileChangedError: the file has been changed.
-            OSError: it can't be read.
-        """
-        edges, crc, size = self.short[0], self._crc, self.dtype.itemsize
-        assert crc is not None
-        first = 0
-        while first < len(crc):
-            last = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE // size, side="right")) - 1)
-            last = min(last, first + _PIECE // 8)  # of empty ones any number begins at one place
-            (data,) = self.files.read(self.byte_ranges(edges[first : first + 1], edges[last : last + 1]))
-            assert data is not None
-            offsets = ((edges[first : last + 1] - edges[first]) * size).tolist()
-            checksums = [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(offsets)]
-            yield last - first, (np.flatnonzero(np.array(checksums, np.uint32) != crc[first:last]) + first).tolist()
-            first = last
+    def edges(self) -> IntArray:
+        """The first byte of each document in the file, and the end of the last ([n + 1])."""
+        return self._begin + self.short[0] * self.dtype.itemsize
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32] | None:
+        """The CRC of each document of a local file ([n]); None: there are none."""
+        return self._crc
 
 
 class PackedDocuments(DocumentsSource):
