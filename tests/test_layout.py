@@ -26,8 +26,9 @@ BELOW: dict[str, set[str]] = {
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
+    "inspecting": {"storage", "io", "memory"},
     "testing": {"loader", "datasets", "modes", "order"},
-    "cli": {"packing", "datasets", "storage", "io", "memory"},
+    "cli": {"inspecting", "packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
@@ -58,7 +59,6 @@ INSIDE: dict[str, list[str]] = {
         *(
             "core",
             "delegating",
-            "kinds",
             "image",
             "text",
             "arrays",
@@ -98,6 +98,7 @@ INSIDE: dict[str, list[str]] = {
         "api",
     ],
     "profiling": ["room", "tune", "workers"],
+    "inspecting": ["report", "formats", "costs", "advice", "hdf5", "zarr", "images", "texts", "shards", "inspect"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
     "storage/arrays": ["codecs", "patches", "values", "chunks", "reader", "rows", "packed", "volumes"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],
@@ -107,7 +108,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
-    "storage": ["source", "concat", "files", "arrays", "hdf5", "zarr", "tar", "text", "tokens"],
+    "storage": ["source", "concat", "files", "class_folders", "arrays", "hdf5", "zarr", "tar", "text", "tokens", "kinds"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""
 MOST_FILES, MOST_LINES = 16, 450

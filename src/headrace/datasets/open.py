@@ -11,7 +11,6 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, keywords_of
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.kinds import IMAGES, TEXTS
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.text.text import TextDataset
@@ -24,6 +23,7 @@ from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
+from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.stores import ZARR
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.image.labels import checked_targets, folder_targets, given_targets
+from headrace.datasets.image.labels import checked_targets, given_targets
 from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.class_folders import folder_targets
 from tests.io.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]

@@ -28,9 +28,9 @@ from headrace.datasets.image.pixels import (
     to_channels_last,
 )
 from headrace.datasets.image.sizing import image_shape, load_image
-from headrace.datasets.kinds import EXTENSIONS
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError
+from headrace.storage.kinds import EXTENSIONS
 from tests.data.make import READABLE, SIZE, UNREADABLE, corners, make_bad
 
 COLORS = ["RGB", "L"]

@@ -17,8 +17,7 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, ImageFormat
-from headrace.datasets.image.labels import FOLDERS, Targets, TargetsArgument, checked_targets, folder_targets, given_targets
-from headrace.datasets.kinds import EXTENSIONS, IMAGES
+from headrace.datasets.image.labels import FOLDERS, Targets, TargetsArgument, checked_targets, given_targets
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -27,10 +26,12 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.packed import TARGETS
+from headrace.storage.class_folders import folder_targets
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
+from headrace.storage.kinds import EXTENSIONS, IMAGES
 
 _UNSET: Any = "default"
 ImageSource = FilesSource | HDF5Source | ConcatSource[HDF5Source]

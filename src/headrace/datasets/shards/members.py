@@ -13,8 +13,8 @@ import torch
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import decode_image, to_channels_first
-from headrace.datasets.kinds import EXTENSIONS
 from headrace.errors import ConfigError, FormatError
+from headrace.storage.kinds import EXTENSIONS
 from headrace.storage.tar.index import RESERVED
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None]

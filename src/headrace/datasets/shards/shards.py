@@ -12,7 +12,6 @@ from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.kinds import SHARD_KINDS, SHARDS
 from headrace.datasets.shards.members import Decoders, TarFormat
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
@@ -25,6 +24,7 @@ from headrace.io.resolve.resolver import resolve
 from headrace.memory.budget import MemoryBudget
 from headrace.order import detect_world
 from headrace.storage.hdf5.rows import packed_kind
+from headrace.storage.kinds import SHARD_KINDS, SHARDS
 from headrace.storage.tar.source import TarSource
 from headrace.storage.text import records
 from headrace.storage.text.files import local_texts, remote_texts

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from headrace.datasets.core.construction import describe_argument
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.image.labels import folder_targets
-from headrace.datasets.kinds import TEXT_EXTENSIONS, TEXTS
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.tokenizing import way_fingerprint
@@ -26,8 +24,10 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
 from headrace.memory.budget import MemoryBudget
 from headrace.order import detect_world
+from headrace.storage.class_folders import folder_targets
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import open_files
+from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
 from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource, local_texts, remote_texts
 from headrace.storage.text.lines import Newline

@@ -30,6 +30,11 @@ _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
 
 
+def layout_fingerprint(layout: list[Any]) -> str:
+    """A hash of name, shape, dtype (``dtype.str``) and chunks of an array, or of several arrays."""
+    return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+
 class LibraryRows(ABC):
     """Rows whose elements have any size, which only their library can read."""
 
@@ -232,8 +237,7 @@ class ArraysSource(ReadersSource):
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes and chunk grids."""
-        layout = json.dumps(self._grids[0] if isinstance(self.name, str) else self._grids)
-        return hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
+        return layout_fingerprint(self._grids[0] if isinstance(self.name, str) else self._grids)
 
     def location(self, index: int) -> str:
         return f"{self.path}, {' and '.join(self._names)}, row {index}"

@@ -204,7 +204,7 @@ def _direct_chunks(
     dataset: h5py.Dataset, name: str, hdf5: HDF5Files, versions: Versions, cache_dir: str | os.PathLike[str] | None
 ) -> DirectChunks | str:
     """The chunks as they are read without h5py; or why they can't be."""
-    why, known, path = _obstacle(dataset), versions.known, versions.path
+    why, known, path = obstacle_of(dataset), versions.known, versions.path
     if why is not None or known is None:
         return str(why)
     if not dataset.size:
@@ -248,8 +248,8 @@ def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
     return dataset.fillvalue if dataset.dtype == dtype else None
 
 
-def _obstacle(dataset: h5py.Dataset) -> str | None:
-    """Why a dataset can't be read directly, if it can't."""
+def obstacle_of(dataset: h5py.Dataset) -> str | None:
+    """Why a dataset can't be read directly, as far as its header says so; None: it can be, or its chunks say that it can't."""
     plist = dataset.id.get_create_plist()
     if not hasattr(os, "preadv"):
         return "this system has no preadv"
