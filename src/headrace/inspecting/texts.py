@@ -1,0 +1,248 @@
+"""Inspects texts: whole files, lines and records."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import io
+import itertools
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.inspecting import advice
+from headrace.inspecting.report import Access, Advice, Report
+from headrace.io.paths import cache_folder, redact, without_query
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.resolve.file_set import FileSet
+from headrace.storage.class_folders import folder_targets
+from headrace.storage.files import FilesSource, fingerprint_names
+from headrace.storage.kinds import TEXT_EXTENSIONS
+from headrace.storage.text import records
+from headrace.storage.text.files import local_texts
+from headrace.storage.text.plain import is_compressed, pieces_of, without_compression
+from headrace.storage.text.source import LinesSource
+
+_SCANNED = 64 << 20  # bytes of text up to which all records are counted
+_HEAD = 256 << 10  # bytes of a file that are looked at
+_LOOKED_AT = 16  # files
+_SIZED = 20_000  # files whose sizes are all looked at
+_MANY = 10_000  # texts
+_OTHERS = ("utf-16", "cp1252", "latin-1")
+_MARKS = {codecs.BOM_UTF8: "utf-8 with a mark", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
+    """What text files there are, and how many records.
+
+    Args:
+        data_path: as `TextDataset` takes it.
+        reach: how URLs are reached.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
+    """
+    source = FilesSource(data_path, TEXT_EXTENSIONS, reach)
+    files = source.listing
+    try:
+        report = Report(redact(data_path), "texts", files=len(files))
+        sizes = _sizes(source)
+        report.stored, report.is_estimate = int(sizes.mean() * len(files)), len(sizes) < len(files)
+        names = [without_query(name.decode("utf-8", "replace")).lower() for name in files.names]
+        report.details["endings"] = dict(Counter(map(_ending, names)).most_common(8))
+        report.details["file sizes"] = {"least": int(sizes.min()), "median": int(np.median(sizes)), "most": int(sizes.max())}
+        heads = [(name, head) for name, head in _heads(source) if head]
+        _tell_encoding(report, heads)
+        unit = _unit(report, files)
+        if unit == "record":
+            _tell_records(report, files, heads, reach)
+        elif unit == "file":
+            report.samples, report.samples_are = len(files), "one text a file"
+            report.fingerprint = fingerprint_names(*files.names.arrays)
+            way = "files fetched whole" if files.is_remote else "a file each"
+            report.access = [Access("", "a file", way + _through_copy(names), read=int(np.median(sizes)))]
+            _tell_folders(report, files)
+    finally:
+        if files.server is not None:
+            files.server.close()
+    encoding = report.details.get("encoding")
+    named = f", encoding={encoding!r}" if encoding in _OTHERS else ""
+    report.opens_as = f"headrace.TextDataset({report.path!r}{named})"
+    report.advice = _advice(report, files, str(encoding) if named else None)
+    return report
+
+
+def _sizes(source: FilesSource) -> Any:
+    count = len(source)
+    if source.listing.is_remote:
+        server = source.listing.server
+        assert server is not None
+        some = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
+        return np.array([size or 0 for size in server.sizes([source.listing.url(number) for number in some])], np.int64)
+    return source.sizes(None if count <= _SIZED else np.unique(np.linspace(0, count - 1, 1000).astype(np.int64)))
+
+
+def _ending(name: str) -> str:
+    plain = without_compression(name)
+    return PurePosixPath(plain).suffix + name[len(plain) :]
+
+
+def _through_copy(names: list[str]) -> str:
+    return ", decompressed" if any(map(is_compressed, names[:_LOOKED_AT])) else ""
+
+
+# -- what is in them
+
+
+def _heads(source: FilesSource) -> Iterator[tuple[str, bytes]]:
+    """Names, and the first bytes of some files, decompressed."""
+    count, files = len(source), source.listing
+    some = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
+    if files.server is None:
+        for number in some:
+            path = os.fsdecode(files.path(number))
+            yield path, _head(pieces_of(path))
+        return
+    urls = [files.url(number) for number in some]
+    sizes = files.server.sizes(urls)
+    found = files.server.read(ByteRanges.of((url, 0, min(_HEAD, size or 0)) for url, size in zip(urls, sizes, strict=True)))
+    for url, data in zip(urls, found, strict=True):
+        yield url, _opened_head(bytes(data or b""), without_query(url))
+
+
+def _head(pieces: Iterator[bytes]) -> bytes:
+    found = b""
+    for piece in pieces:
+        found += piece
+        if len(found) >= _HEAD:
+            break
+    return found[:_HEAD]
+
+
+def _opened_head(data: bytes, name: str) -> bytes:
+    """The first bytes of a file that was not fetched to its end, decompressed."""
+    if not is_compressed(name):
+        return data
+    found = b""
+    with contextlib.suppress(FormatError, OSError):  # cut short, as it is
+        for piece in pieces_of(name, lambda: io.BytesIO(data)):
+            found += piece
+    return found[:_HEAD]
+
+
+def _tell_encoding(report: Report, heads: list[tuple[str, bytes]]) -> None:
+    """UTF-8, or what the bytes are instead, as far as that shows."""
+    for name, head in heads:
+        mark = next((told for mark, told in _MARKS.items() if head.startswith(mark)), None)
+        if mark is not None:
+            report.details["encoding"] = mark
+            return
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(head)
+        except UnicodeDecodeError as error:
+            report.details["encoding"] = encoding = _other(head)
+            where = f"{redact(name)}: byte {head[error.start]:#04x} at offset {error.start:,} is no UTF-8"
+            report.notes.append(f"{where}: pass encoding={encoding!r}, if the words look right with it")
+            return
+    report.details["encoding"] = "utf-8" if heads else None
+
+
+def _other(head: bytes) -> str:
+    if head[1::2].count(0) > len(head) // 8 or head[::2].count(0) > len(head) // 8:
+        return "utf-16"
+    try:
+        head.decode("cp1252")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "cp1252"
+
+
+def _unit(report: Report, files: FileSet) -> str | None:
+    try:
+        return records.unit_of(files)
+    except ConfigError as error:
+        report.notes.append(" ".join(str(error).split()))
+        return None
+
+
+def _tell_folders(report: Report, files: FileSet) -> None:
+    """Texts of each first-level folder, which are classes where labels="folders" says so."""
+    with contextlib.suppress(HeadraceError):
+        targets, classes = folder_targets(files)
+        if targets is not None:
+            report.classes_are = "folders"
+            report.classes = dict(zip(classes, np.bincount(targets, minlength=len(classes)).tolist(), strict=True))
+            report.notes.append('class folders count with labels="folders"')
+
+
+def _tell_records(report: Report, files: FileSet, heads: list[tuple[str, bytes]], reach: RemoteOptions) -> None:
+    """How many records there are: counted, if that takes no time; else by those of the first bytes."""
+    report.samples_are = "one record a sample"
+    stored = report.stored or 0
+    is_plain = not any(is_compressed(name) for name, _ in heads)
+    encoding = str(report.details.get("encoding") or "utf-8").partition(" ")[0]
+    if is_plain and not files.is_remote and stored <= _SCANNED:
+        folder = cache_folder(reach.cache_dir)
+        source = LinesSource(local_texts(files), "record", None, encoding, "strict", folder, is_kept=False, progress=False)
+        report.samples, report.fingerprint = len(source), source.fingerprint()
+        source.close()
+    elif not files.is_remote and stored <= _SCANNED // 8:
+        report.samples, report.samples_estimated = _counted(files)
+    elif heads:
+        plain, lines = sum(len(head) for _, head in heads), sum(head.count(b"\n") for _, head in heads)
+        ratio = 1.0 if is_plain else 4.0  # of texts that are compressed, about
+        report.samples, report.samples_estimated = int(stored * ratio * lines / max(1, plain)), True
+    if heads:
+        report.details["fields"] = _fields(*heads[0], encoding)
+    size = int(stored / report.samples) if report.samples else None
+    way = "by a table of the places where lines begin"
+    report.access = [Access("", "a record", way if is_plain else f"through a plain copy, {way}", read=size or 0)]
+
+
+def _counted(files: FileSet) -> tuple[int, bool]:
+    """Records of compressed files, without blank lines and first lines of tables; and whether quotes may hide the ends of some."""
+    count, is_estimate = 0, False
+    for number in range(len(files)):
+        path, rest, seen = os.fsdecode(files.path(number)), b"", 0
+        is_table = without_compression(path).lower().endswith((".csv", ".tsv"))
+        for piece in itertools.chain(pieces_of(path), [b"\n"]):
+            lines = (rest + piece).split(b"\n")
+            rest = lines.pop()
+            seen += sum(1 for line in lines if line.strip())
+            is_estimate = is_estimate or (is_table and b'"' in piece)
+        count += max(0, seen - is_table)
+    return count, is_estimate
+
+
+def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
+    """The fields of the first record, and what is in each."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
+    ending = os.path.splitext(without_compression(without_query(name)))[1].lower()
+    if ending in records.DELIMITERS:
+        rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=records.DELIMITERS[ending]), 2))
+        return {key: "str" for key in rows[0]} if rows else None
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return {key: type(value).__name__ for key, value in record.items()} if isinstance(record, dict) else {"": type(record).__name__}
+
+
+def _advice(report: Report, files: FileSet, encoding: str | None) -> list[Advice]:
+    """Tokens that are made once, where texts are many or must be decompressed."""
+    if (report.samples or 0) < _MANY and not any(is_compressed(os.fsdecode(name)) for name in files.names[:_LOOKED_AT]):
+        return []
+    source, target = shlex.quote(report.path), shlex.quote(advice.packed_name(report.path))
+    why = "each text is tokenised again each time that it is read"
+    option = f" --encoding {encoding}" if encoding else ""
+    return [Advice(why, f"headrace pack {source} {target} --tokenizer TOKENIZER.json{option}")]

@@ -1,0 +1,111 @@
+"""Which format a path is taken for, and what is said of what headrace does not read."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.errors import AccessError, DataNotFoundError, FormatError, RemoteError
+from headrace.inspecting import inspect
+from headrace.io.remote.options import RemoteOptions
+
+
+def png() -> bytes:
+    data = io.BytesIO()
+    Image.new("L", (8, 8)).save(data, "png")
+    return data.getvalue()
+
+
+def test_an_empty_folder_and_an_unknown_one(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").write_text("x")
+    report = inspect(tmp_path)
+    assert (report.format, report.files, report.samples) == ("an empty folder", 0, None)
+    (tmp_path / "a.xyz").write_bytes(b"what is this")
+    report = inspect(tmp_path)
+    assert report.format == "a folder of no known format" and "1 .xyz" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.h5", b"", "is empty"),
+        ("a.h5", b"<!DOCTYPE html><html></html>", "is a web page, though its name says HDF5 files"),
+        ("a.h5", png(), "is a PNG image, though its name says HDF5 files"),
+        ("a.jpg", b"PAR1" + bytes(99), "is a Parquet table, though its name says images"),
+        ("a.tar", bytes(2000), "is something else, though its name says tar shards"),
+        ("a.txt", b"PK\x03\x04" + bytes(99), "is a zip, though its name says texts"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("picture", png(), "is an image: give it an ending"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FormatError, match=said):
+        inspect(tmp_path / name)
+
+
+def test_formats_that_are_not_read_have_a_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + bytes(9))
+    (tmp_path / "c.nc").write_bytes(b"CDF\x01" + bytes(99))
+    (tmp_path / "d").write_bytes(b"\x07\x08\x09" * 99)
+    assert inspect(tmp_path / "a.npy").format == "NumPy array (.npy)"
+    report = inspect(tmp_path / "b.parquet")
+    assert report.format == "Parquet table" and "datasets.load_dataset" in report.notes[0] and report.stored == 13
+    with pytest.raises(FormatError, match="is a netCDF-3, though its name says HDF5"):
+        inspect(tmp_path / "c.nc")
+    assert inspect(tmp_path / "d").format == "a file of no known format"
+
+
+def test_content_comes_before_the_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.jpg", "w") as file:
+        file["data"] = np.zeros((4, 3))
+    report = inspect(tmp_path / "a.jpg")
+    assert report.format == "HDF5" and report.samples == 4 and "its name says images" in report.notes[-1]
+    os.rename(tmp_path / "a.jpg", tmp_path / "a")
+    assert inspect(tmp_path / "a").samples == 4
+
+
+def test_what_is_not_there_or_never_ends(tmp_path: Path) -> None:
+    for missing in (tmp_path / "none.h5", f"{tmp_path}/*.h5"):
+        with pytest.raises(DataNotFoundError):
+            inspect(missing)
+    os.mkfifo(tmp_path / "pipe.h5")
+    with pytest.raises(FormatError, match="is neither a file nor a folder"):
+        inspect(tmp_path / "pipe.h5")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="this user may read everything")
+def test_what_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"x")
+    (tmp_path / "a.h5").chmod(0)
+    with pytest.raises(AccessError, match="may not read it"):
+        inspect(tmp_path / "a.h5")
+
+
+def test_a_file_that_is_open_for_writing_elsewhere(tmp_path: Path) -> None:
+    code = f"import h5py, sys; f = h5py.File({str(tmp_path / 'a.h5')!r}, 'w'); f['data'] = [1]; print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline()
+        with pytest.raises(AccessError, match="another process has it open for writing"):
+            inspect(tmp_path / "a.h5")
+        writer.communicate(timeout=60)
+    assert inspect(tmp_path / "a.h5").samples == 1
+
+
+def test_a_server_that_hangs_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url, start = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5", time.monotonic()
+        with pytest.raises(RemoteError):
+            inspect(url, reach=RemoteOptions(retries=1, deadline=1.0))
+        assert time.monotonic() - start < 60
