@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import random
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -151,6 +158,47 @@ def test_same_bytes_whoever_packs(records: Path, tmp_path: Path, how: str) -> No
     else:
         pack(source, out, shard_size=300, processes=2)
     assert contents(out) == contents(whole) and verify(out).ok
+
+
+@pytest.mark.parametrize("unit", ["file", "line", "record"])
+def test_texts_of_a_server(texts: Path, records: Path, tmp_path: Path, unit: str) -> None:
+    """Packed from URLs, and into a store."""
+    (tmp_path / "lines.txt").write_text(records.read_text())
+    path = {"line": tmp_path / "lines.txt", "record": records}.get(unit)
+    paths = sorted(texts.rglob("*.txt")) if path is None else [path]
+    with RangeServer(tmp_path) as server, TextDataset(paths, unit=unit, cache_dir=tmp_path / "kept") as local:
+        urls = [f"{server.url}/{one.relative_to(tmp_path)}" for one in paths]
+        with TextDataset(urls, unit=unit, cache_dir=tmp_path / "cache") as remote:
+            shard_size = SHARD if unit == "file" else 300
+            out = pack(remote, "memory://text-parts/packed", shard_size=shard_size)
+            parts = pack(local, tmp_path / "parts", shard_size=shard_size)
+    memory = fsspec.filesystem("memory")
+    try:
+        stored = {name.rpartition("/")[2]: memory.cat_file(name) for name in memory.find("/text-parts/packed")}
+        assert {name: hashlib.sha256(data).hexdigest() for name, data in stored.items()} == contents(parts)
+        assert verify(out).ok and pack_status(out).parts > 3
+        with (
+            TextDataset(f"{out}/manifest.json", cache_dir=tmp_path / "other", **WAYS["blocks"]) as far,
+            TextDataset(parts, **WAYS["blocks"]) as near,
+        ):
+            assert all(same(far[i], near[i]) for i in range(len(near)))
+    finally:
+        memory.rm("/text-parts", recursive=True)
+
+
+def test_a_tokenizer_of_rust(records: Path, tmp_path: Path) -> None:
+    """In threads and in processes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "the": 1, "mill": 2, "wheel": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    source = TextDataset(records, tokenizer=tokenizer, cache_dir=tmp_path / "kept")
+    whole = pack(source, tmp_path / "whole", shard_size=60)
+    with ThreadPoolExecutor(3) as executor:
+        assert contents(pack(source, tmp_path / "threads", shard_size=60, executor=executor)) == contents(whole)
+    assert contents(pack(source, tmp_path / "processes", shard_size=60, processes=2)) == contents(whole)
+    with TextDataset(whole) as packed:
+        assert pack_status(whole).parts > 3 and all(same(packed[i], source[i]) for i in range(60))
 
 
 def test_a_job_tokenises_its_own_parts(records: Path, tmp_path: Path) -> None:
@@ -340,3 +388,30 @@ class TestBad:
             join(parts)
         pack(opened(texts), parts, shard_size=SHARD)
         assert pack_status(parts).joined
+
+
+_JOB = """
+import sys
+from headrace import TextDataset, pack
+pack(TextDataset(sys.argv[1], cache_dir=sys.argv[3]), sys.argv[2], shard_size=2000, processes=int(sys.argv[4]), progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_kills_lose_nothing(tmp_path: Path, processes: int) -> None:
+    rows = [{"text": f"{number} {'mill ' * (number % 70)}wheel"} for number in range(600)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    undisturbed = pack(TextDataset(tmp_path / "in.jsonl", cache_dir=tmp_path / "kept"), tmp_path / "undisturbed", shard_size=2000)
+    out, choose = tmp_path / "out", random.Random(processes)
+    command = [sys.executable, "-c", _JOB, str(tmp_path / "in.jsonl"), str(out), str(tmp_path / "kept"), str(processes)]
+    for _ in range(4):
+        job = subprocess.Popen(command)
+        end = time.monotonic() + 60
+        while not out.exists() and job.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(choose.uniform(0, 0.4))
+        job.kill()
+        job.wait()
+    subprocess.run(command, check=True)
+    assert contents(out) == contents(undisturbed) and verify(out).ok

@@ -23,8 +23,8 @@ class HDF5Dataset(ArrayDataset):
     """Samples are the rows of a dataset of HDF5 files, as tensors of its dtype; with `target_name` ``(row, target)``.
 
     With several dataset names a sample is a dict of a row of each. Compound rows are dicts of their fields, strings are str, rows of
-    any length (vlen) are arrays. A file that `headrace.pack` wrote is recognised: its samples are counted, and encoded ones come as 1-D
-    uint8 tensors.
+    any length (vlen) are arrays. A file that `headrace.pack` wrote is recognised: its samples are counted, encoded ones come as 1-D
+    uint8 tensors, and ``bytes`` and ``str`` as they were packed.
 
     Args:
         data_path: an HDF5 file; or several, as a folder (searched for .h5, .hdf5, .he5, .h5ad, .nc, .mat), a glob, a pattern in braces or a
@@ -35,7 +35,7 @@ class HDF5Dataset(ArrayDataset):
         transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
-        encoding: of strings; None: they come as bytes.
+        encoding: of strings; None: they, and packed ``str``, come as bytes.
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
