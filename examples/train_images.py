@@ -42,6 +42,7 @@ class Epoch:
     waited: float = 0.0
     hits: int = 0
     misses: int = 0
+    checksums: list[int] = field(default_factory=list)
 
     @property
     def speed(self) -> float:
@@ -170,6 +171,7 @@ def _run_epoch(loader: Loader, learner: Learner | None, sums: Epoch, interrupt: 
     for images, targets in loader:
         if learner is not None:
             learner.step(images, targets, sums)
+            sums.checksums.append(checksum(images, targets))  # after the step, to see what was written into the batch meanwhile
         sums.images += len(images)
         if interrupt.came:
             break
@@ -177,6 +179,14 @@ def _run_epoch(loader: Loader, learner: Learner | None, sums: Epoch, interrupt: 
     after = loader.get_stats()
     waited, hits, misses = (after.get(name, 0) - before.get(name, 0) for name in ("wait_time", "cache_hits", "cache_misses"))
     sums.waited, sums.hits, sums.misses = sums.waited + waited, sums.hits + hits, sums.misses + misses
+
+
+def checksum(images: torch.Tensor, targets: torch.Tensor) -> int:
+    """The bits of float32 images, taken for int64 and summed, and their int64 targets: changes with any single value."""
+    values = images.flatten()
+    pairs, rest = values[: len(values) // 2 * 2].view(torch.int64).sum(), values[len(values) // 2 * 2 :].view(torch.int32).sum()
+    places = torch.arange(1, len(targets) + 1, device=targets.device)
+    return int(pairs + rest + (targets * places).sum())
 
 
 class _Interrupt:
@@ -219,12 +229,25 @@ def compare(runs: Sequence[Run], train: bool) -> bool:
     if train:
         equal = all([e.mean_loss for e in run.epochs] == [e.mean_loss for e in runs[0].epochs] for run in runs)
         print(f"losses equal in all modes: {'yes' if equal else 'no'}")
+        for run in () if equal else runs[1:]:
+            print(f"  {run.mode} against {runs[0].mode}: {_difference(runs[0], run)}")
         return equal
     if len(runs[0].epochs) > 1:
         speed = {run.mode: run.epochs[1].speed for run in runs}
         ratios = ", ".join(f"{mode} {speed[mode] / speed['lazy']:.1f} x" for mode in ("eager", "cached"))
         print(f"epoch 2 against lazy: {ratios}")
     return True
+
+
+def _difference(first: Run, other: Run) -> str:
+    """The first batch that differs; where none does, the network's arithmetic is at fault."""
+    for epoch, (one, two) in enumerate(zip(first.epochs, other.epochs, strict=True), 1):
+        for batch, (mine, theirs) in enumerate(zip(one.checksums, two.checksums, strict=True)):
+            if mine != theirs:
+                return f"batch {batch} of epoch {epoch} differs, please report it"
+        if one.mean_loss != two.mean_loss:
+            return f"the losses of epoch {epoch} differ, and its batches are equal: torch calculated in another way"
+    return "equal"
 
 
 def draw(runs: Sequence[Run], given: argparse.Namespace) -> str:
@@ -268,13 +291,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
+def _where(device: str) -> str:
+    """What the losses depend on beside the seeds: on a CPU they are rounded in another order by another number of threads."""
+    cores = f", {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}" if device == "cpu" else ""
+    return f"torch {torch.__version__} on {device}{cores}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     try:
         if given.path is None:
             given.path = make_photos(given.out / f"photos-{given.images}", given.images)
-        print(f"{'training on' if given.train else 'loading'} {given.path}, torch {torch.__version__} on {given.device}", flush=True)
+        print(f"{'training on' if given.train else 'loading'} {given.path}, {_where(given.device)}", flush=True)
         runs = [run_mode(given, mode) for mode in (MODES if given.all_modes else [given.mode])]
     except HeadraceError as error:
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)

@@ -114,9 +114,44 @@ def test_ctrl_c_saves_the_state_within_an_epoch(example: Any, photos: Path, tmp_
 
 
 def test_losses_that_differ_are_said(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [example.Run(mode, epochs=[example.Epoch(images=1, loss=loss)]) for mode, loss in (("lazy", 1.0), ("eager", 1.0 + 1e-15))]
-    assert not example.compare(runs, train=True)
-    assert "losses equal in all modes: no" in capsys.readouterr().out
+    def run(mode: str, loss: float, checksum: int) -> Any:
+        return example.Run(mode, epochs=[example.Epoch(1, loss=2.0, checksums=[3, 4]), example.Epoch(1, loss=loss, checksums=[5, checksum])])
+
+    assert not example.compare([run("lazy", 1.0, 6), run("eager", 1.0 + 1e-15, 7), run("cached", 1.0 + 1e-15, 6)], train=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "losses equal in all modes: no",
+        "  eager against lazy: batch 1 of epoch 2 differs, please report it",
+        "  cached against lazy: the losses of epoch 2 differ, and its batches are equal: torch calculated in another way",
+    ]
+
+
+def test_a_batch_that_is_overwritten_is_said(
+    example: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step, steps = example.Learner.step, []
+
+    def overwrite_one(learner: Any, images: Any, targets: Any, sums: Any) -> None:
+        step(learner, images, targets, sums)
+        steps.append(sums)
+        if len(steps) == 2:  # of the first mode
+            images[3, 0, 7, 9] += 1e-6
+            sums.loss += 1e-9
+
+    monkeypatch.setattr(example.Learner, "step", overwrite_one)
+    assert example.main([str(photos), "--all-modes", "--epochs", "1", *TINY, "--out", str(tmp_path)]) == 1
+    output = capsys.readouterr().out
+    assert all(f"  {mode} against lazy: batch 1 of epoch 1 differs, please report it\n" in output for mode in MODES[1:])
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2, 2), (3, 3, 5, 5)])  # the latter of an odd number of values
+def test_a_checksum_sees_every_value(example: Any, shape: tuple[int, ...]) -> None:
+    images, targets = torch.rand(shape), torch.arange(shape[0])
+    sums = {example.checksum(images, targets), example.checksum(images, targets.flip(0))}
+    flat = images.view(-1)
+    for number in range(len(flat)):
+        flat[number] = torch.nextafter(flat[number], torch.tensor(2.0))
+        sums.add(example.checksum(images, targets))
+    assert len(sums) == len(flat) + 2
 
 
 def test_an_error_is_one_line(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,8 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         seed: any integer; within [0, 2**32) each generator gets it as it is.
         deterministic: also have torch use deterministic algorithms only: `torch.use_deterministic_algorithms`, cuDNN
             without benchmarks, and a workspace for cuBLAS (`CUBLAS_WORKSPACE_CONFIG`, where it isn't set). Slower, and
-            operations without such an algorithm raise.
+            operations without such an algorithm raise. Equal bits on the same kind of device, with as many threads, and with the same
+            release of torch only: others add in another order.
     """
     seed = operator.index(seed)  # a numpy integer too
     random.seed(seed)
