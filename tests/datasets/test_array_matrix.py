@@ -36,6 +36,8 @@ HDF5: dict[str, Any] = {
     "lzf": {"compression": "lzf"},
     "zstd": dict(hdf5plugin.Zstd()),
     "blosc": dict(hdf5plugin.Blosc()),
+    "lz4": dict(hdf5plugin.LZ4()),
+    "lz4, small blocks, shuffle": {"shuffle": True, **hdf5plugin.LZ4(nbytes=64)},
 }
 ZARR: dict[str, Any] = {
     "2, raw": {"compressors": None},
@@ -57,7 +59,7 @@ def values(dtype: str, row: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
 
 
 def write(folder: Path) -> list[Case]:
-    """All arrays, 476 of them, each read back by its own library."""
+    """All arrays, 620 of them, each read back by its own library."""
     cases: list[Case] = []
     combinations = list(itertools.product(DTYPES, ROWS, (1, 4)))
     with h5py.File(folder / "a.h5", "w") as file:

@@ -307,12 +307,12 @@ import sys
 import numpy as np
 from headrace import FormatError, HDF5Dataset
 assert "hdf5plugin" not in sys.modules
-for name in ("zstd", "blosc"):
+for name in ("zstd", "blosc", "lz4"):
     dataset = HDF5Dataset(sys.argv[1], name)
     assert [int(dataset[i][0]) for i in range(20)] == list(range(0, 80, 4)), name
 table = HDF5Dataset(sys.argv[1], "table")
 assert [int(table[i]["number"]) for i in (0, 1, 999)] == [0, 1, 999] and "h5py:" not in table.explain()
-for name in ("lz4", "blosc2", "lzo"):
+for name in ("bitshuffle", "blosc2", "lzo"):
     try:
         HDF5Dataset(sys.argv[1], name)
     except FormatError as error:
@@ -324,6 +324,7 @@ for name in ("lz4", "blosc2", "lzo"):
 def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
     """Ours need no plugin; for others the error says what to do."""
     filters = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(), "lz4": hdf5plugin.LZ4(), "blosc2": hdf5plugin.Blosc2()}
+    filters["bitshuffle"] = hdf5plugin.Bitshuffle()
     data = np.arange(80).reshape(20, 4)
     path = write(tmp_path / "a.h5", **{name: (data, {"chunks": (4, 4), **how}) for name, how in filters.items()})
     table = np.zeros(1000, [("flag", "u1"), ("number", "f8")])
@@ -348,7 +349,8 @@ def test_filters_that_h5py_lacks(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     said = run.stdout.splitlines()
     assert len(said) == 3 and all(
-        f"is packed with {name}, which h5py lacks: pip install" in line for name, line in zip(("lz4", "blosc2"), said[:2], strict=True)
+        f"is packed with {name}, which h5py lacks: pip install" in line
+        for name, line in zip(("bitshuffle", "blosc2"), said[:2], strict=True)
     )
     assert "is packed with lzo, which h5py lacks: hdf5plugin has not all of them either" in said[2]
 

@@ -19,7 +19,7 @@ import torch
 
 import headrace
 from headrace.datasets import HDF5Dataset, ImageDataset
-from headrace.packing.hdf5 import PackedWriter
+from headrace.packing.formats.hdf5 import PackedWriter
 
 TOOL = Path(__file__).parents[2] / "tools" / "convert_to_h5.py"
 

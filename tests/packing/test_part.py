@@ -20,17 +20,17 @@ import pytest
 import headrace
 from headrace.datasets import ImageDataset
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, TargetExistsError, WriteError
-from headrace.packing import hdf5 as writing
 from headrace.packing import pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
+from headrace.packing.formats import hdf5 as writing
 from headrace.packing.part import PartFile
 
 pytestmark = pytest.mark.quick_every(5)
 
 STOPPED = """
 import sys, time
-from headrace.packing.hdf5 import PackedWriter
+from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing import pack, run
 run.GROUP_SAMPLES = 2
 append = PackedWriter.append

@@ -121,6 +121,7 @@ HDF5_KINDS: dict[str, Any] = {
     "grows, two ways": _dataset(chunks=_CHUNKS, maxshape=(None, None), compression="gzip"),
     "one chunk": _dataset(chunks=(N, *ROW), compression="gzip"),
     "zstd": _dataset(chunks=_CHUNKS, **hdf5plugin.Zstd()),
+    "lz4": _dataset(chunks=_CHUNKS, **hdf5plugin.LZ4(nbytes=16)),
     "blosc": _dataset(chunks=(3, *ROW), **hdf5plugin.Blosc(cname="lz4", shuffle=1)),
     "blosc, zstd": _dataset("<f8", chunks=(3, *ROW), **hdf5plugin.Blosc(cname="zstd", shuffle=2)),
     "lzf": _dataset(chunks=_CHUNKS, compression="lzf"),

@@ -42,7 +42,7 @@ def _as_flag(found: re.Match[str]) -> str:
 
 
 def count(text: str) -> int:
-    """A number of threads or processes."""
+    """A number of threads, processes or samples."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads or processes: write 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no such number: write 1 or more")
     return int(text)

@@ -27,6 +27,8 @@ examples:
       the image files as they are, about as large as the folder
   %(prog)s photos/train train.h5 --store decoded --size 224
       the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+  %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
+      the same in compressed chunks: smaller, slower to read at random, well read with shuffle="block"
   %(prog)s photos/train small.h5 --store jpeg --max-size 512
       smaller images of equal aspect: the size with which most train
   %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
@@ -36,6 +38,7 @@ examples:
 
 The result is plain HDF5, for h5py and HDFView too. In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
 """
+COMPRESSIONS = ("gzip", "lz4", "zstd")
 UNITS = ("file", "line", "record")
 _OF_TEXTS = {"tokenizer", "unit", "text_field", "target_field", "labels", "encoding", "cache_dir"}
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
@@ -62,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", type=_size, help="with --store decoded: 224, or HxW such as 192x256 (default: 224)")
     parser.add_argument("--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)")
+    parser.add_argument(
+        "--compression", choices=COMPRESSIONS, help="of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: none)"
+    )
+    parser.add_argument(
+        "--chunks", type=count, metavar="N", help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"
+    )
     parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders; none: no targets")
     parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
     texts = parser.add_argument_group("texts")
@@ -121,7 +130,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
 def _store_options(given: argparse.Namespace) -> StoreOptions:
     from headrace.packing.options import StoreOptions
 
-    return StoreOptions(given.store, given.max_size, given.quality, given.check, given.end_token)
+    return StoreOptions(given.store, given.max_size, given.quality, given.check, given.end_token, given.compression, given.chunks)
 
 
 def _pack_parts(given: argparse.Namespace, output: Output) -> int:

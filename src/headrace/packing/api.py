@@ -35,6 +35,8 @@ def pack(
     quality: int = 90,
     check: Check = "decode",
     end_token: int | None = None,
+    compression: str | None = None,
+    chunks: int | None = None,
     shard_size: int | str | None = None,
     part: str | None = None,
     parts: str | None = None,
@@ -79,6 +81,11 @@ def pack(
         check: of encoded images: "decode": each is decoded once, so that no damaged one is packed; "header": its header is read alone,
             which takes a tenth of the time and finds files that are empty or no image.
         end_token: of texts: an id that is put behind each document; None: none, or what the tokens of the dataset have already.
+        compression: of arrays: "gzip", which h5py reads without more; "lz4" or "zstd", for which h5py needs the package `hdf5plugin`, here
+            and to read them. headrace reads all three by itself. The bytes of numbers of several bytes are shuffled before. None: they
+            stay as they are.
+        chunks: of arrays: samples a chunk; 1: each sample by itself. None: contiguous or, with `compression`, the power of two that
+            stays below 1 MiB (at least 1).
         shard_size: bytes of samples a part ("1GB"), about; None: one file.
         part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
         parts: "a:b": pack the parts a to b - 1.
@@ -102,7 +109,7 @@ def pack(
         FileChangedError: a sample of a part is not as it was when the parts were planned.
         DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
     """
-    options = StoreOptions(store, max_size, quality, check, end_token)
+    options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
     if shard_size is None:
         if is_url(dst):
             raise ConfigError(

@@ -7,6 +7,7 @@ Packed twice, it has the same bytes. The manifest is written last, by whoever fi
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pickle
 import zlib
@@ -14,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
@@ -27,6 +27,8 @@ from headrace.errors import ConfigError, WriteError
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
+from headrace.packing.formats.layout import chunks_for
+from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
 from headrace.packing.part import PartFile
@@ -35,6 +37,7 @@ from headrace.packing.plan import Plan, names_of
 from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
 from headrace.packing.status import PackStatus, Sidecar, finished_in, join_in, remove_other, sidecar_text
 from headrace.packing.texts import check_targets, documents_of, measured, packed_part
+from headrace.storage.hdf5.filters import filter_versions
 from headrace.storage.source import PackPart
 
 
@@ -115,8 +118,8 @@ class _Write(Protocol):
 def _options_of(plan: PartsPlan) -> StoreOptions:
     if jpeg := plan.options.get("jpeg"):
         return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
-    store: Any = plan.store if plan.rows is None else None
-    return StoreOptions(store, check=plan.options.get("check", "decode"))
+    said, store = plan.options, plan.store if plan.rows is None else None
+    return StoreOptions(store, check=said.get("check", "decode"), compression=said.get("compression"), chunks=said.get("chunks"))  # type: ignore[arg-type]
 
 
 def plan_parts(
@@ -130,11 +133,8 @@ def plan_parts(
     if isinstance(dataset, TextDataset):
         return _plan_texts(dataset, shard_size, how)
     frozen = read_plan(folder)
-    if frozen is not None and frozen.rows is not None and frozen.fingerprint == dataset.fingerprint:
-        options = frozen.options  # all samples were looked at when it was made
-        asked = shard_size, _on_error(dataset)
-        if how in (StoreOptions(), StoreOptions("decoded")) and (options["shard_size"], options["on_error"]) == asked:
-            return frozen, np.empty(0, np.uint32)
+    if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
+        return frozen, np.empty(0, np.uint32)  # all samples were looked at when it was made
     file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
@@ -143,7 +143,11 @@ def plan_parts(
     if how.check != "decode":
         options["check"] = how.check
     if how.is_jpeg:
-        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality, "simplejpeg": simplejpeg.__version__}
+        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+    if file.plan.chunks is not None:
+        options["compression"], options["chunks"] = file.plan.compression, file.plan.chunks
+    if versions := versions_of(dataset, file.plan, how):
+        options["versions"] = versions
     if file.rows is not None:
         options["rows"] = rows_as_json(file.rows)
     sizes = np.zeros(len(dataset), np.int64)
@@ -158,6 +162,25 @@ def plan_parts(
         samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options, classes=info.classes,
     )  # fmt: skip
     return plan, checks
+
+
+def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOptions) -> bool:
+    """True if a plan of samples that had to be looked at is what these arguments give of the same dataset."""
+    rows = frozen.rows
+    if (
+        rows is None
+        or how.store not in (None, "decoded")
+        or (how.check, how.end_token) != ("decode", None)
+        or (rows.store != "decoded" and how.is_chunked)
+    ):
+        return False
+    chunks = chunks_for(how, math.prod(rows.shape) * rows.dtype.itemsize)
+    compression = None if chunks is None else how.compression
+    wanted = {
+        "shard_size": shard_size, "on_error": on_error, "compression": compression, "chunks": chunks,
+        "versions": None if compression is None else filter_versions(compression),
+    }  # fmt: skip
+    return all(frozen.options.get(name) == value for name, value in wanted.items())
 
 
 def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:

@@ -42,7 +42,7 @@ class PartsPlan:
         count: number of samples.
         edges: [parts + 1], the first sample of each part, and `count`.
         nbytes: [parts], bytes of the samples of each part as they are stored.
-        options: what else decides the bytes, by name.
+        options: what else decides the bytes, by name; under "versions" those of the libraries that do.
         classes: class names, or None.
         samples: the CRC of the file `samples_name`, which has a CRC (uint32) of name and size of each sample.
         version: of this layout.
@@ -213,15 +213,22 @@ def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32],
 
 def differences(there: PartsPlan, now: PartsPlan) -> str:
     """How two plans differ, in words."""
+    before, after = _flat_options(there), _flat_options(now)
     pairs = {
         "samples": (there.count, now.count), "parts": (there.parts, now.parts), "store": (there.store, now.store),
         "kind": (there.kind, now.kind), "fingerprint": (there.fingerprint, now.fingerprint), "classes": (there.classes, now.classes),
-        **{name: (there.options.get(name), now.options.get(name)) for name in sorted({*there.options, *now.options})},
+        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after})},
         "sizes of parts": (there.edges, now.edges), "names or sizes of samples": (there.samples, now.samples),
     }  # fmt: skip
     said = []
-    for name, (before, after) in pairs.items():
-        if before != after:
-            is_short = len(f"{before}{after}") < 80
-            said.append(f"{name}: {before} there, {after} now" if is_short else f"other {name}")
+    for name, (one, other) in pairs.items():
+        if one != other:
+            is_short = len(f"{one}{other}") < 80
+            said.append(f"{name}: {one} there, {other} now" if is_short else f"other {name}")
     return "; ".join(said[:4]) or "another layout"
+
+
+def _flat_options(plan: PartsPlan) -> dict[str, Any]:
+    """The options of a plan, each version by itself."""
+    versions = {f"version of {name}": version for name, version in plan.options.get("versions", {}).items()}
+    return {name: value for name, value in plan.options.items() if name != "versions"} | versions

@@ -36,6 +36,8 @@ class Plan:
         sizes: [n] int64, bytes of each sample in the file.
         read_sizes: [n] int64, bytes of each sample where it comes from.
         columns: the datasets beside the samples and their checksums, by name.
+        compression: of the chunks of samples that are rows; None: they are as they are.
+        chunks: samples a chunk, of the last one fewer; None: there are no chunks.
     """
 
     info: PackedInfo
@@ -44,10 +46,12 @@ class Plan:
     sizes: npt.NDArray[np.int64]
     read_sizes: npt.NDArray[np.int64]
     columns: dict[str, Column]
+    compression: str | None = None
+    chunks: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all datasets, CRCs included."""
+        """Bytes of all datasets, CRCs included; before they are compressed."""
         return int(self.sizes.sum()) + sum(c.nbytes for c in self.columns.values()) + 4 * len(self.sizes)
 
 

@@ -11,9 +11,10 @@ import copy
 import functools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,8 @@ from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.memory.limits import usable_cpus
 from headrace.memory.whole import write_full
-from headrace.packing.hdf5 import PackedWriter
+from headrace.packing.formats.hdf5 import PackedWriter
+from headrace.packing.formats.layout import laid_out
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
 from headrace.packing.part import PartFile
@@ -189,7 +191,6 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
-    store = options.store
     if options.is_jpeg:
         return plan_of_files(dataset)
     if isinstance(dataset, TextDataset):
@@ -197,13 +198,19 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
         return packed_texts(dataset, options.end_token)
     if options.end_token is not None:
         raise ConfigError("end_token is for texts: leave it out")
+    packing = _planned(dataset, options, workers, progress, rows)
+    return packing._replace(plan=laid_out(packing.plan, options))
+
+
+def _planned(dataset: BaseDataset, options: StoreOptions, workers: int, progress: bool | None, rows: Rows | None) -> Packing:
+    """`plan_file` of images as they are, and arrays, not in chunks."""
     if is_packed_as_stored(dataset):
-        plan = make_plan(dataset, store)
+        plan = make_plan(dataset, options.store)
         _refuse_check(options, plan)
         return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), [])
     _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
-    readable, plan, unreadable = _plan_values(dataset, store, workers, progress, rows)
+    readable, plan, unreadable = _plan_values(dataset, options.store, workers, progress, rows)
     common = Rows(plan.info.store, plan.dtype, plan.shape[1:], plan.info.values)
     return Packing(
         readable, plan, functools.partial(_prepare, readable, plan, options.check), list(unreadable.values()), common, tuple(unreadable)
@@ -222,6 +229,8 @@ def refuse_for_texts(options: StoreOptions) -> None:
         raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
     if options.store is not None:
         raise ConfigError(f"store={options.store!r} is for images and arrays: texts are packed as tokens")
+    if options.is_chunked:
+        raise ConfigError(f"{options.layout}: tokens lie flat and are mapped into memory as they are: leave it out")
     _refuse_check(options)
 
 
@@ -250,19 +259,35 @@ def _plan_values(
     return dataset, planner.plan(dataset), unreadable
 
 
+class _Group(NamedTuple):
+    """What is written of a group of samples: nothing where one can't be read."""
+
+    blocks: Sequence[Any]
+    checksums: Sequence[int]
+    failures: dict[int, SampleError]
+
+
 def _write(part: PartFile, packing: Packing, workers: int, progress: bool | None) -> dict[int, SampleError]:
     """Write all samples; those that can't be read, by position. After the first of these nothing more is written."""
-    plan = packing.plan
-    writer, failures = PackedWriter(part, plan), dict[int, SampleError]()
-    groups = groups_of(plan.sizes + plan.read_sizes, GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES)
-    with with_progress(packing.prepare, groups, workers, progress, plan.info.count, "packing") as results:
-        for group, samples in results:
-            failures.update((i, s[0]) for i, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError))
-            if not failures:
-                writer.append([s[0] for s in samples], [s[1] for s in samples])
-    if not failures:
-        writer.finish()
+    plan, failures = packing.plan, dict[int, SampleError]()
+    most = GROUP_TEXTS if plan.info.kind == "text" else GROUP_SAMPLES
+    groups = groups_of(plan.sizes + plan.read_sizes, most, plan.chunks or 1)
+    with PackedWriter(part, plan) as writer:
+        task = functools.partial(_encoded, packing, writer)
+        with with_progress(task, groups, workers, progress, plan.info.count, "packing") as results:
+            for _, made in results:
+                failures.update(made.failures)
+                if not failures:
+                    writer.append(made.blocks, made.checksums)
+        if not failures:
+            writer.finish()
     return failures
+
+
+def _encoded(packing: Packing, writer: PackedWriter, group: range) -> _Group:
+    samples, checksums = zip(*packing.prepare(group), strict=True)
+    failures = {index: sample for index, sample in zip(group, samples, strict=True) if isinstance(sample, SampleError)}
+    return _Group([] if failures else writer.encode(samples), checksums, failures)
 
 
 def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:

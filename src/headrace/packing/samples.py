@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -32,8 +32,19 @@ def without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) ->
     return dataset.subset(readable)
 
 
-def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES) -> Iterator[range]:
-    """Samples in groups, by the bytes that each takes while it is read ([n] int64)."""
+def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> Iterator[range]:
+    """Samples in groups.
+
+    Args:
+        sizes: [n] int64, bytes that each takes while it is read.
+        most: samples of a group.
+        together: so many that lie one after the other are never parted.
+    """
+    if together > 1:
+        units = np.add.reduceat(sizes, np.arange(0, len(sizes), together)) if len(sizes) else sizes
+        for group in groups_of(units, max(1, most // together)):
+            yield range(group.start * together, min(group.stop * together, len(sizes)))
+        return
     start, nbytes = 0, 0
     for i, size in enumerate(sizes.tolist()):
         if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
@@ -44,14 +55,12 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES) -> Iterator[range]:
         yield range(start, len(sizes))
 
 
-def in_order(
-    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int
-) -> Generator[tuple[range, Sequence[Any]], None, None]:
+def in_order(task: Callable[[range], T], groups: Iterator[range], workers: int) -> Generator[tuple[range, T], None, None]:
     """The results of a task for each group, in order; threads work at most `workers` + 1 groups ahead; 0: this thread."""
     if not workers:
         yield from ((group, task(group)) for group in groups)
         return
-    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[Sequence[Any]]]]()
+    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[T]]]()
     try:
         for group in groups:
             waiting.append((group, pool.submit(task, group)))
@@ -67,13 +76,13 @@ def in_order(
 
 @contextlib.contextmanager
 def with_progress(
-    task: Callable[[range], Sequence[Any]], groups: Iterator[range], workers: int, progress: bool | None, total: int, desc: str
-) -> Iterator[Iterator[tuple[range, Sequence[Any]]]]:
+    task: Callable[[range], T], groups: Iterator[range], workers: int, progress: bool | None, total: int, desc: str
+) -> Iterator[Iterator[tuple[range, T]]]:
     """`in_order` with a progress bar; its threads have ended when the context is left."""
     results = in_order(task, groups, workers)
     with contextlib.closing(results), progress_bar(progress, total=total, desc=desc, unit="sample") as bar:
 
-        def counted() -> Iterator[tuple[range, Sequence[Any]]]:
+        def counted() -> Iterator[tuple[range, T]]:
             for group, made in results:
                 yield group, made
                 bar.update(len(group))

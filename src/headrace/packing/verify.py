@@ -154,7 +154,8 @@ def _decoded(source: HDF5Source, workers: int, done: Callable[[int], object]) ->
         except (HeadraceError, OSError) as error:
             return [(index, source.location(index), str(error))]
 
-    for group, found in in_order(task, groups_of(source.sizes()), workers):
+    together = int(source.blocks()[0]) if source.block_nbytes and len(source) else 1  # a compressed chunk is decoded once
+    for group, found in in_order(task, groups_of(source.sizes(), together=together), workers):
         bad += found
         done(len(group))
     return bad

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import h5py
+import numpy as np
 
-from headrace.errors import FormatError
-from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Unshuffle, Zstd
+from headrace.errors import ConfigError, FormatError
+from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Lz4, Unshuffle, Zstd
+from headrace.storage.arrays.compressors import LEVELS, codec_versions, shuffles
 
 _NAMES = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 305: "lzo", 32000: "lzf"}
 _OF_HDF5PLUGIN = {307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz"}
 _OF_HDF5PLUGIN |= {32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr", 32033: "htj2k"}
-_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
+_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32004: Lz4, 32015: Zstd}
+_OF_COMPRESSIONS = {"lz4": (32004, ()), "zstd": (32015, (LEVELS["zstd"],))}
 
 
 def name_of(code: int) -> str:
@@ -36,6 +40,37 @@ def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
         else:
             raise ValueError(f"filter {name_of(code)}")
     return codecs
+
+
+def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:
+    """Puts the filters of chunks that `headrace.storage.arrays.compressors` encodes into the properties of a dataset to be made."""
+    if shuffles(dtype):
+        plist.set_shuffle()
+    if compression == "gzip":
+        plist.set_deflate(LEVELS["gzip"])
+        return
+    plugin_version()
+    code, values = _OF_COMPRESSIONS[compression]
+    plist.set_filter(code, h5py.h5z.FLAG_OPTIONAL, values)
+
+
+def plugin_version() -> str:
+    """The version of hdf5plugin, whose filters h5py knows from then on: HDF5 writes the names of filters that it knows into files.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    try:
+        import hdf5plugin
+    except ImportError:
+        raise ConfigError("compression='lz4' and 'zstd' need the package hdf5plugin: pip install 'headrace[hdf5]', or use 'gzip'") from None
+    return str(hdf5plugin.version)
+
+
+def filter_versions(compression: str) -> dict[str, str]:
+    """The versions of what decides the bytes of compressed chunks, and of what a file says of them; by name."""
+    versions = codec_versions(compression)
+    return versions if compression == "gzip" else versions | {"hdf5plugin": plugin_version()}
 
 
 def check_filters(dataset: h5py.Dataset, where: str) -> None:

@@ -1,0 +1,1 @@
+"""How samples are stored, and the writers of packed files."""

@@ -1,0 +1,268 @@
+"""Writes the bytes of a packed HDF5 file.
+
+h5py lays out the file: an attribute, and datasets of their final sizes, with nothing in them yet. The rest is `pwrite` at the places
+that HDF5 names: errors come as the system's own, and the writer holds no more than the samples in its hands. Chunks that are not
+compressed lie one behind the other like contiguous rows. The sizes of compressed ones are known when they are made: HDF5 appends
+them, and writes through an object of ours, so that its errors are the system's own too.
+
+The bytes of the file follow from the samples alone: no times, no versions, one fixed format of HDF5, whose metadata have checksums.
+It is that of 1.8; and with chunks that of 1.10, whose index is an array of 14 bytes a chunk that lies together, and none at all of
+chunks that are not compressed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+from h5py import h5d, h5f, h5p, h5s, h5t
+
+from headrace.errors import WriteError
+from headrace.io.paths import redact
+from headrace.memory.budget import format_size
+from headrace.memory.whole import read_full, write_full
+from headrace.packing.part import PartFile
+from headrace.packing.plan import Plan
+from headrace.storage.arrays.compressors import compress, shuffled, shuffles
+from headrace.storage.arrays.packed import CRC, DATA, FILE_CRC, PACKED_ATTRIBUTE, PACKED_CHECKSUM, bytes_of, info_text
+from headrace.storage.hdf5.filters import add_filters
+
+_SLACK = 1 << 16  # for HDF5's own headers
+_ALIGNED = 64  # bytes
+
+
+class PackedWriter:
+    """Writes the samples of a plan, in order, into an empty part file; inside a ``with``.
+
+    Args:
+        part: entered, and not committed.
+        plan: what will be written.
+
+    Raises:
+        WriteError, AccessError: the disk is too small, or the file can't be written.
+    """
+
+    def __init__(self, part: PartFile, plan: Plan) -> None:
+        self._part, self._plan = part, plan
+        self._crc = np.zeros(len(plan.sizes), np.uint32)
+        self._done = 0
+        text = info_text(plan.info)
+        self._chunks = _ChunkAppender(part.fd, plan, text) if plan.compression is not None and all(plan.shape) else None
+        needed = plan.nbytes - (int(plan.sizes.sum()) if self._chunks else 0) + len(text) + _SLACK
+        with part.explained():
+            free = shutil.disk_usage(os.path.dirname(part.path)).free
+            if needed > free:
+                raise WriteError(
+                    f"{redact(part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
+                    f"{format_size(free)} are free: free some space, or use another disk"
+                )
+            os.ftruncate(part.fd, needed)  # a limit of the file system or the user shows here, not in the middle of it all
+            self._offsets = lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
+        self._at = self._offsets[DATA]
+
+    def __enter__(self) -> PackedWriter:
+        for name, column in self._plan.columns.items():
+            self._write(column, self._offsets[name])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
+
+    def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
+        """The bytes that are written of the next samples, at least one: whole chunks, but for the last one of all. For any thread."""
+        plan = self._plan
+        if self._chunks is None:
+            return [np.concatenate([bytes_of(sample) for sample in samples])]
+        assert plan.compression is not None and plan.chunks is not None
+        rows, blocks = min(plan.chunks, plan.shape[0]), list[Any]()
+        for start in range(0, len(samples), rows):
+            parts = [bytes_of(sample) for sample in samples[start : start + rows]]
+            parts += [np.zeros_like(parts[0])] * (rows - len(parts))  # a chunk at the edge is whole, too
+            data = np.concatenate(parts)
+            blocks.append(compress(plan.compression, shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data))
+        return blocks
+
+    def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
+        """Write what `encode` gave of the next samples, whose sizes are those of the plan, and which have these CRCs."""
+        for block in blocks:
+            if self._chunks is not None:
+                with self._part.explained():
+                    self._chunks.append(block)
+            else:
+                self._write(block, self._at)
+                self._at += len(block)
+        self._crc[self._done : self._done + len(checksums)] = checksums
+        self._done += len(checksums)
+
+    def finish(self) -> None:
+        """Write what is known only now: the samples' CRCs."""
+        assert self._done == len(self._plan.sizes), "samples are missing"
+        if self._chunks is not None:
+            with self._part.explained():
+                self._chunks.finish()
+        self._write(self._crc, self._offsets[CRC])
+
+    def _write(self, array: npt.NDArray[Any], offset: int) -> None:
+        with self._part.explained():
+            write_full(self._part.fd, bytes_of(array).data, offset)
+
+
+class _ChunkAppender:
+    """Appends compressed chunks, in order, to the samples of a file that HDF5 has open meanwhile."""
+
+    def __init__(self, fd: int, plan: Plan, text: bytes) -> None:
+        self._fd, self._plan, self._text = fd, plan, text
+        self._written: _Written | None = None
+        self._file: h5py.File | None = None
+        self._row = 0
+
+    def open(self) -> dict[str, int]:
+        """Makes the file; where the contents of the other datasets go."""
+        os.ftruncate(self._fd, 0)
+        self._written = _Written(self._fd)
+        access = _access(self._plan)
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._written)
+        self._file, offsets = _created(b"chunks", access, self._plan, self._text)
+        return offsets
+
+    def append(self, block: bytes) -> None:
+        """Writes the next chunk; raises an OSError."""
+        assert self._file is not None and self._written is not None
+        data, shape = self._file[DATA].id, self._plan.shape
+        data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
+        self._row += min(self._plan.chunks or 1, shape[0])
+        self._written.check()
+
+    def finish(self) -> None:
+        """Writes what HDF5 has in memory; raises an OSError."""
+        assert self._written is not None
+        self.close()
+        self._written.check()
+
+    def close(self) -> None:
+        """Closes the file, whatever is in it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Written(io.RawIOBase):
+    """A file that HDF5 writes. HDF5 can't close a file that it can't write: after an error all else seems to go well, and is not written;
+    `check` raises it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at, self._end = fd, 0, 0
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raises what went wrong: an OSError, or an interruption."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Any) -> int:
+        count = len(data)
+        if self._error is None:
+            try:
+                write_full(self._fd, data, self._at)
+            except BaseException as error:  # an interruption too
+                self._error = error
+        self._at += count
+        self._end = max(self._end, self._at)
+        return count
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        got = read_full(self._fd, [view], self._at)
+        view[got:] = bytes(len(view) - got)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        self._end = self._at if size is None else size
+        if self._error is None:
+            try:
+                os.ftruncate(self._fd, self._end)
+            except OSError as error:
+                self._error = error
+        return self._end
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
+    """Make the HDF5 file, its datasets still without content; where the content of each goes (0 where it has none)."""
+    file, offsets = _created(os.fsencode(path), _access(plan), plan, text)
+    file.close()
+    return offsets
+
+
+def _access(plan: Plan) -> h5p.PropFAID:
+    access, version = h5p.create(h5p.FILE_ACCESS), h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110
+    access.set_libver_bounds(version, version)
+    access.set_file_locking(False, True)  # ours is on the file already
+    if plan.info.kind == "text":
+        access.set_alignment(1, _ALIGNED)  # these arrays are mapped
+    return access
+
+
+def _created(name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes) -> tuple[h5py.File, dict[str, int]]:
+    """An empty file, open; and where the contents of its datasets go."""
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
+    datasets[CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
+    datasets[FILE_CRC] = ((1,), np.dtype("<u4"))  # zeros until the file is read back
+    file = h5py.File(h5f.create(name, h5f.ACC_TRUNC, creation, access))
+    try:
+        file.attrs.create(PACKED_ATTRIBUTE, np.bytes_(text))
+        file.attrs.create(PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
+        offsets = {name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()}
+        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.dtype, plan)  # last: all that a reader needs first lies together
+    except BaseException:
+        file.close()
+        raise
+    return file, offsets
+
+
+def _allocate(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], plan: Plan | None = None) -> int:
+    """Where the content of a dataset goes, that of `plan` in its chunks; 0: nowhere, or wherever HDF5 appends it."""
+    layout = h5p.create(h5p.DATASET_CREATE)
+    is_chunked, compression = plan is not None and plan.chunks is not None and all(shape), None
+    if is_chunked:
+        assert plan is not None and plan.chunks is not None
+        compression = plan.compression
+        layout.set_chunk((min(plan.chunks, shape[0]), *shape[1:]))
+    else:
+        layout.set_layout(h5d.CONTIGUOUS)
+    if compression is not None:
+        add_filters(layout, compression, dtype)
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY if compression is None else h5d.ALLOC_TIME_INCR)
+    layout.set_fill_time(h5d.FILL_TIME_NEVER)
+    layout.set_obj_track_times(False)
+    stored = h5t.py_create(dtype, logical=True)
+    dataset = h5d.create(file.id, name.encode(), stored, h5s.create_simple(shape), layout)
+    if is_chunked:
+        return dataset.get_chunk_info(0).byte_offset if compression is None else 0
+    return dataset.get_offset() or 0
