@@ -115,7 +115,8 @@ def test_ctrl_c_saves_the_state_within_an_epoch(example: Any, photos: Path, tmp_
 
 def test_losses_that_differ_are_said(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def run(mode: str, loss: float, checksum: int) -> Any:
-        return example.Run(mode, epochs=[example.Epoch(1, loss=2.0, checksums=[3, 4]), example.Epoch(1, loss=loss, checksums=[5, checksum])])
+        epochs = [example.Epoch(1, loss=2.0, checksums=[3, 4]), example.Epoch(1, loss=loss, checksums=[5, checksum])]
+        return example.Run(mode, epochs=epochs)
 
     assert not example.compare([run("lazy", 1.0, 6), run("eager", 1.0 + 1e-15, 7), run("cached", 1.0 + 1e-15, 6)], train=True)
     assert capsys.readouterr().out.splitlines() == [
