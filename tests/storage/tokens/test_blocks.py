@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.text.line_index import HeldArrays
-from headrace.storage.tokens.source import BlocksSource, Tokens
+from headrace.storage.tokens.source import ArrayTokens, BlocksSource, Tokens
 
 
 def tokens_of(lengths: list[int], dtype: str) -> Tokens:
     """Tokens in memory."""
     edges = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-    return Tokens(HeldArrays((np.arange(edges[-1]) * 7919 % 60_000).astype(dtype), [edges.astype(np.int64)]))
+    return ArrayTokens(HeldArrays((np.arange(edges[-1]) * 7919 % 60_000).astype(dtype), [edges.astype(np.int64)]))
 
 
 def plain(tokens: Tokens, length: int, index: int) -> tuple[list[int], list[int]]:

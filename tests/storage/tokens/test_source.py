@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.storage.text.line_index import HeldArrays
-from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
+from headrace.storage.tokens.source import ArrayTokens, BlocksSource, DocumentsSource
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
 
 
 def made_of(sizes: list[int]) -> tuple[Any, list[list[int]]]:
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-    tokens = Tokens(HeldArrays((np.arange(edges[-1]) + 100).astype(np.uint16), [edges]))
+    tokens = ArrayTokens(HeldArrays((np.arange(edges[-1]) + 100).astype(np.uint16), [edges]))
     return tokens, [tokens.long[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 
