@@ -23,7 +23,6 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, TargetE
 from headrace.packing import pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
-from headrace.packing.formats import hdf5 as writing
 from headrace.packing.part import PartFile
 
 pytestmark = pytest.mark.quick_every(5)
@@ -210,7 +209,7 @@ def test_what_the_system_refuses(
 
 def test_full_disk_is_reported_before_reading(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=50_000)
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(parts.shutil, "disk_usage", lambda path: free)
     monkeypatch.setattr(running, "_prepare", lambda *_: pytest.fail("read"))
     with pytest.raises(WriteError, match=r"the disk is full: it needs .* kB, and 50\.0 kB are free"):
         pack(photos, tmp_path / "out.h5")

@@ -85,7 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad", action="store_true", help="leave out samples that can't be read (default: stop at the first)")
     parser.add_argument("--workers", type=count, metavar="N", help="threads that read and decode (default: one for each core)")
     parts = parser.add_argument_group("several parts")
-    parts.add_argument("--shard-size", metavar="SIZE", help="of a part, such as 1GB; DST is a folder then (default: one file)")
+    parts.add_argument(
+        "--format", choices=("hdf5", "zarr"), help="of the parts; zarr: the shards of one Zarr 3 group in the folder DST (default: hdf5)"
+    )
+    parts.add_argument("--shard-size", metavar="SIZE", help="of a part, such as 1GB; DST is a folder then (default: one file; zarr: 256MB)")
     parts.add_argument("--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs")
     parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
     parts.add_argument("--processes", type=count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
@@ -101,7 +104,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.run import left_out_message, pack_dataset
 
     try:
-        if given.shard_size is not None:
+        if given.shard_size is not None or given.format == "zarr":
             return _pack_parts(given, output)
         if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
             raise ConfigError("--part, --parts, --processes and --dask need --shard-size, such as 1GB")
@@ -118,7 +121,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
     except HeadraceError as error:
         raise type(error)(as_flags(str(error))) from error
     except KeyboardInterrupt:
-        kept = "finished parts are kept" if given.shard_size is not None else "nothing was written"
+        is_parts = given.shard_size is not None or given.format == "zarr"
+        kept = "finished parts are kept" if is_parts else "nothing was written"
         print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
     if result.left_out:
@@ -135,7 +139,7 @@ def _store_options(given: argparse.Namespace) -> StoreOptions:
 
 def _pack_parts(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.paths import redact
-    from headrace.packing.api import pack_folder
+    from headrace.packing.api import ZARR_SHARD, pack_folder
     from headrace.packing.status import manifest_of
 
     with _open(given.src, _options(given), given.end_token is not None) as dataset, _executor(given.dask) as executor:
@@ -143,7 +147,8 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
             dataset,
             given.dst,
             options=_store_options(given),
-            shard_size=given.shard_size,
+            format=given.format or "hdf5",
+            shard_size=ZARR_SHARD if given.shard_size is None else given.shard_size,
             part=given.part,
             parts=given.parts,
             workers=given.workers,

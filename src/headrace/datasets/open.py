@@ -25,10 +25,11 @@ from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.tar.source import TARS
+from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
-"""What `headrace.pack` made of images and texts, by the kind that the file says."""
+"""What `headrace.pack` made of images and texts, by the kind that the pack says."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays", StreamingDataset: "shards",
 }  # fmt: skip
@@ -75,9 +76,11 @@ def known_keywords() -> frozenset[str]:
 
 def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDataset]:
     remote = RemoteOptions.taken_from(dict(options))
-    kind = kind_of(data_path, tuple(_CLASSES), remote)
+    kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True)
     if kind is HDF5:
         return _OF_KIND.get(packed_kind(data_path, remote), HDF5Dataset)
+    if kind is ZARR:
+        return _OF_KIND.get(packed_zarr_kind(data_path, remote), ZarrDataset)
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr and .tar")
     return ImageDataset if kind is None else _CLASSES[kind]  # which says what is there, where nothing is known

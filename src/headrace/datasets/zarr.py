@@ -17,9 +17,11 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.packed import DATA
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.zarr.ome import Scale
+from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.stores import ZARR
 from headrace.storage.zarr.volumes import Extents, ZarrArray, array_or_level, patch_source
@@ -133,11 +135,16 @@ class ZarrDataset(ArrayDataset):
         elif boxes is not None and len(paths) > 1:
             raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
         arrays = list[ZarrArray]()
-        if dataset_name is None or isinstance(dataset_name, str):
+        is_pack = patch_shape is None and scale is None and dataset_name in (None, DATA) and _are_packs(opened, paths, target_name)
+        if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
             arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
         if patch_shape is None:
-            names = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
-            sources = [ZarrSource(*one, opened=opened, column=target_name) for one in zip(paths, names, strict=True)]
+            names: list[Any] = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
+            sources: list[Any] = (
+                [PackedGroup(path, opened) for path in paths]
+                if is_pack
+                else [ZarrSource(*one, opened=opened, column=target_name) for one in zip(paths, names, strict=True)]
+            )
             source, sample_format = joined_rows(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
         else:
@@ -209,6 +216,11 @@ class ZarrDataset(ArrayDataset):
         if "decode" in self._overridden:
             return None
         return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
+
+
+def _are_packs(opened: OpenZarr, paths: Sequence[str], target_name: str | None) -> bool:
+    """True if `headrace.pack` wrote all of these stores."""
+    return all(packed_group(opened.store(path, [DATA, target_name])) is not None for path in paths)
 
 
 def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSource | ConcatSource[PatchSource]:

@@ -20,9 +20,12 @@ from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
 from headrace.packing.destination import destination_of
 from headrace.packing.job import pack_parts
-from headrace.packing.options import Check, Store, StoreOptions
+from headrace.packing.options import Check, PackFormat, Store, StoreOptions
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
 from headrace.packing.status import PackStatus, read_manifest
+
+ZARR_SHARD = "256MB"
+"""What `shard_size` is where `format` is "zarr" and nothing is said."""
 
 
 @checks_keywords
@@ -37,6 +40,7 @@ def pack(
     end_token: int | None = None,
     compression: str | None = None,
     chunks: int | None = None,
+    format: PackFormat | None = None,
     shard_size: int | str | None = None,
     part: str | None = None,
     parts: str | None = None,
@@ -86,7 +90,9 @@ def pack(
             stay as they are.
         chunks: of arrays: samples a chunk; 1: each sample by itself. None: contiguous or, with `compression`, the power of two that
             stays below 1 MiB (at least 1).
-        shard_size: bytes of samples a part ("1GB"), about; None: one file.
+        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr" `dst` is always a folder of parts, which are the shards of one Zarr 3 group
+            (``data.zarr``): samples of one shape, or encoded images. Which are left out is found out before the first part is packed.
+        shard_size: bytes of samples a part ("1GB"), about; None: one file, and with format="zarr" "256MB".
         part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
         parts: "a:b": pack the parts a to b - 1.
         workers: threads that read and decode; None: one for each usable core, shared out over `processes`. A source that is not
@@ -110,7 +116,9 @@ def pack(
         DataNotFoundError, ConfigError: the folder of `dst` is missing; an argument makes no sense.
     """
     options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
-    if shard_size is None:
+    if format not in (None, "hdf5", "zarr"):
+        raise ConfigError(f"format must be 'hdf5' or 'zarr', not {format!r}")
+    if shard_size is None and format != "zarr":
         if is_url(dst):
             raise ConfigError(
                 f"{redact(dst)}: a single file is written on this machine: pass shard_size, such as '1GB', to pack into a store"
@@ -122,9 +130,9 @@ def pack(
             warn(left_out_message(result))
         return result.path
     return pack_folder(
-        dataset, dst, options=options, shard_size=shard_size, part=part, parts=parts,
-        workers=workers, processes=processes, executor=executor,
-        storage_options=storage_options, overwrite=overwrite, progress=progress,
+        dataset, dst, options=options, format=format or "hdf5", shard_size=ZARR_SHARD if shard_size is None else shard_size,
+        part=part, parts=parts, workers=workers, processes=processes, executor=executor, storage_options=storage_options,
+        overwrite=overwrite, progress=progress,
     ).folder  # fmt: skip
 
 
@@ -133,6 +141,7 @@ def pack_folder(
     dst: str | os.PathLike[Any],
     *,
     options: StoreOptions,
+    format: PackFormat,
     shard_size: int | str,
     part: str | None,
     parts: str | None,
@@ -154,7 +163,7 @@ def pack_folder(
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         status = pack_parts(
-            unwrapped(opened), folder, shard_size=nbytes, options=options, share=share,
+            unwrapped(opened), folder, format=format, shard_size=nbytes, options=options, share=share,
             workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip

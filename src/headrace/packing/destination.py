@@ -16,7 +16,8 @@ from headrace.errors import AccessError, ConfigError, DataNotFoundError, Headrac
 from headrace.io.atomic import make_folder, user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
-from headrace.io.remote_files import below
+from headrace.io.remote_files import below as url_below
+from headrace.io.resolve.packs import ARRAYS
 from headrace.memory.per_process import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
 from headrace.storage.hdf5.files import locked_by_caller
@@ -45,8 +46,12 @@ class Destination(ABC):
         """
 
     @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by name; of none where it is not there."""
+    def sizes(self, below: str | None = None) -> dict[str, int]:
+        """Bytes of each file, by name; of none where it is not there.
+
+        Args:
+            below: a folder in it whose files are wanted, with those of all folders in that; their names begin with its own.
+        """
 
     @abstractmethod
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
@@ -114,7 +119,15 @@ class FolderDestination(Destination):
         except OSError as error:
             raise WriteError(f"{self.shown} can't be made: {error.strerror}: use another folder") from error
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, below: str | None = None) -> dict[str, int]:
+        if below is not None:
+            found = dict[str, int]()
+            for folder, _, names in os.walk(self._folder / below):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
+                        path = os.path.join(folder, name)
+                        found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = os.stat(path).st_size
+            return found
         try:
             with os.scandir(self._folder) as listing:
                 return {entry.name: entry.stat().st_size for entry in listing}
@@ -130,7 +143,17 @@ class FolderDestination(Destination):
             return None
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
-        write_whole(self._folder / name, data, overwrite)
+        write_whole(self._made(name), data, overwrite)
+
+    def _made(self, name: str) -> Path:
+        """The path of a file whose folder is there."""
+        path = self._folder / name
+        if path.parent != self._folder:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise WriteError(f"{redact(path.parent)} can't be made: {error.strerror}: use another folder") from error
+        return path
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -138,7 +161,7 @@ class FolderDestination(Destination):
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        with PartFile(self._folder / name, overwrite=True, token=new_token()) as file:
+        with PartFile(self._made(name), overwrite=True, token=new_token()) as file:
             yield file
             file.commit()
 
@@ -148,6 +171,11 @@ class FolderDestination(Destination):
     def remove_abandoned(self) -> None:
         remove_abandoned(str(self._folder), ".part-")
         remove_abandoned(str(self._folder), ".plan")
+        for folder, _, names in os.walk(self._folder / ARRAYS, topdown=False):
+            remove_abandoned(folder, ".")
+            if not names:
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(folder)
 
 
 class StoreDestination(Destination):
@@ -180,17 +208,21 @@ class StoreDestination(Destination):
         return self._url
 
     def _at(self, name: str) -> str:
-        return path_in(below(self._url, name), self._filesystem.get())
+        return path_in(url_below(self._url, name), self._filesystem.get())
 
     def prepare(self) -> None:
         filesystem = self._filesystem.get()
         if type(filesystem).__name__ == "HTTPFileSystem":
             raise ConfigError(f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as s3://")
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, below: str | None = None) -> dict[str, int]:
         def listed() -> dict[str, int]:
             filesystem = self._filesystem.get()
             filesystem.invalidate_cache()
+            if below is not None:
+                start = path_in(self._url, filesystem).rstrip("/") + "/"
+                entries = filesystem.find(self._at(below), detail=True)
+                return {path.removeprefix(start): int(entry["size"] or 0) for path, entry in entries.items()}
             entries = filesystem.ls(path_in(self._url, filesystem), detail=True)
             return {entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
 
@@ -260,9 +292,9 @@ class StoreDestination(Destination):
 def _temporary(name: str) -> Iterator[PartFile]:
     """A file of this user in the folder for temporary files; those that killed processes left of the same name are removed."""
     folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
-    make_folder(folder, ".part-")
+    make_folder(folder, ".")
     try:
-        with PartFile(os.path.join(folder, name), overwrite=True, token=new_token()) as file:
+        with PartFile(os.path.join(folder, name.replace("/", "-")), overwrite=True, token=new_token()) as file:
             yield file
     finally:
         with contextlib.suppress(OSError):  # others may have files in it

@@ -24,19 +24,19 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
-from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
 from headrace.packing.formats.layout import chunks_for
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import ratio_of
-from headrace.packing.options import StoreOptions
+from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
 from headrace.packing.plan import Plan, names_of
 from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
-from headrace.packing.status import PackStatus, Sidecar, finished_in, join_in, remove_other, sidecar_text
+from headrace.packing.status import PackStatus, Sidecar, finished_in, join_in, remove_other, sidecar_text, unjoin
 from headrace.packing.texts import check_targets, documents_of, measured, packed_part
+from headrace.packing.zarr_parts import pack_zarr_part, plan_zarr
 from headrace.storage.hdf5.filters import filter_versions
 from headrace.storage.source import PackPart
 
@@ -72,14 +72,21 @@ class PackJob:
 
     def _pack(self, part: int) -> int:
         plan = self.plan
+        if plan.zarr is not None:
+            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, _options_of(plan), self.workers)
+        else:
+            sidecar = self._hdf5(part)
+        self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
+        return sidecar.samples
+
+    def _hdf5(self, part: int) -> Sidecar:
+        plan = self.plan
         write = self._texts(part, self.dataset) if isinstance(self.dataset, TextDataset) else self._samples(part)
         self.folder.remove(plan.sidecar_name(part))
         with self.folder.part(plan.name(part)) as file:
             written, left_out = write(file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count))
             nbytes, crc = read_back(file, self.workers, False)
-        sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
-        self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
-        return written.info.count
+        return Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
 
     def _samples(self, part: int) -> _Write:
         """What writes a part of images or arrays."""
@@ -214,6 +221,7 @@ def pack_parts(
     dataset: BaseDataset,
     folder: Destination,
     *,
+    format: PackFormat,
     shard_size: int,
     options: StoreOptions,
     share: range | tuple[int, int] | None,
@@ -226,13 +234,17 @@ def pack_parts(
     """Packs the parts of a share which are not finished, and joins the pack if all are.
 
     Args:
+        format: of the parts.
         share: the numbers of the parts; or (i, N): each N-th one from i on; None: all.
 
     Raises:
         See `pack`.
     """
     folder.prepare()
-    plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress)
+    if format == "zarr":
+        plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+    else:
+        plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress)
     before = read_plan(folder)
     freeze(folder, plan, checks, overwrite)
     if before is not None and before.digest != plan.digest:
@@ -241,7 +253,7 @@ def pack_parts(
     numbers = _numbers(share, plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
-        folder.remove(MANIFEST)
+        unjoin(folder, plan)
         job = PackJob(dataset, folder, plan, workers)
         with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
             for _ in _packed(job, left, processes, executor):

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
 from headrace.io.atomic import TEMPORARY
 from headrace.io.paths import redact
+from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock
 from headrace.memory.whole import write_full
 
@@ -116,6 +118,21 @@ class PartFile:
         """
         with self.explained():
             write_full(self.fd, data, 0)
+
+    def reserve(self, nbytes: int) -> None:
+        """Makes the file so long, and sees that there is room: what is missing shows here, not in the middle of it all.
+
+        Raises:
+            WriteError, AccessError: there is none; the file can't be written, or is too large for the file system or the user's limit.
+        """
+        with self.explained():
+            free = shutil.disk_usage(self._folder).free
+            if nbytes > free:
+                raise WriteError(
+                    f"{redact(self.target)} can't be written, the disk is full: it needs {format_size(nbytes)}, and {format_size(free)} "
+                    "are free: free some space, or use another disk"
+                )
+            os.ftruncate(self.fd, nbytes)
 
     def reread(self) -> None:
         """Make the file durable, and forget the pages in memory: what is read next comes from the disk, where that is possible."""

@@ -26,6 +26,8 @@ from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination
 from headrace.packing.plan import Rows
+from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
+from headrace.storage.arrays.packed import PackedInfo
 
 VERSION = 1
 """Of the files of a pack beside its parts."""
@@ -85,9 +87,38 @@ class PartsPlan:
         """What the file of the samples' CRCs is called."""
         return f"plan-{self.samples:08x}.crc32"
 
+    @property
+    def left_out(self) -> dict[int, str]:
+        """What is wrong with samples that are in none of the parts, by their numbers in the dataset."""
+        return {number: why for number, why in self.options.get("left_out", [])}
+
+    @cached_property
+    def metadata(self) -> dict[str, bytes]:
+        """The files of a Zarr pack beside the parts, by name, in the order in which they are written."""
+        if self.zarr is None:
+            return {}
+        image: dict[str, Any] = {name: self.options[name] for name in ("color", "image_size") if name in self.options}
+        if jpeg := self.options.get("jpeg"):
+            image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
+        return self.zarr.metadata(PackedInfo(self.kind, self.store, self.count, self.fingerprint, self.classes, image))
+
+    @property
+    def format(self) -> str:
+        """ "hdf5" or "zarr"."""
+        return str(self.options.get("format", "hdf5"))
+
+    @cached_property
+    def zarr(self) -> ZarrLayout | None:
+        """The arrays of a pack to Zarr; None: it is one to HDF5."""
+        return zarr_layout(self.count, self.parts, self.options["zarr"]) if self.format == "zarr" else None
+
+    def objects(self, part: int) -> list[str]:
+        """The files that a part has; that with the samples comes first."""
+        return [f"part-{part:05d}-of-{self.parts:05d}.h5"] if self.zarr is None else self.zarr.objects(part)
+
     def name(self, part: int) -> str:
-        """What the file of a part is called."""
-        return f"part-{part:05d}-of-{self.parts:05d}.h5"
+        """What the file with the samples of a part is called."""
+        return self.objects(part)[0]
 
     def sidecar_name(self, part: int) -> str:
         """What the sidecar of a part is called."""
@@ -217,7 +248,8 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
     pairs = {
         "samples": (there.count, now.count), "parts": (there.parts, now.parts), "store": (there.store, now.store),
         "kind": (there.kind, now.kind), "fingerprint": (there.fingerprint, now.fingerprint), "classes": (there.classes, now.classes),
-        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after})},
+        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after} - {"zarr"})},
+        "format": (there.format, now.format),
         "sizes of parts": (there.edges, now.edges), "names or sizes of samples": (there.samples, now.samples),
     }  # fmt: skip
     said = []

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.zarr import ZarrDataset
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
@@ -90,14 +91,14 @@ class Packing(NamedTuple):
 
 
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
-    """True if a plan follows from the dataset alone: its samples are image files, or rows of an HDF5 file as they are."""
+    """True if a plan follows from the dataset alone: its samples are image files, or rows of a file as they are."""
     source, format_ = dataset.sample_source, dataset.sample_format
     if isinstance(source, FilesSource):
         return isinstance(dataset, ImageDataset)
     files = files_of(source)
     if not files or isinstance(dataset, ImageDataset):
         return bool(files)
-    is_plain = isinstance(dataset, HDF5Dataset) and format_.stores_values and not format_.splits_targets
+    is_plain = isinstance(dataset, (HDF5Dataset, ZarrDataset)) and format_.stores_values and not format_.splits_targets
     return is_plain and (_spec_of(files) is not None or (packed_info_of(files) or _NO_INFO).store == "encoded")
 
 
@@ -129,7 +130,7 @@ def make_plan(
     """The plan for a dataset that `is_packed_as_stored`.
 
     Args:
-        dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
+        dataset: an `ImageDataset`, `HDF5Dataset` or `ZarrDataset`, or a view of one.
         store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
         encoded_sizes: of images that are encoded anew.
         image: what the file says of these.
@@ -225,7 +226,7 @@ def _image(dataset: BaseDataset, packed: PackedInfo | None, shape: tuple[int, ..
 
 
 def _classes(dataset: BaseDataset, packed: PackedInfo | None) -> list[str] | None:
-    """Of an HDF5Dataset over a packed file: that file's, if its targets are the dataset's."""
+    """Of arrays of a pack: the pack's, if its targets are the dataset's."""
     if isinstance(dataset, ImageDataset):
         return dataset.classes or None
     named = dataset._arguments.get("target_name") == TARGETS

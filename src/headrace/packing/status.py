@@ -18,9 +18,10 @@ from headrace.display import Lines
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
-from headrace.io.resolve.packs import MANIFEST, PLAN, manifest_text, parse_manifest
+from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN, manifest_text, parse_manifest
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
+from headrace.packing.zarr.layout import Stored
 
 _LISTED = 1000
 _THREADS = 32
@@ -34,9 +35,10 @@ class Sidecar:
         plan: the digest of the plan that it is of.
         part: its number.
         samples: how many it has.
-        nbytes: of its file.
-        crc32: of its file.
+        nbytes: of its file; or of its objects together.
+        crc32: of its file; or of what is said of its objects.
         left_out: what is wrong with each sample that could not be read.
+        objects: that a part of a Zarr pack has; None: it is one file.
     """
 
     plan: str
@@ -45,10 +47,18 @@ class Sidecar:
     nbytes: int
     crc32: int
     left_out: list[str] = field(default_factory=list)
+    objects: list[Stored] | None = None
 
     def entry(self, plan: PartsPlan) -> dict[str, Any]:
         """What the manifest says of the part."""
-        return {"name": plan.name(self.part), "samples": self.samples, "nbytes": self.nbytes, "crc32": self.crc32}
+        said = {"name": plan.name(self.part), "samples": self.samples, "nbytes": self.nbytes, "crc32": self.crc32}
+        return said if self.objects is None else {**said, "objects": [list(stored) for stored in self.objects]}
+
+    def files(self, plan: PartsPlan) -> dict[str, int]:
+        """Bytes of the part's files, by name."""
+        if self.objects is None:
+            return {plan.name(self.part): self.nbytes}
+        return {stored.name: stored.nbytes for stored in self.objects}
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class PackStatus:
 
 def sidecar_text(sidecar: Sidecar) -> bytes:
     """The content of a sidecar, with its own checksum."""
-    said = asdict(sidecar)
+    said = {name: value for name, value in asdict(sidecar).items() if value is not None}
     check = zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
     return json.dumps({**said, "check": check}, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
@@ -95,6 +105,8 @@ def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | N
         data = folder.read(plan.sidecar_name(part)) or b""
         said = json.loads(data)
         check = said.pop("check", None)
+        if "objects" in said:
+            said["objects"] = [Stored(*stored) for stored in said["objects"]]
         sidecar = Sidecar(**said)
         return sidecar if check is None or data == sidecar_text(sidecar) else None
     except (ValueError, TypeError, AttributeError):
@@ -123,23 +135,28 @@ def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
 
 def finished_in(folder: Destination, plan: PartsPlan, known: Mapping[int, Sidecar] | None = None) -> tuple[PackStatus, dict[int, Sidecar]]:
     """Where a pack stands, and the sidecars of the finished parts, by number; those that are known already are not read again."""
-    sizes = folder.sizes()
+    sizes = _sizes_in(folder, plan)
     sidecars: dict[int, Sidecar | None] = dict(known or {})
     wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes and part not in sidecars]
     with ThreadPoolExecutor(_THREADS if isinstance(folder.path, str) else 1, "headrace-sidecars") as pool:
         sidecars.update(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
-        size, sidecar = sizes.get(plan.name(part)), sidecars.get(part)
-        if size is not None and sidecar is not None and (sidecar.plan, sidecar.part, sidecar.nbytes) == (plan.digest, part, size):
+        files, sidecar = {name: sizes.get(name) for name in plan.objects(part)}, sidecars.get(part)
+        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.files(plan)) == (plan.digest, part, files):
             done.append(part)
-        elif size is None:
+        elif files[plan.name(part)] is None:
             missing.append(part)
         else:
             stale.append(part)
-    joined = len(done) == plan.parts and _is_joined(folder, plan)
+    joined = len(done) == plan.parts and plan.metadata.keys() <= sizes.keys() and _is_joined(folder, plan)
     finished = {part: sidecar for part in done if (sidecar := sidecars[part]) is not None}
     return PackStatus(folder.path, plan.parts, done, stale, missing, joined), finished
+
+
+def _sizes_in(folder: Destination, plan: PartsPlan) -> dict[str, int]:
+    """Bytes of the files of a pack, by name."""
+    return folder.sizes() if plan.zarr is None else {**folder.sizes(), **folder.sizes(ARRAYS)}
 
 
 def planned(folder: Destination) -> PartsPlan:
@@ -209,7 +226,7 @@ def join(path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None
 
 def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
     """See `join`; of a pack whose parts are all finished, and have these sidecars."""
-    left_out, parts = list[str](), list[dict[str, Any]]()
+    left_out, parts = [*plan.left_out.values()], list[dict[str, Any]]()
     for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
         sidecar = sidecars[part]
         if sidecar.samples + len(sidecar.left_out) != stop - start:
@@ -219,11 +236,15 @@ def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar
         parts.append(sidecar.entry(plan))
     said: dict[str, Any] = {
         "version": plan.version, "plan": plan.digest, "kind": plan.kind, "store": plan.store, "fingerprint": plan.fingerprint,
-        "samples": plan.count - len(left_out), "classes": plan.classes, "parts": parts, "left_out": len(left_out),
+        "samples": sum(part["samples"] for part in parts), "classes": plan.classes, "parts": parts, "left_out": len(left_out),
         "left_out_first": left_out[:_LISTED],
     }  # fmt: skip
-    folder.remove_abandoned()
+    if plan.zarr is not None:
+        said["format"] = plan.format
     remove_other(folder, plan)
+    folder.remove_abandoned()
+    for name, data in plan.metadata.items():
+        folder.write(name, data)
     folder.write(MANIFEST, manifest_text(said))
     return manifest_of(folder.path)
 
@@ -233,9 +254,20 @@ def manifest_of(folder: Path | str) -> Path | str:
     return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
 
 
+def unjoin(folder: Destination, plan: PartsPlan) -> None:
+    """Removes what is written when all parts are finished, so that nobody opens a pack whose parts are packed again."""
+    folder.remove(MANIFEST)
+    for name in reversed(plan.metadata):
+        folder.remove(name)
+
+
 def remove_other(folder: Destination, plan: PartsPlan) -> None:
-    """Removes parts, sidecars and samples' CRCs that are of another plan."""
-    ours = {plan.samples_name, *map(plan.name, range(plan.parts)), *map(plan.sidecar_name, range(plan.parts))}
+    """Removes parts, sidecars, arrays and samples' CRCs that are of another plan."""
+    parts = range(plan.parts)
+    ours = {plan.samples_name, *plan.metadata, *map(plan.sidecar_name, parts), *(name for part in parts for name in plan.objects(part))}
+    for name in folder.sizes(ARRAYS):
+        if name not in ours and not name.rpartition("/")[2].startswith("."):  # a temporary file may be of a live writer
+            folder.remove(name)
     for name in folder.sizes():
         is_part = name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
         is_samples = name.startswith("plan-") and name.endswith(".crc32")

@@ -26,6 +26,8 @@ from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan
 from headrace.packing.samples import groups_of, in_order
 from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
+from headrace.packing.zarr.layout import Stored
+from headrace.packing.zarr.verify import damaged_in_part, damaged_metadata
 from headrace.storage.arrays.packed import FILE_CRC, TARGETS
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.packed import packed_info
@@ -194,7 +196,7 @@ def _verify_parts(folder: Destination, workers: int, processes: int, progress: b
         raise FormatError(f"{folder.shown}: plan.json is not the plan that {MANIFEST} names: one of both is damaged, pack again")
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
-    samples, bad = 0, damaged_plan(folder, plan, manifest)
+    samples, bad = 0, [*damaged_plan(folder, plan, manifest), *damaged_metadata(folder, plan.metadata)]
     tasks = (functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers) for part, entry in enumerate(manifest["parts"]))
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
         for entry, damaged in zip(manifest["parts"], _run(tasks, min(processes, plan.parts)), strict=True):
@@ -233,6 +235,9 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
     if entry != sidecar.entry(plan):
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
         bad.append((-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again"))
+    if plan.zarr is not None:
+        objects = {stored[0]: Stored(*stored) for stored in entry["objects"]}
+        return bad + damaged_in_part(folder, plan.zarr, sidecar.part, objects, workers)
     with folder.fetched(plan.name(sidecar.part)) as path:
         try:
             result, sums = verify_file(path, workers, False, is_sealed=False)

@@ -22,19 +22,22 @@ from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.arrays.packed import TARGETS
+from headrace.storage.arrays.packed import TARGETS, PackedSource
 from headrace.storage.class_folders import folder_targets
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 from headrace.storage.kinds import EXTENSIONS, IMAGES
+from headrace.storage.zarr.packed import PackedGroup, packed_groups
+from headrace.storage.zarr.rows import OpenZarr
+from headrace.storage.zarr.stores import ZARR
 
 _UNSET: Any = "default"
-ImageSource = FilesSource | HDF5Source | ConcatSource[HDF5Source]
+ImageSource = FilesSource | PackedSource | ConcatSource[PackedSource]
 
 
 class ImageDataset(BaseDataset):
@@ -45,7 +48,7 @@ class ImageDataset(BaseDataset):
     Args:
         data_path: a folder (searched through, sorted, .jpg .jpeg .png .bmp .tiff .tif .webp .gif in any case), a file, a glob, a
             pattern in braces, fsspec URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote, named in any of these ways but a
-            folder (.h5, .hdf5, .he5).
+            folder (.h5, .hdf5, .he5); or the folder of a pack of several parts, or its manifest.json.
         image_size: (height, width), or one int for both; aspect not kept, bilinear, antialiased. None: the image's own size.
             Default: (224, 224) without transforms (a packed file of decoded images: their own size), else None. Applied before
             the transform.
@@ -151,13 +154,13 @@ class ImageDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
             parts: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
-            return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, HDF5Source)) else None
+            return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, PackedSource)) else None
         if self.image_size is None:
             return None
         return len(self.sample_source) * self.image_size[0] * self.image_size[1] * self._format.channels
 
 
-def _size_of(image_size: Any, is_sized: bool, color: str, packed: HDF5Source | None) -> tuple[int, int] | None:
+def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource | None) -> tuple[int, int] | None:
     """The size of values: that of a packed file of decoded images, where none is given; else the default, if images get one (`is_sized`).
 
     Raises:
@@ -179,8 +182,9 @@ def _are_folders(targets: TargetsArgument) -> bool:
 
 
 def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -> tuple[ImageSource, Targets, list[str]]:
-    if isinstance(data_path, FileSet) or kind_of(data_path, (IMAGES, HDF5)) is HDF5:
-        return _open_packed(*open_files(data_path, reach), targets)
+    kind = HDF5 if isinstance(data_path, FileSet) else kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
+    if kind in (HDF5, ZARR):
+        return _open_packed(data_path, kind, targets, reach)
     source = FilesSource(data_path, EXTENSIONS, reach)
     if not _are_folders(targets):
         return source, *given_targets(targets, source.listing)
@@ -193,11 +197,14 @@ def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -
     return source, numbers, classes
 
 
-def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgument) -> tuple[ImageSource, Targets, list[str]]:
-    def one(path: str) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
-        foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with HDF5Dataset(path, dataset_name)")
+def _open_packed(
+    data_path: DataPath | FileSet, kind: Kind, targets: TargetsArgument, reach: RemoteOptions
+) -> tuple[ImageSource, Targets, list[str]]:
+    def one(path: str) -> tuple[PackedSource, npt.NDArray[Any] | None]:
+        dataset = "HDF5Dataset" if hdf5 is not None else "ZarrDataset"
+        foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, dataset_name)")
         try:
-            source = HDF5Source(path, opened=opened)
+            source: PackedSource = HDF5Source(path, opened=hdf5) if hdf5 is not None else PackedGroup(path, zarr)
         except MissingNameError:
             raise foreign from None
         if source.info is None or source.info.kind != "image":
@@ -206,7 +213,14 @@ def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgumen
 
     if targets is not None and not _are_folders(targets):
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    each = opened.hdf5.read_each(paths, one)
+    hdf5: OpenHDF5 | None = None
+    zarr: OpenZarr | None = None
+    if kind is HDF5:
+        paths, hdf5 = open_files(data_path, reach)
+        each = hdf5.hdf5.read_each(paths, one)
+    else:
+        paths, zarr = packed_groups(data_path, reach)
+        each = [one(path) for path in paths]
     sources, columns = [source for source, _ in each], [column for _, column in each if column is not None]
     first = sources[0]
     assert first.info is not None
@@ -225,10 +239,10 @@ def _open_packed(paths: Sequence[str], opened: OpenHDF5, targets: TargetsArgumen
     return whole, np.concatenate(columns) if columns else None, list(first.info.classes or [])
 
 
-def _first_packed(source: ImageSource) -> HDF5Source | None:
+def _first_packed(source: ImageSource) -> PackedSource | None:
     """The packed file, or the first of several; None: images are files of their own."""
     first = source.sources[0] if isinstance(source, ConcatSource) else source
-    return first if isinstance(first, HDF5Source) else None
+    return first if isinstance(first, PackedSource) else None
 
 
 class _Samples(Sequence[tuple[str, Any]]):

@@ -145,7 +145,7 @@ def packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -
 
 
 def _opened(data_path: Any, reach: RemoteOptions) -> PackedTexts | None:
-    if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5)) is not HDF5:
+    if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5), reach) is not HDF5:
         return None
     paths, opened = open_files(data_path, reach)
     try:

@@ -15,6 +15,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
+ARRAYS = "data.zarr"
+"""The Zarr group of a pack to Zarr."""
 _KEYS = {"plan", "parts", "kind", "store"}
 
 
@@ -92,14 +94,19 @@ def _parts_of(entry: Any, options: RemoteOptions | None) -> Iterator[Any]:
         manifest = _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
         if manifest is not None:
             start, _, end = path.rpartition(MANIFEST)
-            yield from (start + part["name"] + end for part in manifest["parts"])
+            yield from (start + name + end for name in _names_in(manifest))
             return
     elif (folder := _folder_of(path)) is not None:
         manifest = _local_manifest(folder)
         if manifest is not None:
-            yield from (os.path.join(folder, part["name"]) for part in manifest["parts"])
+            yield from (os.path.join(folder, name) for name in _names_in(manifest))
             return
     yield entry
+
+
+def _names_in(manifest: dict[str, Any]) -> list[str]:
+    """What holds the samples: a file for each part; or one Zarr group."""
+    return [ARRAYS] if manifest.get("format") == "zarr" else [part["name"] for part in manifest["parts"]]
 
 
 def _local_manifest(folder: str) -> dict[str, Any] | None:

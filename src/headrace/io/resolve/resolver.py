@@ -96,30 +96,32 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
     return files
 
 
-def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions | None = None) -> Kind | None:
+def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions | None = None, *, searches: bool = False) -> Kind | None:
     """The first of some kinds of which there is something: by the names of files, globs and URLs; of local files whose names say nothing by
     their content; None where nothing is known.
 
     Args:
         data_path: see `resolve`.
         kinds: in the order in which they count.
-        options: how URLs are read: folders are searched until something of the first kind is met, of a remote one the first in it. None:
-            nothing is listed.
+        options: how URLs are read.
+        searches: folders are searched until something of the first kind is met, of a remote one the first in it. False: nothing is
+            listed; of URLs the manifests of packs are read.
 
     Raises:
-        ConfigError, DataNotFoundError: it is no path; it is empty.
-        RemoteError: a server does not answer.
+        ConfigError, DataNotFoundError: it is no path; it is empty; a pack is not complete.
+        FormatError: the manifest of a pack is damaged.
+        AccessError, RemoteError: a server does not answer.
     """
     met, looks_inside = set[str](), True
     entries = entries_of(data_path)
-    packed = next((kind for kind in kinds if kind.fits("part.h5")), None)
-    if packed is not None and any(map(names_pack, entries)):
-        return packed
-    for path, is_whole in _names_in(entries, kinds, options):
+    packs = [entry for entry in entries if names_pack(entry)]
+    if packs and (kind := _kind_by_name(os.fsdecode(parts_among(packs[:1], (), options)[0]), kinds)) is not None:
+        return kind
+    for path, is_whole in _names_in(entries, kinds, (options or RemoteOptions()) if searches else None):
         kind = _kind_by_name(path, kinds)
         if kind is None and is_whole and looks_inside and not is_url(path):
             kind = _kind_by_content(path, kinds)
-            looks_inside = kind is not None or options is not None  # of a million files without endings one is opened
+            looks_inside = kind is not None or searches  # of a million files without endings one is opened
         if kind is not None:
             met.add(kind.name)
         if kind is kinds[0]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import zlib
 from collections.abc import Sequence
 from types import TracebackType
@@ -25,9 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
-from headrace.errors import WriteError
-from headrace.io.paths import redact
-from headrace.memory.budget import format_size
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
@@ -57,14 +53,8 @@ class PackedWriter:
         text = info_text(plan.info)
         self._chunks = _ChunkAppender(part.fd, plan, text) if plan.compression is not None and all(plan.shape) else None
         needed = plan.nbytes - (int(plan.sizes.sum()) if self._chunks else 0) + len(text) + _SLACK
+        part.reserve(needed)
         with part.explained():
-            free = shutil.disk_usage(os.path.dirname(part.path)).free
-            if needed > free:
-                raise WriteError(
-                    f"{redact(part.target)} can't be written, the disk is full: it needs {format_size(needed)}, and "
-                    f"{format_size(free)} are free: free some space, or use another disk"
-                )
-            os.ftruncate(part.fd, needed)  # a limit of the file system or the user shows here, not in the middle of it all
             self._offsets = lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
         self._at = self._offsets[DATA]
 

@@ -64,7 +64,9 @@ class OpenZarr(OpenArrays[Any]):
             self._arrays.remote[store.path] = store
         return store
 
-    def reader(self, store: Store, name: str, metadata: dict[str, Any], *, by_row: bool = True, is_column: bool = False) -> ArrayReader:
+    def reader(
+        self, store: Store, name: str, metadata: dict[str, Any], *, by_row: bool = True, is_column: bool = False, required: bool = False
+    ) -> ArrayReader:
         """A reader of an array of numbers, of its rows or of boxes.
 
         Args:
@@ -72,12 +74,13 @@ class OpenZarr(OpenArrays[Any]):
             metadata: of it.
             by_row: True if rows will be read, and not boxes.
             is_column: True for targets, which are read directly where they can be, with fill values.
+            required: True for the columns of a pack, which are read directly, and of which no chunk may be missing.
 
         Raises:
             FormatError: zarr-python can't open it either, or its elements are no numbers.
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
-        direct, missing = (True, "fill") if is_column else (self._direct, self._missing)
+        direct, missing = (True, "error" if required else "fill") if is_column or required else (self._direct, self._missing)
         chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row) if direct else "direct=False"
         if isinstance(chunks, str):
             chunks = library_chunks(self._library_array(store, name, missing, chunks), f"{redact(store.path)}: {name!r}", chunks)

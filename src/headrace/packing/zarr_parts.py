@@ -1,0 +1,197 @@
+"""Plans and packs the parts of a pack to Zarr.
+
+The arrays of all parts are laid out before the first is packed, so which samples are left out is found out first, by looking at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.image.pixels import decode_image
+from headrace.datasets.text.text import TextDataset
+from headrace.errors import ConfigError, SampleError
+from headrace.packing.destination import Destination
+from headrace.packing.formats.versions import versions_of
+from headrace.packing.jpeg import plan_reencoded, ratio_of
+from headrace.packing.options import StoreOptions
+from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, read_plan, rows_as_json
+from headrace.packing.plan import Packing, names_of
+from headrace.packing.run import plan_file
+from headrace.packing.samples import each_sample, groups_of, with_progress, without
+from headrace.packing.status import Sidecar
+from headrace.packing.zarr.layout import Stored, check_dtype, flat_options, rows_options
+from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shard
+from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
+
+Sums = npt.NDArray[np.uint32]
+_NO_SUMS = np.empty(0, np.uint32)
+
+
+def plan_zarr(
+    dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
+) -> tuple[PartsPlan, Sums, BaseDataset]:
+    """The plan for a dataset, the CRCs of its samples, and a view of those that are packed.
+
+    Raises:
+        ConfigError: the dataset can't be packed, or not to Zarr.
+        SampleError: see `pack`.
+    """
+    if isinstance(dataset, TextDataset):
+        raise _not_held("texts")
+    if how.is_chunked:
+        raise ConfigError(f"{how.layout}: format='zarr' has chunks of its own and no compression yet: leave it out")
+    if not len(dataset):
+        raise ConfigError("a dataset without samples can't be packed into parts")
+    asked = _asked(dataset, shard_size, how)
+    known = _known(read_plan(folder), dataset, asked, how, workers)
+    if known is not None:
+        return known
+    packing = plan_file(dataset, how, workers, progress)
+    left_out = dict(zip(packing.unreadable, packing.left_out, strict=True))
+    if packing.rows is None and dataset.on_error == "skip":
+        left_out = _unreadable(dataset, packing, how, workers, progress)
+        if left_out:
+            packing = plan_file(without(dataset, list(left_out), list(left_out.values())), how, workers, progress)
+    view, plan = packing.dataset, packing.plan
+    if plan.info.store == "ragged":
+        raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
+    sums = checks_of(names_of(view), plan.read_sizes) if packing.rows is None else _NO_SUMS
+    options: dict[str, Any] = {**asked, **plan.info.image, "left_out": [[number, why] for number, why in left_out.items()]}
+    if versions := versions_of(view, plan, how):
+        options["versions"] = versions
+    if packing.rows is not None:
+        options["rows"] = rows_as_json(packing.rows)
+    sizes = plan.sizes
+    if how.is_jpeg:
+        sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
+    options["zarr"] = zarr = _arrays(packing, sizes, shard_size)
+    edges = [*range(0, len(view), zarr["samples"]), len(view)]
+    return (
+        PartsPlan(
+            kind=plan.info.kind, store=plan.info.store, fingerprint=view.fingerprint, count=len(view), edges=edges,
+            nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(sums.astype("<u4").tobytes()), options=options,
+            classes=plan.info.classes,
+        ),
+        sums,
+        view,
+    )  # fmt: skip
+
+
+def _not_held(what: str) -> ConfigError:
+    return ConfigError(f"format='zarr' holds samples of one shape and encoded images, and these are {what}: leave out format")
+
+
+def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str, Any]:
+    """What a plan has of the arguments of `pack`."""
+    asked = {"format": "zarr", "shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
+    if how.check != "decode":
+        asked["check"] = how.check
+    if how.is_jpeg:
+        asked["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+    return asked
+
+
+def _known(
+    plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int
+) -> tuple[PartsPlan, Sums, BaseDataset] | None:
+    """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
+    if plan is None or plan.zarr is None or (plan.rows is None and asked["on_error"] != "skip"):
+        return None
+    if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg"}):
+        return None
+    view = without(dataset, list(plan.left_out), list(plan.left_out.values())) if plan.left_out else dataset
+    if view.fingerprint != plan.fingerprint:
+        return None
+    if plan.rows is not None:
+        return (plan, _NO_SUMS, view) if how.store in (None, "decoded") else None
+    packing = plan_file(view, how, workers, False)
+    sums = checks_of(names_of(view), packing.plan.read_sizes)
+    are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
+    is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(sums.astype("<u4").tobytes()) == plan.samples
+    return (plan, sums, view) if is_same and packing.plan.info.image.items() <= plan.options.items() else None
+
+
+def _unreadable(dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None) -> dict[int, str]:
+    """What is wrong with images that can't be read, by their numbers."""
+    prepare: Any = functools.partial(_decoded, dataset) if how.is_jpeg else packing.prepare
+    groups, found = groups_of(packing.plan.sizes + packing.plan.read_sizes), dict[int, str]()
+    workers = workers if dataset.sample_source.thread_safe else 0
+    with with_progress(prepare, groups, workers, progress, len(dataset), "looking at samples") as results:
+        for group, samples in results:
+            found |= {number: str(s[0]) for number, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError)}
+    return found
+
+
+def _decoded(dataset: BaseDataset, group: range) -> list[tuple[SampleError | None, int]]:
+    """What is wrong with images that will be encoded anew."""
+
+    def decoded(position: int, index: int, record: Any) -> SampleError | None:
+        try:
+            decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
+        except Exception as error:  # as the dataset itself would meet it
+            return dataset.sample_reader.failed(index, "can't be decoded", error)
+        return None
+
+    return [(wrong, 0) for _, wrong in each_sample(dataset, group, decoded)]
+
+
+def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> dict[str, Any]:
+    """What a plan says of the arrays; `sizes` ([n]) are those of the samples as they are stored, about."""
+    plan = packing.plan
+    if plan.info.store == "decoded":
+        arrays = rows_options(plan.shape, plan.dtype, shard_size)
+    else:
+        arrays = flat_options(sizes, plan.sizes, shard_size)
+    if (targets := plan.columns.get(TARGETS)) is not None:
+        check_dtype("targets", targets.dtype)
+        arrays["targets"] = {"dtype": targets.dtype.str, "shape": list(targets.shape[1:])}
+    if (ends := plan.columns.get(NAME_OFFSETS)) is not None:
+        firsts = np.arange(0, len(plan.sizes), arrays["samples"])
+        arrays["names"] = max(1, int(np.add.reduceat(np.diff(ends), firsts).max()))
+    return arrays
+
+
+def pack_zarr_part(dataset: BaseDataset, folder: Destination, plan: PartsPlan, part: int, how: StoreOptions, workers: int) -> Sidecar:
+    """Packs a part, whatever is there of it; gives what its sidecar says.
+
+    Args:
+        dataset: the samples of the plan.
+        folder, plan, part: of the pack, and the number of the part.
+        how: samples are stored.
+        workers: threads that read and decode.
+
+    Raises:
+        FileChangedError: a sample is not as it was when the plan was made.
+        SampleError, WriteError, AccessError: see `pack`.
+    """
+    layout = plan.zarr
+    assert layout is not None
+    start, stop = plan.edges[part : part + 2]
+    view = dataset.subset(np.arange(start, stop))
+    packing = plan_file(view, how, workers, False, plan.rows)
+    if plan.rows is None:
+        check_unchanged(folder, plan, start, checks_of(names_of(view), packing.plan.read_sizes), dataset.source_of)
+    folder.remove(plan.sidecar_name(part))
+    workers = workers if view.sample_source.thread_safe else 0
+    with folder.part(plan.name(part)) as file:
+        if how.is_jpeg:
+            with file.explained():
+                packing = plan_reencoded(view, how, os.path.dirname(file.path), workers, False, packing)
+        with packing.spool or contextlib.nullcontext():
+            columns = write_shard(file, packing, layout, part, workers)
+        objects = [read_back(file, layout, columns, part, max(1, workers))]
+    for name, column in columns.items():
+        chunk, key = chunk_of(column, layout.arrays[name]), layout.arrays[name].key(part)
+        folder.write(key, chunk)
+        objects.append(Stored(key, len(chunk), zlib.crc32(chunk)))
+    objects.sort(key=lambda stored: plan.objects(part).index(stored.name))
+    nbytes = sum(stored.nbytes for stored in objects)
+    return Sidecar(plan.digest, part, stop - start, nbytes, sum_of_objects(objects), objects=objects)

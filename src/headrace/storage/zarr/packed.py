@@ -1,0 +1,157 @@
+"""Reads the Zarr groups that `headrace.pack` wrote."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.errors import FormatError
+from headrace.io.packed_strings import NamesBuilder, PackedNames
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import resolve
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.packed import (
+    CRC,
+    DATA,
+    NAME_STARTS,
+    NAME_STOPS,
+    NAMES,
+    PACKED_ATTRIBUTE,
+    PACKED_CHECKSUM,
+    STARTS,
+    STOPS,
+    TARGETS,
+    PackedInfo,
+    PackedSource,
+    parse_info,
+)
+from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.zarr.rows import OpenZarr
+from headrace.storage.zarr.store import Store
+from headrace.storage.zarr.stores import ZARR
+
+_ARRAYS = (DATA, CRC, STARTS, STOPS, TARGETS, NAMES, NAME_STARTS, NAME_STOPS)
+
+
+def packed_group(store: Store) -> PackedInfo | None:
+    """What a group says about itself; None: `headrace.pack` did not write it.
+
+    Raises:
+        FormatError: it is of a later version of headrace, or damaged.
+    """
+    attributes = store.attributes("")
+    text, checksum = attributes.get(PACKED_ATTRIBUTE), attributes.get(PACKED_CHECKSUM)
+    return parse_info(text, checksum, store.path) if isinstance(text, str) and isinstance(checksum, int) else None
+
+
+def packed_groups(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[list[str], OpenZarr]:
+    """The paths or URLs of Zarr stores, and what is open of them, so that chunks of packs that are missing are errors.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError: see `headrace.io.resolve.resolver.resolve`.
+    """
+    files = resolve(data_path, ZARR, options)
+    return files.urls(), OpenZarr(files.server, missing="error")
+
+
+def packed_zarr_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
+    """What `headrace.pack` made the first of some Zarr stores of ("image", "array"); "": it did not make it."""
+    paths, opened = packed_groups(data_path, options)
+    try:
+        info = packed_group(opened.store(paths[0]))
+    finally:
+        if not isinstance(data_path, FileSet):
+            opened.close()
+    return "" if info is None else info.kind
+
+
+class PackedGroup(PackedSource):
+    """The samples of a Zarr group that `headrace.pack` wrote, checked against their CRC.
+
+    Records are arrays of one row, or 1-D uint8 arrays where the group holds encoded images.
+
+    Args:
+        path: a local folder, or a URL.
+        opened: what is open and decoded, to be shared with other sources; for a URL it knows the server.
+
+    Raises:
+        DataNotFoundError, MissingNameError: see `open_store`, `Store.array`.
+        FormatError: `headrace.pack` did not write it, or it is damaged.
+    """
+
+    _opened: OpenZarr
+
+    def __init__(self, path: str | os.PathLike[Any], opened: OpenZarr | None = None) -> None:
+        opened = opened or OpenZarr(missing="error")
+        self._store = opened.store(path, _ARRAYS)
+        self.info = info = packed_group(self._store)
+        shown = redact(self._store.path)
+        if info is None:
+            raise FormatError(f"{shown} was not packed by headrace: open it with ZarrDataset(path, dataset_name)")
+        self._count = info.count
+        reader = opened.reader(self._store, *self._store.array(DATA))
+        super().__init__(shown, opened, DATA, {DATA: reader}, [reader.chunks.grid.chunks])
+        self._edges: tuple[SharedArray, SharedArray] | None = None
+        if info.is_flat:
+            starts, stops = self._edges_named(STARTS, STOPS, self.shape[0])
+            self._edges = SharedArray(starts), SharedArray(stops)
+        elif self.shape[0] != info.count:
+            raise self._damaged(DATA)
+        self._crc = SharedArray(self.column(CRC))
+        if self.has_column(NAMES):
+            self.names = self._read_names()
+
+    def _damaged(self, what: str) -> FormatError:
+        return FormatError(f"{self.path} is damaged: {what} don't fit the {self._count:,} samples it should hold: pack it again")
+
+    def _edges_named(self, starts_name: str, stops_name: str, end: int) -> tuple[IntArray, IntArray]:
+        """Where samples or names begin and end: each where the one before ends, but for the first of a part."""
+        starts, stops = self.column(starts_name), self.column(stops_name)
+        fit = starts.dtype == stops.dtype == np.int64 and starts.ndim == stops.ndim == 1
+        if not fit or starts[0] != 0 or (starts > stops).any() or (stops[:-1] > starts[1:]).any() or stops[-1] > end:
+            raise self._damaged(f"{starts_name}, {stops_name}")
+        return starts, stops
+
+    def _read_names(self) -> PackedNames:
+        """The names of all samples, without what lies between those of two parts."""
+        reader = self._reader(NAMES)
+        starts, stops = self._edges_named(NAME_STARTS, NAME_STOPS, reader.shape[0])
+        firsts = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
+        ends = np.append(firsts[1:], len(starts))
+        pieces = [np.empty(int(stops[b - 1] - starts[a]), np.uint8) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+        reader.read_spans(starts[firsts], pieces, self.run)
+        builder = NamesBuilder()
+        for a, b, piece in zip(firsts.tolist(), ends.tolist(), pieces, strict=True):
+            builder.add_joined(piece, stops[a:b] - starts[a:b])
+        return builder.build()
+
+    def _reader(self, name: str) -> ArrayReader:
+        return self._opened.reader(self._store, *self._store.array(name), required=True)
+
+    def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
+        if self._edges is None:
+            return None
+        starts, stops = self._edges
+        return starts.array[indices], stops.array[indices]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        reader = self._reader(name)
+        if reader.shape[:1] != (self._count,):
+            raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {self._count:,} samples")
+        column = np.empty(reader.shape, reader.dtype)
+        reader.read_spans(np.zeros(1, np.int64), [column], self.run)
+        return column
+
+    def has_column(self, name: str) -> bool:
+        return self._store.metadata(name) is not None
+
+    @property
+    def is_remote(self) -> bool:
+        return self.is_direct and super().is_remote
