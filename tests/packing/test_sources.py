@@ -29,7 +29,7 @@ from headrace import (
     pack,
     verify,
 )
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import BudgetError, ConfigError, FormatError
 from headrace.packing import pack_status
 from headrace.storage.hdf5.packed import packed_info
 from tests.servers.ranges import RangeServer
@@ -249,6 +249,15 @@ class TestZarr:
         group.create_array("labels", data=(volume > 50).astype(np.uint8), chunks=(8, 8))
         with ZarrDataset(tmp_path / "in.zarr", "raw", target_name="labels" if labels else None, patch_shape=(6, 6), stride=4) as source:
             check(source, tmp_path)
+
+    def test_labels_that_do_not_fit_memory(self, tmp_path: Path) -> None:
+        group = zarr.open_group(tmp_path / "in.zarr", mode="w")
+        for name in ("raw", "labels"):
+            group.create_array(name, data=np.zeros((90, 90), np.int64), chunks=(30, 30))
+        path, options = tmp_path / "in.zarr", {"target_name": "labels", "patch_shape": (30, 30), "stride": 1}
+        message = r"the targets of 3,721 samples take 26.8 MB, and .* are available"
+        with ZarrDataset(path, "raw", max_memory_usage="10MB", **options) as source, pytest.raises(BudgetError, match=message):
+            pack(source, tmp_path / "out.h5")
 
 
 class TestShards:

@@ -245,7 +245,7 @@ def _plan_values(
     """
     if store == "encoded":
         raise not_encoded()
-    planner, unreadable = ValuesPlanner(rows), dict[int, str]()
+    planner, unreadable = ValuesPlanner(len(dataset), dataset.budget, rows), dict[int, str]()
     groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
     with with_progress(functools.partial(_looks, dataset), groups, workers, progress, len(dataset), "looking at samples") as results:
         for group, looks in results:

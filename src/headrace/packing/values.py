@@ -12,7 +12,8 @@ import torch
 from headrace.arguments import described
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.finished import ALONE
-from headrace.errors import ConfigError
+from headrace.errors import BudgetError, ConfigError
+from headrace.memory.budget import MemoryBudget, format_size
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
 from headrace.storage.tar.index import RESERVED
 
@@ -42,10 +43,13 @@ class ValuesPlanner:
     All samples have one dtype and one shape, but for the length of their first axis.
 
     Args:
+        count: how many samples there are.
+        budget: that their targets must fit: they lie in memory.
         rows: what they have in common with samples of other files; None: these are all.
     """
 
-    def __init__(self, rows: Rows | None = None) -> None:
+    def __init__(self, count: int, budget: MemoryBudget, rows: Rows | None = None) -> None:
+        self._count, self._budget = count, budget
         self._rows = _Alike(_SAMPLES, has_one_shape=rows is not None and rows.store == "decoded")
         self._targets = _Alike("targets one dtype and one shape", has_one_shape=True)
         self._target_bytes, self._given = bytearray(), rows
@@ -58,6 +62,7 @@ class ValuesPlanner:
 
         Raises:
             ConfigError: the sample or its target is of another kind than those before.
+            BudgetError: the targets of all samples don't fit memory.
         """
         self._values = self._values or [look.values]
         if look.values != self._values[0]:
@@ -67,8 +72,19 @@ class ValuesPlanner:
             )
         self._rows.add(f"sample {index}", look.shape, look.dtype)
         if look.target is not None:
+            if not self._targets.lengths:
+                self._check_room(look.target.nbytes)
             self._targets.add(f"the target of sample {index}", look.target.shape, look.target.dtype)
             self._target_bytes += look.target.tobytes()
+
+    def _check_room(self, nbytes: int) -> None:
+        """Raises a BudgetError where targets of so many bytes don't fit memory."""
+        if not self._budget.fits(nbytes * self._count):
+            raise BudgetError(
+                f"the targets of {self._count:,} samples take {format_size(nbytes * self._count)}, and "
+                f"{format_size(self._budget.available)} of memory are available, where targets lie, also when the pack is read: make large "
+                "ones part of the samples, such as {'image': ..., 'labels': ...} in decode or __getitem__, or raise max_memory_usage"
+            )
 
     def plan(self, dataset: BaseDataset) -> Plan:
         """The plan for a dataset of exactly the samples that were added."""

@@ -42,7 +42,9 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
         if not isinstance(entry, (str, bytes, os.PathLike)):
             raise ConfigError(f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}")
     if not entries or not all(map(os.fspath, entries)):
-        raise DataNotFoundError(f"{name} is empty ({data_path!r}): name at least one folder or file")
+        empty = next((number for number, entry in enumerate(entries) if not os.fspath(entry)), 0)
+        what = f"{name} is empty ({data_path!r})" if len(entries) < 2 else f"{name}: entry {empty} of the {len(entries):,} given is empty"
+        raise DataNotFoundError(f"{what}: name at least one folder or file")
     if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):  # in a list of millions, at once
         return entries
     return [path for entry in entries for path in expand_braces(entry)]
