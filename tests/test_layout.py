@@ -82,9 +82,10 @@ INSIDE: dict[str, list[str]] = {
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         *("part", "options", "plan", "values", "destination", "samples", "zarr", "parts", "status", "verify", "formats", "jpeg", "texts"),
-        *("run", "zarr_parts", "job", "api"),
+        *("run", "zarr_parts", "job", "dry_run", "api"),
     ],
     "packing/formats": ["layout", "versions", "hdf5"],
+    "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
     "profiling": ["room", "tune", "workers"],
     "inspecting": ["report", "formats", "costs", "advice", "hdf5", "zarr", "images", "texts", "shards", "inspect"],

@@ -93,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
     parts.add_argument("--processes", type=count, default=1, metavar="N", help="that pack parts at the same time (default: 1)")
     parts.add_argument("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786")
+    parser.add_argument("--dry-run", action="store_true", help="plan, write nothing, and print the parts, the room and the time needed")
     parser.add_argument("--overwrite", action="store_true", help="replace DST if it is there; of several parts the plan")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars (never shown but on a terminal)")
     parser.set_defaults(program=parser.prog)
@@ -104,6 +105,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.run import left_out_message, pack_dataset
 
     try:
+        if given.dry_run:
+            return _plan(given, output)
         if given.shard_size is not None or given.format == "zarr":
             return _pack_parts(given, output)
         if given.part is not None or given.parts is not None or given.processes != 1 or given.dask is not None:
@@ -128,6 +131,29 @@ def run(given: argparse.Namespace, output: Output) -> int:
     if result.left_out:
         print(f"{given.program}: warning: {left_out_message(result)}", file=sys.stderr)
     output.show(dataclasses.asdict(result), [_summary(result), f"open it: {_how_to_open(result)}"])
+    return 0
+
+
+def _plan(given: argparse.Namespace, output: Output) -> int:
+    """Prints what would be packed."""
+    from headrace.packing import pack
+
+    with _open(given.src, _options(given), given.end_token is not None) as dataset:
+        plan = pack(
+            dataset,
+            given.dst,
+            **dataclasses.asdict(_store_options(given)),
+            format=given.format,
+            shard_size=given.shard_size,
+            part=given.part,
+            parts=given.parts,
+            workers=given.workers,
+            processes=given.processes,
+            overwrite=given.overwrite,
+            progress=False if given.no_progress else None,
+            dry_run=True,
+        )
+    output.show(dataclasses.asdict(plan), [str(plan)])
     return 0
 
 

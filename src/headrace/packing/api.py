@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, overload
 
 from torch.utils.data import Dataset
 
@@ -19,6 +21,7 @@ from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
 from headrace.packing.destination import destination_of
+from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
 from headrace.packing.job import pack_parts
 from headrace.packing.options import Check, PackFormat, Store, StoreOptions
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
@@ -26,6 +29,58 @@ from headrace.packing.status import PackStatus, read_manifest
 
 ZARR_SHARD = "256MB"
 """What `shard_size` is where `format` is "zarr" and nothing is said."""
+
+
+@overload
+def pack(
+    dataset: Dataset[Any] | DataPath,
+    dst: str | os.PathLike[Any],
+    *,
+    store: Store | None = ...,
+    max_size: int | None = ...,
+    quality: int = ...,
+    check: Check = ...,
+    end_token: int | None = ...,
+    compression: str | None = ...,
+    chunks: int | None = ...,
+    format: PackFormat | None = ...,
+    shard_size: int | str | None = ...,
+    part: str | None = ...,
+    parts: str | None = ...,
+    workers: int | None = ...,
+    processes: int = ...,
+    executor: Executor | None = ...,
+    storage_options: dict[str, Any] | None = ...,
+    overwrite: bool = ...,
+    progress: bool | None = ...,
+    dry_run: Literal[False] = ...,
+) -> Path | str: ...
+
+
+@overload
+def pack(
+    dataset: Dataset[Any] | DataPath,
+    dst: str | os.PathLike[Any],
+    *,
+    store: Store | None = ...,
+    max_size: int | None = ...,
+    quality: int = ...,
+    check: Check = ...,
+    end_token: int | None = ...,
+    compression: str | None = ...,
+    chunks: int | None = ...,
+    format: PackFormat | None = ...,
+    shard_size: int | str | None = ...,
+    part: str | None = ...,
+    parts: str | None = ...,
+    workers: int | None = ...,
+    processes: int = ...,
+    executor: Executor | None = ...,
+    storage_options: dict[str, Any] | None = ...,
+    overwrite: bool = ...,
+    progress: bool | None = ...,
+    dry_run: Literal[True],
+) -> PackPlan: ...
 
 
 @checks_keywords
@@ -50,7 +105,8 @@ def pack(
     storage_options: dict[str, Any] | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
-) -> Path | str:
+    dry_run: bool = False,
+) -> Path | str | PackPlan:
     """Write a dataset into an HDF5 file, or into several, which open as the same dataset: ``ImageDataset(dst)``, ``TextDataset(dst)``.
 
     The file holds the samples, their targets, names, class names and a CRC each, and the fingerprint of the dataset. It appears
@@ -92,7 +148,7 @@ def pack(
             stays below 1 MiB (at least 1).
         format: "hdf5" or "zarr" (None: "hdf5"). With "zarr" `dst` is always a folder of parts, which are the shards of one Zarr 3 group
             (``data.zarr``): samples of one shape, or encoded images. Which are left out is found out before the first part is packed.
-        shard_size: bytes of samples a part ("1GB"), about; None: one file, and with format="zarr" "256MB".
+        shard_size: bytes of samples a part ("1GB"), about, before they are compressed; None: one file, and with format="zarr" "256MB".
         part: "i/N": pack each N-th part from i on, 0 to N - 1: one of N jobs of a cluster, such as ``SLURM_ARRAY_TASK_ID`` of so many.
         parts: "a:b": pack the parts a to b - 1.
         workers: threads that read and decode; None: one for each usable core, shared out over `processes`. A source that is not
@@ -103,9 +159,12 @@ def pack(
         storage_options: of the URL, as fsspec takes them.
         overwrite: replace `dst` where it is there already; of a folder the plan and what belongs to another one.
         progress: show progress bars; None: only on a terminal.
+        dry_run: plan, write nothing, and return the plan, which `print` shows: parts, layout, the room that they need, and about how long
+            they take, by some samples that are packed in memory for a second or two. Samples that have to be decoded to know their
+            shapes are, as `pack` does before it writes.
 
     Returns:
-        The path of the file or the folder; or its URL.
+        The path of the file or the folder; or its URL. With `dry_run` a `PackPlan`.
 
     Raises:
         SampleError: a sample can't be read, and the dataset's `on_error` is not "skip" (where it is, the sample is left out, with a
@@ -125,15 +184,55 @@ def pack(
             )
         if part is not None or parts is not None or executor is not None or processes != 1:
             raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
+        if dry_run:
+            with _opened(dataset) as opened:
+                return plan_file_pack(opened, dst, options, workers or len(usable_cpus()), overwrite, progress)
         result = pack_dataset(dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress)
         if result.left_out:
             warn(left_out_message(result))
         return result.path
+    size = ZARR_SHARD if shard_size is None else shard_size
+    if dry_run:
+        share = _share(size, part, parts, workers, processes)
+        with _opened(dataset) as opened:
+            return plan_folder_pack(
+                opened, destination_of(dst, storage_options), format=format or "hdf5", shard_size=share.nbytes, options=options,
+                share=share.parts, workers=share.workers, processes=processes, overwrite=overwrite, progress=progress,
+            )  # fmt: skip
     return pack_folder(
-        dataset, dst, options=options, format=format or "hdf5", shard_size=ZARR_SHARD if shard_size is None else shard_size,
+        dataset, dst, options=options, format=format or "hdf5", shard_size=size,
         part=part, parts=parts, workers=workers, processes=processes, executor=executor, storage_options=storage_options,
         overwrite=overwrite, progress=progress,
     ).folder  # fmt: skip
+
+
+@contextlib.contextmanager
+def _opened(dataset: Dataset[Any] | DataPath) -> Iterator[BaseDataset]:
+    """What is packed; closed at the end where it was opened here."""
+    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
+    try:
+        yield unwrapped(opened)
+    finally:
+        if opened is not dataset:
+            opened.close()
+
+
+class _Share(NamedTuple):
+    """What a call packs: parts of so many bytes, those of its share, by so many threads a process."""
+
+    nbytes: int
+    parts: tuple[int, int] | range | None
+    workers: int
+
+
+def _share(shard_size: int | str, part: str | None, parts: str | None, workers: int | None, processes: int) -> _Share:
+    for name, value in (("workers", workers), ("processes", processes)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value!r}")
+    nbytes = parse_size(shard_size, "shard_size")
+    if nbytes < 1:
+        raise ConfigError("shard_size must be at least 1 byte")
+    return _Share(nbytes, share_of(part, parts), workers or max(1, len(usable_cpus()) // processes))
 
 
 def pack_folder(
@@ -153,23 +252,12 @@ def pack_folder(
     progress: bool | None,
 ) -> PackStatus:
     """`pack` into several parts: where the pack stands then. Of a complete one that has left out samples it warns."""
-    for name, value in (("workers", workers), ("processes", processes)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value!r}")
-    nbytes = parse_size(shard_size, "shard_size")
-    if nbytes < 1:
-        raise ConfigError("shard_size must be at least 1 byte")
-    share, folder = share_of(part, parts), destination_of(dst, storage_options)
-    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
-    try:
+    share, folder = _share(shard_size, part, parts, workers, processes), destination_of(dst, storage_options)
+    with _opened(dataset) as opened:
         status = pack_parts(
-            unwrapped(opened), folder, format=format, shard_size=nbytes, options=options, share=share,
-            workers=workers or max(1, len(usable_cpus()) // processes), processes=processes, executor=executor, overwrite=overwrite,
-            progress=progress,
+            opened, folder, format=format, shard_size=share.nbytes, options=options, share=share.parts, workers=share.workers,
+            processes=processes, executor=executor, overwrite=overwrite, progress=progress,
         )  # fmt: skip
-    finally:
-        if opened is not dataset:
-            opened.close()
     manifest = read_manifest(folder) if status.joined else None
     if manifest is not None and manifest["left_out"]:
         warn(f"{folder.shown}: {manifest['left_out']:,} samples can't be read and were left out, see {MANIFEST}")

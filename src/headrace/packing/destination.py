@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -36,6 +37,18 @@ class Destination(ABC):
     @abstractmethod
     def path(self) -> Path | str:
         """The folder, or its URL."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Looks whether it is there, or can be made.
+
+        Raises:
+            DataNotFoundError, ConfigError: it can't be.
+        """
+
+    @abstractmethod
+    def room(self) -> tuple[str, int] | None:
+        """A folder in which parts are written, and the bytes that are free there; None: nobody knows."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -98,6 +111,14 @@ def destination_of(dst: str | os.PathLike[Any], storage_options: dict[str, Any] 
     return FolderDestination(Path(os.path.abspath(os.path.expanduser(os.fspath(dst)))))
 
 
+def room_of(folder: str | os.PathLike[str]) -> tuple[str, int] | None:
+    """A folder of this machine as messages call it, and the bytes that are free there; None: the system doesn't say."""
+    try:
+        return redact(folder), shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
 class FolderDestination(Destination):
     """A folder of this machine."""
 
@@ -108,14 +129,20 @@ class FolderDestination(Destination):
     def path(self) -> Path:
         return self._folder
 
-    def prepare(self) -> None:
+    def check(self) -> None:
         folder = self._folder
         if not folder.parent.is_dir():
             raise DataNotFoundError(f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it first")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
+
+    def room(self) -> tuple[str, int] | None:
+        return room_of(self._folder if self._folder.is_dir() else self._folder.parent)
+
+    def prepare(self) -> None:
+        self.check()
         try:
-            folder.mkdir(exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
         except OSError as error:
             raise WriteError(f"{self.shown} can't be made: {error.strerror}: use another folder") from error
 
@@ -211,6 +238,12 @@ class StoreDestination(Destination):
         return path_in(url_below(self._url, name), self._filesystem.get())
 
     def prepare(self) -> None:
+        self.check()
+
+    def room(self) -> tuple[str, int] | None:
+        return room_of(tempfile.gettempdir())
+
+    def check(self) -> None:
         filesystem = self._filesystem.get()
         if type(filesystem).__name__ == "HTTPFileSystem":
             raise ConfigError(f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as s3://")

@@ -123,6 +123,7 @@ class _Write(Protocol):
 
 
 def _options_of(plan: PartsPlan) -> StoreOptions:
+    """How the parts of a plan are stored."""
     if jpeg := plan.options.get("jpeg"):
         return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
     said, store = plan.options, plan.store if plan.rows is None else None
@@ -130,16 +131,16 @@ def _options_of(plan: PartsPlan) -> StoreOptions:
 
 
 def plan_parts(
-    dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
+    dataset: BaseDataset, folder: Destination | None, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
 ) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
-    """The plan for a dataset, and the CRCs of its samples.
+    """The plan for a dataset, and the CRCs of its samples. Reads the plan that is in the folder, if there is one, and writes nothing.
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
     """
     if isinstance(dataset, TextDataset):
         return _plan_texts(dataset, shard_size, how)
-    frozen = read_plan(folder)
+    frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
         return frozen, np.empty(0, np.uint32)  # all samples were looked at when it was made
     file = plan_file(dataset, how, workers, progress)
@@ -250,7 +251,7 @@ def pack_parts(
     if before is not None and before.digest != plan.digest:
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
-    numbers = _numbers(share, plan.parts)
+    numbers = parts_of(share, plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
         unjoin(folder, plan)
@@ -265,7 +266,12 @@ def pack_parts(
     return status
 
 
-def _numbers(share: range | tuple[int, int] | None, parts: int) -> list[int]:
+def parts_of(share: range | tuple[int, int] | None, parts: int) -> list[int]:
+    """The numbers of the parts of a share, see `pack_parts`.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
     if share is None:
         return list(range(parts))
     if isinstance(share, range):

@@ -69,7 +69,7 @@ def plan_reencoded(
     given, sizes, unreadable = planned or plan_of_files(dataset), np.zeros(len(dataset), np.int64), dict[int, str]()
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
-        groups, task = groups_of(given.plan.read_sizes), functools.partial(_reencode, dataset, jpeg)
+        groups, task = groups_of(given.plan.read_sizes), functools.partial(reencode_group, dataset, jpeg)
         with with_progress(task, groups, workers, progress, len(dataset), "re-encoding") as results:
             for group, images in results:
                 for index, image in zip(group, images, strict=True):
@@ -105,7 +105,8 @@ def plan_of_files(dataset: BaseDataset) -> Packing:
     return Packing(dataset, plan, lambda group: [], [])
 
 
-def _reencode(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[bytes | SampleError]:
+def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[bytes | SampleError]:
+    """The images of a group as JPEG; a SampleError for one that may be left out."""
     color = getattr(dataset, "color", "RGB")
 
     def make(position: int, index: int, record: Any) -> bytes | SampleError:
@@ -123,7 +124,7 @@ def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int
     before = after = 0
     for index in chosen.tolist():
         with contextlib.suppress(SampleError):  # said when it is packed
-            image = _reencode(dataset, jpeg, range(index, index + 1))[0]
+            image = reencode_group(dataset, jpeg, range(index, index + 1))[0]
             if not isinstance(image, SampleError):
                 before, after = before + int(sizes[index]), after + len(image)
     return after / before if before else 1.0

@@ -235,6 +235,11 @@ def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32],
         with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
             folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)
+    check_same(folder, there, plan)
+
+
+def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) -> None:
+    """Raises a TargetExistsError where the plan that is there is another one; the message shows how they differ."""
     if there is None or there.digest != plan.digest:
         raise TargetExistsError(
             f"{folder.shown} holds the plan of another pack{'' if there is None else f' ({differences(there, plan)})'}: "

@@ -69,17 +69,7 @@ class PackedWriter:
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
         """The bytes that are written of the next samples, at least one: whole chunks, but for the last one of all. For any thread."""
-        plan = self._plan
-        if self._chunks is None:
-            return [np.concatenate([bytes_of(sample) for sample in samples])]
-        assert plan.compression is not None and plan.chunks is not None
-        rows, blocks = min(plan.chunks, plan.shape[0]), list[Any]()
-        for start in range(0, len(samples), rows):
-            parts = [bytes_of(sample) for sample in samples[start : start + rows]]
-            parts += [np.zeros_like(parts[0])] * (rows - len(parts))  # a chunk at the edge is whole, too
-            data = np.concatenate(parts)
-            blocks.append(compress(plan.compression, shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data))
-        return blocks
+        return encoded_blocks(self._plan, samples)
 
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
         """Write what `encode` gave of the next samples, whose sizes are those of the plan, and which have these CRCs."""
@@ -104,6 +94,19 @@ class PackedWriter:
     def _write(self, array: npt.NDArray[Any], offset: int) -> None:
         with self._part.explained():
             write_full(self._part.fd, bytes_of(array).data, offset)
+
+
+def encoded_blocks(plan: Plan, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
+    """See `PackedWriter.encode`."""
+    if plan.compression is None:
+        return [np.concatenate([bytes_of(sample) for sample in samples])]
+    rows, blocks = min(plan.chunks or 1, plan.shape[0]), list[Any]()
+    for start in range(0, len(samples), rows):
+        parts = [bytes_of(sample) for sample in samples[start : start + rows]]
+        parts += [np.zeros_like(parts[0])] * (rows - len(parts))  # a chunk at the edge is whole, too
+        data = np.concatenate(parts)
+        blocks.append(compress(plan.compression, shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data))
+    return blocks
 
 
 class _ChunkAppender:

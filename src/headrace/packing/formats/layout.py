@@ -56,19 +56,25 @@ def rows_a_chunk(row_bytes: int) -> int:
     return 1 << max(0, (CHUNK_BYTES // row_bytes).bit_length() - 1)
 
 
-def reason_for(plan: Plan, options: StoreOptions) -> str:
-    """How the samples lie in the file, and why so; in a line."""
-    if plan.info.is_flat:
+def reason_for(store: str, compression: str | None, chunks: int | None, row_bytes: int, asked: StoreOptions) -> str:
+    """How the samples lie in a file, and why so; in a line.
+
+    Args:
+        store: as `PackedInfo` has it.
+        compression, chunks: of the plan.
+        row_bytes: of a sample of "decoded".
+        asked: the arguments.
+    """
+    if store != "decoded":
         return "flat, one behind the other, with offsets: samples have sizes of their own"
-    if plan.chunks is None:
-        return "contiguous: a sample is one read, and nothing is decoded"
-    nbytes = format_size(plan.chunks * math.prod(plan.shape[1:]) * plan.dtype.itemsize)
-    size = f"{plan.chunks:,} sample{'s' * (plan.chunks > 1)} a chunk ({nbytes})"
-    if options.chunks is not None:
-        return f"{plan.compression or 'uncompressed'}, {size}: as chunks={options.chunks} says"
-    if plan.chunks == 1:
-        return f"{plan.compression}, {size}: two would have more than {format_size(CHUNK_BYTES)}"
+    if chunks is None:
+        return "contiguous: a random sample is one read, and nothing is decoded"
+    size = f"{compression or 'uncompressed'}, {chunks:,} sample{'s' * (chunks > 1)} a chunk ({format_size(chunks * row_bytes)})"
+    if asked.chunks is not None:
+        return f"{size}: as chunks={asked.chunks} says"
+    if chunks == 1:
+        return f"{size}: two would have more than {format_size(CHUNK_BYTES)}"
     return (
-        f"{plan.compression}, {size}: the power of two that stays below {format_size(CHUNK_BYTES)}, so that a random sample decodes "
-        "little more than itself, and a block shuffle (shuffle='block') decodes each chunk once"
+        f"{size}: the power of two that stays below {format_size(CHUNK_BYTES)}, so a random sample decodes little more than itself, and "
+        "shuffle='block' decodes each chunk once"
     )

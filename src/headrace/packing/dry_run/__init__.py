@@ -1,0 +1,1 @@
+"""What `pack` would do: parts, layout, room and time, without writing."""

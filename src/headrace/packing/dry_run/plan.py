@@ -1,0 +1,188 @@
+"""Plans a pack without writing: what it would hold, the room it needs and the time it takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.display import Lines
+from headrace.errors import ConfigError
+from headrace.io.paths import redact
+from headrace.memory.budget import format_size
+from headrace.packing.destination import Destination, room_of
+from headrace.packing.dry_run.measure import Measured, measured
+from headrace.packing.formats.layout import reason_for
+from headrace.packing.job import parts_of, plan_parts
+from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.part import PartFile
+from headrace.packing.parts import PartsPlan, check_same, read_plan
+from headrace.packing.status import finished_in
+from headrace.packing.zarr_parts import plan_zarr
+
+_ONE_PART = 1 << 62  # bytes
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What `pack` would do; `print` shows it.
+
+    Attributes:
+        path: the file, or the folder of the parts, or its URL.
+        kind: "image", "text", or "array".
+        store: "encoded", "decoded", "ragged" or "tokens".
+        samples: how many there are.
+        parts: how many files they become.
+        part_samples: the fewest and the most of a part.
+        part_nbytes: bytes of the smallest and the largest part, about.
+        nbytes: of all parts together, about: re-encoded and compressed samples and tokens are known when they are made.
+        layout: how the samples lie in a file, and why so.
+        left: parts that this call would pack: those of its share that are not finished.
+        needed: bytes of room that these need, about.
+        room: the folder that needs it, and the bytes that are free there; None: nobody knows.
+        seconds: that these take, about; None: nothing was measured.
+        basis: what `seconds` rests on.
+    """
+
+    path: Path | str
+    kind: str
+    store: str
+    samples: int
+    parts: int
+    part_samples: tuple[int, int]
+    part_nbytes: tuple[int, int]
+    nbytes: int
+    layout: str
+    left: int
+    needed: int
+    room: tuple[str, int] | None
+    seconds: float | None
+    basis: str
+
+    def __str__(self) -> str:
+        least, most = (format_size(size) for size in self.part_nbytes)
+        numbers = f"{self.part_samples[0]:,} to {self.part_samples[1]:,} samples, {least} to {most} each"
+        lines = [
+            f"{redact(self.path)}: {self.samples:,} samples, about {format_size(self.nbytes)}, store {self.store}",
+            f"parts:  {self.parts:,}, {numbers}; {self.left:,} to be packed" if self.parts > 1 else "parts:  one",
+            f"layout: {self.layout}",
+            f"room:   about {format_size(self.needed)} needed" + self._free(),
+            f"time:   {self.basis}" if self.seconds is None else f"time:   about {_duration(self.seconds)}: {self.basis}",
+            "nothing was written",
+        ]
+        return Lines("\n".join(lines))
+
+    def _free(self) -> str:
+        if self.room is None:
+            return ""
+        folder, free = self.room
+        return f", {format_size(free)} free in {folder}" + (": too little" if free < self.needed else "")
+
+
+def plan_file_pack(
+    dataset: BaseDataset, dst: str | os.PathLike[Any], options: StoreOptions, workers: int, overwrite: bool, progress: bool | None
+) -> PackPlan:
+    """What `pack` would do without `shard_size`.
+
+    Raises:
+        As `pack`: what it would find wrong before it writes.
+    """
+    target = PartFile(dst, overwrite).target
+    plan = _planned(dataset, None, _ONE_PART, options, workers, progress)
+    sample = measured(dataset, _laid_out(options, plan), plan.rows, workers)
+    nbytes = _scaled(plan, sample)
+    needed = sum(nbytes) * (2 if options.is_jpeg else 1)  # all are encoded before the first is written
+    return _pack_plan(Path(target), plan, options, nbytes, 1, needed, room_of(os.path.dirname(target)), sample, workers, 1, plan.count)
+
+
+def plan_folder_pack(
+    dataset: BaseDataset,
+    folder: Destination,
+    *,
+    format: PackFormat,
+    shard_size: int,
+    options: StoreOptions,
+    share: range | tuple[int, int] | None,
+    workers: int,
+    processes: int,
+    overwrite: bool,
+    progress: bool | None,
+) -> PackPlan:
+    """What `pack` would do with `shard_size`. Arguments: as `pack_parts` has them.
+
+    Raises:
+        As `pack`: what it would find wrong before it writes.
+    """
+    folder.check()
+    if format == "zarr":
+        plan, _, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+    else:
+        plan = _planned(dataset, folder, shard_size, options, workers, progress)
+    there, done = read_plan(folder), list[int]()
+    if there is not None and (there.digest == plan.digest or not overwrite):
+        check_same(folder, there, plan)
+        done = finished_in(folder, plan)[0].done
+    left = sorted(set(parts_of(share, plan.parts)) - set(done))
+    sample = measured(dataset, _laid_out(options, plan), plan.rows, workers) if left else None
+    nbytes = _scaled(plan, sample)
+    processes = max(1, min(processes, len(left)))
+    spooled = processes * max(nbytes) if options.is_jpeg else 0
+    if isinstance(folder.path, Path):
+        needed = sum(nbytes[part] for part in left) + spooled
+    else:
+        needed = processes * max(nbytes) + spooled if left else 0
+    samples = int(np.diff(plan.edges)[left].sum())
+    return _pack_plan(folder.path, plan, options, nbytes, len(left), needed, folder.room(), sample, workers, processes, samples)
+
+
+def _planned(
+    dataset: BaseDataset, folder: Destination | None, shard_size: int, options: StoreOptions, workers: int, progress: bool | None
+) -> PartsPlan:
+    if not len(dataset):
+        raise ConfigError("a dataset without samples: there is nothing to plan")
+    return plan_parts(dataset, folder, shard_size, options, workers, progress)[0]
+
+
+def _laid_out(options: StoreOptions, plan: PartsPlan) -> StoreOptions:
+    """The options with the number of samples a chunk that was chosen."""
+    return replace(options, compression=plan.options.get("compression"), chunks=plan.options.get("chunks"))
+
+
+def _scaled(plan: PartsPlan, sample: Measured | None) -> list[int]:
+    """Bytes of each part; those that the plan says are not compressed yet."""
+    ratio = sample.ratio if sample is not None and plan.options.get("compression") is not None else 1.0
+    return [int(size * ratio) for size in plan.nbytes]
+
+
+def _pack_plan(
+    path: Path | str, plan: PartsPlan, options: StoreOptions, nbytes: list[int], left: int, needed: int, room: tuple[str, int] | None,
+    sample: Measured | None, workers: int, processes: int, samples: int,
+) -> PackPlan:  # fmt: skip
+    counts = np.diff(plan.edges)
+    compression, chunks = plan.options.get("compression"), plan.options.get("chunks")
+    layout = reason_for(plan.store, compression, chunks, plan.nbytes[0] // int(counts[0]), options)
+    if plan.format == "zarr":
+        layout = "parts are the shards of one Zarr group"
+    seconds, basis = None, "all parts are finished" if not left else "not measured: the samples only have to be copied"
+    if sample is not None:
+        seconds = sample.seconds / sample.samples * samples / processes
+        threads = f"{workers:,} thread{'s' * (workers > 1)}" + (f" in each of {processes:,} processes" if processes > 1 else "")
+        basis = (
+            f"an estimate for {threads}, from {sample.samples:,} evenly spread samples that took {sample.seconds:.1f} s in memory; "
+            "writing and reading back come on top"
+        )
+    return PackPlan(
+        path, plan.kind, plan.store, plan.count, plan.parts, (int(counts.min()), int(counts.max())), (min(nbytes), max(nbytes)),
+        sum(nbytes), layout, left, needed, room, seconds, basis,
+    )  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    for name, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.1f} s"
