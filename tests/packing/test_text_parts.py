@@ -27,6 +27,7 @@ from headrace.errors import DataNotFoundError, FileChangedError, FormatError, He
 from headrace.packing import join, pack_status
 from headrace.storage.tokens.joined import JoinedTokens
 from headrace.storage.tokens.packed import PackedTokens
+from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.packing.test_parts import contents
 from tests.servers.ranges import RangeServer
@@ -415,3 +416,18 @@ def test_kills_lose_nothing(tmp_path: Path, processes: int) -> None:
         job.wait()
     subprocess.run(command, check=True)
     assert contents(out) == contents(undisturbed) and verify(out).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+class TestContract(DatasetContract):
+    """The laws, over several packed files."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path, own_cache: None, way: str) -> None:
+        rows = [{"text": f"{number} {'mill ' * (number % 9)}wheel"} for number in range(90)]
+        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        self.way, self.parts = way, pack(TextDataset(tmp_path / "in.jsonl"), tmp_path / "parts", shard_size=700)
+
+    def make(self, **options: Any) -> TextDataset:
+        return TextDataset(self.parts, **WAYS[self.way], **options)
