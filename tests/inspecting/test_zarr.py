@@ -179,3 +179,14 @@ def test_a_remote_store_is_the_local_one(name: str, tmp_path: Path, server: Rang
         source.close()
     with pytest.raises(DataNotFoundError):
         inspect(f"{server.url}/none.zarr")
+
+
+def test_a_server_that_does_not_list(tmp_path: Path, server: RangeServer) -> None:
+    image(tmp_path / "a.zarr")
+    near, far = inspect(tmp_path / "a.zarr"), inspect(f"{server.url}/a.zarr", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
+    assert [node.path for node in far.nodes] == [node.path for node in near.nodes] == ["", "0", "1"]
+    assert far.access[0].chunks == near.access[0].chunks
+    zarr.open_group(tmp_path / "b.zarr", mode="w").create_array("x", shape=(4,), dtype="u1")[:] = 1
+    with pytest.raises(MissingNameError, match="no listing"):
+        inspect(f"{server.url}/b.zarr", reach=RemoteOptions(cache_dir=tmp_path / "cache"))
+    assert inspect(f"{server.url}/b.zarr", dataset_name="x", reach=RemoteOptions(cache_dir=tmp_path / "cache")).samples == 4

@@ -19,6 +19,7 @@ _IN_WORDS = {
     "overwrite=True (--overwrite)": "--overwrite",
     "leave out shard_size": "leave out --shard-size",
     "pass encoding= or errors=": "pass encoding=",
+    "name one as dataset_name": "name one by dataset_name=",
     "name one of them as dataset_name": "name one of them by dataset_name=",
     "use fewer workers or a smaller batch_size, or raise max_memory_usage": "or use a machine with more memory",
     "raise PIL.Image.MAX_IMAGE_PIXELS": "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",

@@ -54,7 +54,8 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
             return run(given, output)
     except (HeadraceError, OSError) as error:
         code = 1 if isinstance(error, _WRONG_DATA) else 2
-        _tell(program, "error", _one_line(error), next_command(error, given))
+        message = _one_line(error)
+        _tell(program, "error", as_flags(message) if "dataset_name" in given else message, next_command(error, given))
         output.show_error(error, code)
         return code
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from headrace.storage.hdf5.rows import OpenHDF5, open_files
 
 MOST_NODES = 2000
 """Groups and arrays that are looked at."""
+_COUNTED = 200_000  # chunks up to which those that were written are counted
 _LISTED = 20_000  # chunks up to which a table of them is made, as for reading
 _OPENED = 32  # arrays of which it is made
 _TARGETS = ("targets", "labels", "target", "label", "y")
@@ -206,7 +207,7 @@ def _node(item: Any, where: str, is_remote: bool) -> Node:
         node.stored, node.is_estimate = _sampled(item), True
     elif layout in ("chunked", "contiguous", "compact", "scalar"):
         node.stored = int(item.id.get_storage_size())
-        if layout == "chunked":
+        if layout == "chunked" and item.size <= _COUNTED * math.prod(item.chunks):
             node.chunks_written = int(item.id.get_num_chunks())
     if layout == "virtual":
         node.details["sources"] = len({source.file_name for source in item.virtual_sources()})

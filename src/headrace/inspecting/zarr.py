@@ -69,7 +69,7 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
 
 def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Report:
     notes: list[str] = []
-    metadata = dict(itertools.islice(_nodes(store), MOST_NODES))
+    metadata = dict(itertools.islice(_nodes(store, name), MOST_NODES))
     if len(metadata) == MOST_NODES:
         notes.append(f"the first {MOST_NODES:,} groups and arrays are shown, there are more")
     nodes = [_node(store, path, one) for path, one in metadata.items()]
@@ -157,7 +157,7 @@ def _fingerprint(store: Store, node: Node) -> str | None:
 # -- nodes
 
 
-def _nodes(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+def _nodes(store: Store, wanted: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Paths and metadata, a group before what is in it. What lies in the folder of an array is not listed: there may be millions of chunks.
 
     Raises:
@@ -165,8 +165,9 @@ def _nodes(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
         MissingNameError: a server does not list, and the store doesn't say either.
     """
     if not isinstance(store, ZarrFolder):
-        for name in sorted(store.nodes(), key=lambda name: name.split("/")):
-            yield name, store.metadata(name) or {}
+        for name in _names(store, wanted):
+            if (metadata := store.metadata(name)) is not None:
+                yield name, metadata
         return
     waiting = [""]
     while waiting:
@@ -182,6 +183,19 @@ def _nodes(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
             except PermissionError as error:
                 raise AccessError(f"{redact(place)}: this user may not list the folder") from error
             waiting += [key_of(name, one) for one in reversed(inside)]
+
+
+def _names(store: Store, wanted: str | None) -> list[str]:
+    """The paths of all nodes; where nobody can list them those that are named, or that an image of OME-NGFF at the root tells of."""
+    try:
+        return sorted(store.nodes(), key=lambda name: name.split("/"))
+    except MissingNameError:
+        image = None if wanted else image_at(store, "")
+        if image is None and not wanted:
+            raise
+        names = ["", *(level.path for level in image.levels)] if image is not None else ["", str(wanted).strip("/")]
+        store.fetch_metadata(names)
+        return names
 
 
 def _node(store: Store, path: str, metadata: dict[str, Any]) -> Node:

@@ -112,13 +112,16 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
         FormatError: the manifest of a pack is damaged.
         AccessError, RemoteError: a server does not answer.
     """
-    met, looks_inside = set[str](), True
+    met, looks_inside, by_ending = set[str](), True, dict[str, Kind | None]()
     entries = entries_of(data_path)
     packs = [entry for entry in entries if names_pack(entry)]
     if packs and (kind := _kind_by_name(os.fsdecode(parts_among(packs[:1], (), options)[0]), kinds)) is not None:
         return kind
     for path, is_whole in _names_in(entries, kinds, (options or RemoteOptions()) if searches else None):
-        kind = _kind_by_name(path, kinds)
+        ending = path if is_whole else _end_of(path)  # of a million names a few differ there
+        if ending not in by_ending:
+            by_ending[ending] = _kind_by_name(ending, kinds)
+        kind = by_ending[ending]
         if kind is None and is_whole and looks_inside and not is_url(path):
             kind = _kind_by_content(path, kinds)
             looks_inside = kind is not None or searches  # of a million files without endings one is opened
@@ -146,6 +149,12 @@ def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOpti
         for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
             is_folder = os.path.isdir(start) and _kind_by_name(start, kinds) is None and _kind_by_content(start, kinds) is None
             yield from ((name, False) for name in contents.names_below(start)) if is_folder else [(start, True)]
+
+
+def _end_of(name: str) -> str:
+    """The end of a file's name that may say of which kind it is: from its last dot but one, or from the last."""
+    first, dot, last = name.rpartition(".")
+    return f".{first.rpartition('.')[2][-8:]}{dot}{last}" if "." in first[-9:] else dot + last
 
 
 def _kind_by_name(path: str, kinds: Sequence[Kind]) -> Kind | None:
