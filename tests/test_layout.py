@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
     "testing": {"loader", "datasets", "modes", "order"},
-    "cli": {"inspecting", "packing", "datasets", "storage", "io", "memory"},
+    "cli": {"loader", "inspecting", "packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
@@ -38,7 +38,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "io/local": ["hints", "gather", "files", "checksums"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
-    "io/cache": ["disk_cache", "blocks"],
+    "io/cache": ["disk_cache", "blocks", "contents"],
     "order": [
         *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
         *("epoch", "sampler", "visits"),

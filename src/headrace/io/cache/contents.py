@@ -1,0 +1,155 @@
+"""Lists what headrace keeps in a `cache_dir`, and removes what is old or abandoned.
+
+Only files with names of headrace's own are listed, and of these only the user's own are removed. A dataset that is open reads on from
+what it has open; what it asks for anew is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import AccessError
+from headrace.io.atomic import ABANDONED_S, TEMPORARY, user_id
+from headrace.io.paths import redact
+from headrace.memory.locks import try_lock, unlock
+from headrace.memory.machine import PREFIX, SUFFIX
+
+_ARRAYS = re.compile(r"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{16,}\.bin$")
+_BLOCKS = re.compile(r"blocks-(\d+)$")
+_WHAT = {
+    "lines": "tables of the lines of texts",
+    "records": "tables of records",
+    "plain": "plain copies of compressed texts",
+    "tokens": "tokens of texts",
+    "chunks": "tables of the chunks of HDF5 files",
+    "tar": "indices of tars",
+    "listing": "listings of folders",
+    "hdf5-index": "indices of remote HDF5 files",
+    "tar-index": "indices of remote tars",
+    "zarr-shards-index": "indices of remote Zarr shards",
+    "lines-index": "indices of remote texts",
+}
+BLOCKS, SAMPLES, REST = "blocks of remote files", "samples shared by the ranks of this machine", "what killed processes left"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """A file in a `cache_dir`.
+
+    Attributes:
+        path: of it.
+        what: it is, in words.
+        nbytes: of it.
+        used: when it was last read or written, in seconds since 1970.
+        user: who owns it, by number.
+        is_abandoned: True if its writer is gone, and nobody will ever use it.
+    """
+
+    path: str
+    what: str
+    nbytes: int
+    used: float
+    user: int
+    is_abandoned: bool = False
+
+
+def cache_entries(folder: str) -> list[CacheEntry]:
+    """The files that headrace keeps in a folder, in the order of their names; nothing where there is no such folder.
+
+    Raises:
+        AccessError: it may not be listed.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise AccessError(f"{redact(folder)} can't be listed: {error.strerror or error}") from error
+    found: list[CacheEntry] = []
+    for name in names:
+        path = os.path.join(folder, name)
+        if _BLOCKS.match(name):
+            found += _blocks_in(path)
+        elif (entry := _entry(path, name)) is not None:
+            found.append(entry)
+    return found
+
+
+def _entry(path: str, name: str) -> CacheEntry | None:
+    """A file by its name; None: it is none of headrace's."""
+    base, is_temporary = name, name.endswith(TEMPORARY)
+    if is_temporary:
+        base = name.removesuffix(TEMPORARY).rpartition(".")[0]
+    match = _ARRAYS.match(base)
+    if match is not None:
+        what = _WHAT.get(match[1], match[1])
+    elif name.startswith(PREFIX) and name.endswith(SUFFIX):
+        what = SAMPLES
+    else:
+        return None
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            is_old = status.st_mtime < time.time() - ABANDONED_S
+            is_abandoned = (is_temporary and is_old) or (what == SAMPLES and not _is_locked(path))
+            return CacheEntry(path, REST if is_abandoned else what, status.st_size, _used(status), status.st_uid, is_abandoned)
+    return None
+
+
+def _blocks_in(folder: str) -> Iterator[CacheEntry]:
+    for below, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(below, name)
+            if name.endswith((".blk", ".part")):
+                with contextlib.suppress(OSError):
+                    status = os.lstat(path)
+                    is_abandoned = name.endswith(".part") and not _is_locked(path)
+                    what = REST if is_abandoned else BLOCKS
+                    yield CacheEntry(path, what, status.st_size, _used(status), status.st_uid, is_abandoned)
+
+
+def _used(status: os.stat_result) -> float:
+    return max(status.st_mtime, status.st_atime)
+
+
+def _is_locked(path: str) -> bool:
+    """True if a process has the file locked, or it can't be known."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        if not try_lock(fd):
+            return True
+        unlock(fd)
+        fd = -1
+        return False
+    except OSError:
+        return True
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
+    """Removes the user's own files that were abandoned, or not used for so many seconds; those that were removed.
+
+    What a job of this machine shares among its ranks stays, as long as the job runs.
+    """
+    removed, since = [], time.time() - older_than
+    for entry in entries:
+        in_use = entry.what == SAMPLES and not entry.is_abandoned
+        if entry.user != user_id() or in_use or not (entry.is_abandoned or entry.used <= since):
+            continue
+        try:
+            os.unlink(entry.path)
+        except OSError:  # gone meanwhile, or in a folder that may not be written to
+            continue
+        removed.append(entry)
+    return removed
