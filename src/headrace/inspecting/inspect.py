@@ -60,7 +60,7 @@ def inspect(path: str | os.PathLike[str], *, dataset_name: str | None = None, re
     reach = reach or RemoteOptions()
     place = os.fsdecode(path)
     if is_url(place):
-        return _of_kind(kind_of(place, KINDS, reach), place, dataset_name, reach)
+        return _of_kind(kind_of(place, KINDS, reach, searches=True), place, dataset_name, reach)
     place = os.path.expanduser(place)
     _check(place)
     if os.path.isfile(place):
@@ -68,11 +68,11 @@ def inspect(path: str | os.PathLike[str], *, dataset_name: str | None = None, re
     if os.path.isdir(place) and not is_pack(place) and not is_zarr(place):
         if next(names_below(place), None) is None:
             return Report(redact(place), "an empty folder", files=0, stored=0, notes=["there is nothing in it but what is hidden"])
-        kind = kind_of(place, KINDS, reach)
+        kind = kind_of(place, KINDS, reach, searches=True)
         report = _of_kind(kind, place, dataset_name, reach)
         _tell_others(report, place, kind)
         return report
-    return _of_kind(kind_of(place, KINDS, reach), place, dataset_name, reach)
+    return _of_kind(kind_of(place, KINDS, reach, searches=True), place, dataset_name, reach)
 
 
 def _check(place: str) -> None:
@@ -112,7 +112,7 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
     if wrong:
         is_what, said = f"a {found}" if found else "something else", named.name if named else ""
         raise FormatError(f"{redact(place)} is {is_what}, though its name says {said}: is it damaged, or a page of a server?")
-    kind = named if named is not None else kind_of(place, KINDS, reach)
+    kind = named if named is not None else kind_of(place, KINDS, reach, searches=True)
     if kind is not None:
         return _of_kind(kind, place, dataset_name, reach)
     report = Report(redact(place), found or "a file of no known format", stored=os.path.getsize(place))
