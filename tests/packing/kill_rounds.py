@@ -38,6 +38,9 @@ STORES: dict[str, dict[str, Any]] = {
     "encoded": {},
     "decoded": {"store": "decoded"},
     "jpeg": {"store": "jpeg", "max_size": 48, "quality": 80},
+    "gzip": {"store": "decoded", "compression": "gzip", "chunks": 2},
+    "zarr": {"format": "zarr"},
+    "zarr-decoded": {"format": "zarr", "store": "decoded"},
 }
 WAYS = {"one": 1.0, "two": 1.0, "jobs": 1.0, "dask": 0.03}
 """How often each is chosen."""

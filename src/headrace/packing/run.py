@@ -44,7 +44,7 @@ from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_st
 from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
-from headrace.packing.verify import seal_of, verify_file
+from headrace.packing.verify import seal_of, verify_samples
 from headrace.storage.arrays.packed import TARGETS, crc_of
 from headrace.storage.hdf5.files import locked_by_caller
 from headrace.storage.source import PackPart
@@ -357,7 +357,7 @@ def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int,
     """
     part.reread()
     with locked_by_caller(part.path):
-        result, sums = verify_file(part.path, workers, progress, is_sealed=False)
+        result, sums = verify_samples(part.path, workers, progress)
         offset = seal_of(part.path)
     if result.bad:
         raise WriteError(

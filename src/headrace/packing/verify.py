@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ import numpy as np
 
 from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
-from headrace.io.local.checksums import FileSums, replaced, sum_file
+from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan
-from headrace.packing.samples import groups_of, in_order
+from headrace.packing.samples import groups_of, with_progress
 from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
 from headrace.packing.zarr.layout import Stored
 from headrace.packing.zarr.verify import damaged_in_part, damaged_metadata
@@ -68,7 +69,11 @@ def verify(
     storage_options: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> VerifyResult:
-    """Read all of a pack, and compare every sample, the offsets, names and targets, and each file as a whole with their checksums.
+    """Read all of a pack, and compare it with its checksums: each file as a whole, and where one is not what was packed every sample of it,
+    the offsets, names and targets.
+
+    A file's checksum is of what was read back, sample by sample, when it was packed. Files of earlier versions that have none are compared
+    sample by sample.
 
     Args:
         path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the manifest, too. Parts at a URL are fetched
@@ -94,53 +99,63 @@ def verify(
         return _verify_parts(destination_of(path, storage_options), workers, processes, progress)
     if processes != 1:
         raise ConfigError(f"{redact(path)} is one file: processes is for packs of several parts, use workers")
-    return verify_file(path, workers, progress)[0]
+    return verify_file(path, workers, progress)
 
 
-def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None, is_sealed: bool = True) -> tuple[VerifyResult, FileSums]:
-    """`verify` of a single file, and its sums.
+def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> VerifyResult:
+    """`verify` of a single file."""
+    path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    info, offset = packed_info(path), seal_of(path)
+    if info is None or offset is None:
+        return verify_samples(path, workers, progress)[0]
+    with open(path, "rb") as file:
+        seal, sums = os.pread(file.fileno(), 4, offset), _sum(file.fileno(), NOTHING, workers, progress)
+    if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
+        return VerifyResult(Path(path), info.count, [])
+    result = verify_samples(path, workers, progress)[0]
+    if result.bad:
+        return result
+    return replace(result, bad=[(-1, path, f"{redact(path)}: wrong checksum of the file, though each sample is sound: pack it again")])
 
-    Args:
-        path: of the file.
-        workers: threads.
-        progress: show a progress bar; None: only on a terminal.
-        is_sealed: False: the checksum of the whole file is not written yet.
-    """
+
+def verify_samples(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
+    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the file as a whole, whose sums it gives."""
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
     info = packed_info(path)
     if info is not None and info.kind == KIND:
-        return _compared(PackedTokens(path), workers, progress, is_sealed)
+        return _compared(PackedTokens(path), workers, progress)
     source = HDF5Source(path)  # checks what lies beside the samples
     try:
         if source.info is not None and TARGETS in source.info.checksums:
             source.column(TARGETS)
-        return _compared(source, workers, progress, is_sealed)
+        return _compared(source, workers, progress)
     finally:
         source.close()
 
 
-def _compared(opened: HDF5Source | PackedTokens, workers: int, progress: bool | None, is_sealed: bool) -> tuple[VerifyResult, FileSums]:
+def _compared(opened: HDF5Source | PackedTokens, workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
     path, checksums = opened.path, opened.checksums
     if opened.info is None or checksums is None:
         raise FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
-    edges, count = opened.edges(), opened.info.count
-    with open(path, "rb") as file, progress_bar(progress, total=count, desc="verifying", unit="sample") as bar:
-        if edges is None:
-            assert isinstance(opened, HDF5Source)
-            bad = _decoded(opened, workers, bar.update)
-            sums = sum_file(file.fileno(), np.zeros(1, np.int64))
-        else:
-            sums = sum_file(file.fileno(), edges, workers, bar.update)
-            different = np.flatnonzero(sums.crcs != checksums).tolist()
-            bad = [(index, opened.location(index), opened.damaged(index)) for index in different]
-        if is_sealed and not bad and not _is_whole(path, file.fileno(), sums):
-            bad.append((-1, path, f"{redact(path)}: wrong checksum of the file, though each sample is sound: pack it again"))
-    return VerifyResult(Path(path), count, bad), sums
+    edges = opened.edges()
+    with open(path, "rb") as file:
+        sums = _sum(file.fileno(), NOTHING if edges is None else edges, workers, progress)
+    if edges is None:
+        assert isinstance(opened, HDF5Source)
+        bad = _decoded(opened, workers, progress)
+    else:
+        different = np.flatnonzero(sums.crcs != checksums).tolist()
+        bad = [(index, opened.location(index), opened.damaged(index)) for index in different]
+    return VerifyResult(Path(path), opened.info.count, bad), sums
 
 
-def _decoded(source: HDF5Source, workers: int, done: Callable[[int], object]) -> Damage:
+def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
+    with progress_bar(progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True) as bar:
+        return sum_file(fd, edges, workers, bar.update)
+
+
+def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> Damage:
     """What is wrong with samples that don't lie in the file as they are."""
-    bad: Damage = []
 
     def task(group: range) -> Damage:
         try:
@@ -157,9 +172,9 @@ def _decoded(source: HDF5Source, workers: int, done: Callable[[int], object]) ->
             return [(index, source.location(index), str(error))]
 
     together = int(source.blocks()[0]) if source.block_nbytes and len(source) else 1  # a compressed chunk is decoded once
-    for group, found in in_order(task, groups_of(source.sizes(), together=together), workers):
-        bad += found
-        done(len(group))
+    groups = groups_of(source.sizes(), together=together)
+    with with_progress(task, groups, workers, progress, len(source), "verifying") as results:
+        bad = [damage for _, found in results for damage in found]
     return bad
 
 
@@ -177,15 +192,6 @@ def seal_of(path: str) -> int | None:
         if dataset.shape != (1,) or dataset.dtype != np.uint32 or offset is None:
             raise FormatError(f"{redact(path)}: {FILE_CRC!r} is damaged: pack it again")
         return int(offset)
-
-
-def _is_whole(path: str, fd: int, sums: FileSums) -> bool:
-    """True if the checksum of a file is right, or if it has none."""
-    offset = seal_of(path)
-    if offset is None:
-        return True
-    seal = os.pread(fd, 4, offset)
-    return replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little")
 
 
 def _verify_parts(folder: Destination, workers: int, processes: int, progress: bool | None) -> VerifyResult:
@@ -240,9 +246,12 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
         return bad + damaged_in_part(folder, plan.zarr, sidecar.part, objects, workers)
     with folder.fetched(plan.name(sidecar.part)) as path:
         try:
-            result, sums = verify_file(path, workers, False, is_sealed=False)
+            with open(path, "rb") as file:
+                sums = sum_file(file.fileno(), workers=workers)
+            if (sums.size, sums.crc) == (entry["nbytes"], entry["crc32"]):
+                return bad
+            result, _ = verify_samples(path, workers, False)
         except (HeadraceError, OSError) as error:
             return [*bad, (-1, name, str(error))]
-    if not result.bad and (sums.size, sums.crc) != (entry["nbytes"], entry["crc32"]):
-        return [*bad, (-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")]
-    return bad + result.bad
+    whole = (-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")
+    return bad + (result.bad or [whole])

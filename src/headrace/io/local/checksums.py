@@ -35,14 +35,18 @@ class FileSums(NamedTuple):
     crcs: npt.NDArray[np.uint32]
 
 
-def sum_file(fd: int, edges: IntArray, workers: int = 1, done: Callable[[int], object] = lambda samples: None) -> FileSums:
+NOTHING: IntArray = np.zeros(1, np.int64)
+"""The edges of no samples."""
+
+
+def sum_file(fd: int, edges: IntArray = NOTHING, workers: int = 1, done: Callable[[int], object] = lambda nbytes: None) -> FileSums:
     """Reads a file once, and sums up the whole and each sample.
 
     Args:
         fd: of the file, open for reading.
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
         workers: threads.
-        done: is called with a number of samples when they have been read.
+        done: is called with a number of bytes when they have been read.
 
     Raises:
         FileChangedError: the file ends before it should.
@@ -57,7 +61,7 @@ def sum_file(fd: int, edges: IntArray, workers: int = 1, done: Callable[[int], o
     with ThreadPoolExecutor(workers, "headrace-checksums") as pool:
         for segment, found in _in_order(pool, task, _segments(edges, size), 2 * workers):
             crc = combined(crc, found, segment.stop - segment.start)
-            done(segment.last - segment.first)
+            done(segment.stop - segment.start)
     return FileSums(size, crc, crcs)
 
 
@@ -71,14 +75,16 @@ class _Segment(NamedTuple):
 
 def _segments(edges: IntArray, size: int) -> Iterator[_Segment]:
     count = len(edges) - 1
-    yield _Segment(0, int(edges[0]), 0, 0)
+    for start in range(0, int(edges[0]), _SEGMENT):
+        yield _Segment(start, min(start + _SEGMENT, int(edges[0])), 0, 0)
     first = 0
     while first < count:
         last = int(np.searchsorted(edges, edges[first] + _SEGMENT, side="right")) - 1
         last = min(max(first + 1, last), first + _SEGMENT // 64, count)  # of empty ones any number begins at one place
         yield _Segment(int(edges[first]), int(edges[last]), first, last)
         first = last
-    yield _Segment(int(edges[-1]), size, count, count)
+    for start in range(int(edges[-1]), size, _SEGMENT):
+        yield _Segment(start, min(start + _SEGMENT, size), count, count)
 
 
 def _in_order(

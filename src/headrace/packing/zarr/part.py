@@ -164,7 +164,7 @@ def damaged_samples(
     data, sums = layout.data, columns[CRC]
     if not layout.is_flat:
         check_index(fd, data, len(sums) * data.item_bytes)
-        whole = sum_file(fd, np.zeros(1, np.int64), workers)
+        whole = sum_file(fd, workers=workers)
         return list(_damaged_rows(fd, data, sums.tolist())), whole.size, whole.crc
     starts, stops = (columns[name] - part * data.length for name in (STARTS, STOPS))
     edges = np.append(starts, stops[-1:])
