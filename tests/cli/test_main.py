@@ -43,6 +43,20 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFi
     assert caught.value.code == 2 and "usage: headrace" in capsys.readouterr().err
 
 
+def test_zarr(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = tmp_path / "out"
+    job = ["pack", str(photos), str(packed), "--format", "zarr", "--no-progress"]
+    assert main([*job, "--shard-size", "16kB", "--part", "1/2"]) == 0 and main(["status", str(packed)]) == 1
+    assert main([*job, "--shard-size", "16kB"]) == 0 and main(["verify", str(packed)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"{packed}: 24 samples, all sound\n") and "open it: headrace.open_dataset(" in shown
+    assert main(job) == 2 and "shard_size: 16000 there, 256000000 now" in capsys.readouterr().err.replace("--shard-size", "shard_size")
+    lines = tmp_path / "a.txt"
+    lines.write_text("words")
+    assert main(["pack", str(lines), str(tmp_path / "no"), "--format", "zarr"]) == 2
+    assert "--format zarr holds" in (shown := capsys.readouterr().err) and "leave out --format" in shown
+
+
 def test_pack_then_verify(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = tmp_path / "out.h5"
     assert main(["pack", str(photos), str(packed), "--no-progress"]) == 0

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ZarrDataset, create_dataloader
+from headrace import ImageDataset, ZarrDataset, create_dataloader, pack
+from tests.data.make import make_photos
 from tests.integration import foreign_zarr
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -40,6 +41,26 @@ def check(case: foreign_zarr.Case) -> None:
         batches = create_dataloader(dataset, batch_size=4, num_workers=0, shuffle=False, pin_memory=False)
         assert all(same(row, one) for row, one in zip((row for batch in batches for row in batch), case.values, strict=True))
         dataset.close()
+
+
+@pytest.mark.parametrize("compression", ["encoded", None, "zstd", "lz4", "gzip"])
+def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> None:
+    tensorstore: Any = pytest.importorskip("tensorstore")
+    how: dict[str, Any] = {} if compression == "encoded" else {"store": "decoded", "compression": compression}
+    with ImageDataset(make_photos(tmp_path / "photos"), image_size=(20, 30)) as photos:
+        out = pack(photos, tmp_path / "out", format="zarr", shard_size=16_000, **how)
+
+        def array(name: str) -> Any:
+            return tensorstore.open({"driver": "zarr3", "kvstore": f"file://{out}/data.zarr/{name}/"}, read=True).result()
+
+        assert np.array_equal(array("targets").read().result(), photos.targets)
+        starts, stops, data = (array(name) for name in ("starts", "stops", "data")) if not how else (None, None, array("data"))
+        for index, (path, _) in enumerate(photos.samples):
+            if starts is None:
+                assert np.array_equal(data[index].read().result(), photos.pixels_of(index))
+            else:
+                first, end = int(starts[index].read().result()), int(stops[index].read().result())
+                assert data[first:end].read().result().tobytes() == Path(path).read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore::Warning")

@@ -269,6 +269,33 @@ def test_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         assert isinstance(rows, ZarrDataset) and len(rows) == 30
 
 
+@pytest.mark.parametrize("dtype", ["|u1", ">f4", "<i8"])
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", None])
+@pytest.mark.parametrize("chunks", [1, 4, None])
+def test_compressed_chunks(tmp_path: Path, dtype: str, compression: str | None, chunks: int | None) -> None:
+    source, how = Rows(shape=(9, 7), dtype=dtype), {"format": "zarr", "shard_size": 8 * 63 * np.dtype(dtype).itemsize}
+    out = pack(source, tmp_path / "out", compression=compression, chunks=chunks, workers=3, **how)  # type: ignore[arg-type]
+    again = pack(source, tmp_path / "again", compression=compression, chunks=chunks, part="1/2", workers=1, **how)  # type: ignore[arg-type]
+    pack(source, again, compression=compression, chunks=chunks, part="0/2", **how)  # type: ignore[arg-type]
+    assert contents(again) == contents(out) and pack_status(out).parts > 2 and verify(out).ok
+    data: Any = zarr.open_array(out / "data.zarr", path="data", mode="r")
+    assert data.chunks[0] == (chunks or 8) and all((data[index] == source[index][0]).all() for index in range(30))
+    with ZarrDataset(out, target_name="targets") as rows:
+        assert all(np.array_equal(np.asarray(rows[i][0]), source[i][0]) and rows[i][1] == 7 * i for i in range(30))
+        assert "zarr-python" not in rows.explain()
+    if compression is not None:
+        stored = sum(path.stat().st_size for path in (out / "data.zarr" / "data").glob("c.*"))
+        assert stored < 30 * 63 * np.dtype(dtype).itemsize or chunks == 1, "very small chunks don't get smaller"
+        with pytest.raises(TargetExistsError, match="compression"):
+            pack(source, out, chunks=chunks, **how)  # type: ignore[arg-type]
+    shard = out / "data.zarr" / "data" / "c.1.0.0"
+    content = bytearray(shard.read_bytes())
+    for place, is_sample in ((10, True), (len(content) - 5, False)):
+        shard.write_bytes(bytes(content[:place]) + bytes([content[place] ^ 1]) + bytes(content[place + 1 :]))
+        bad = [index for index, _, _ in verify(out).bad]
+        assert bad == (list(range(8, 8 + data.chunks[0])) if is_sample else [-1])
+
+
 def test_default_shard_size(tmp_path: Path) -> None:
     out = pack(Rows(), tmp_path / "out", format="zarr")
     assert pack_status(out).parts == 1 and json.loads((out / "plan.json").read_text())["options"]["shard_size"] == 256_000_000

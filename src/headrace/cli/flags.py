@@ -9,7 +9,7 @@ _FLAGS = {
     **{name: f"--{name.replace('_', '-')}" for name in ("unit", "labels", "text_field", "target_field", "targets", "store", "color")},
     **{
         name: f"--{name.replace('_', '-')}"
-        for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers", "shard_size")
+        for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers", "shard_size", "format")
     },
     "image_size": "--size",
 }
@@ -18,6 +18,7 @@ _IN_WORDS = {
     'pass on_error="skip"': "pass --skip-bad",
     "overwrite=True (--overwrite)": "--overwrite",
     "leave out shard_size": "leave out --shard-size",
+    "leave out format": "leave out --format",
     "pass encoding= or errors=": "pass encoding=",
     "name one as dataset_name": "name one by dataset_name=",
     "name one of them as dataset_name": "name one of them by dataset_name=",

@@ -30,6 +30,7 @@ from headrace.packing.status import Sidecar
 from headrace.packing.zarr.layout import Stored, check_dtype, flat_options, rows_options
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shard
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
+from headrace.storage.hdf5.filters import filter_versions
 
 Sums = npt.NDArray[np.uint32]
 _NO_SUMS = np.empty(0, np.uint32)
@@ -46,8 +47,6 @@ def plan_zarr(
     """
     if isinstance(dataset, TextDataset):
         raise _not_held("texts")
-    if how.is_chunked:
-        raise ConfigError(f"{how.layout}: format='zarr' has chunks of its own and no compression yet: leave it out")
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
     asked = _asked(dataset, shard_size, how)
@@ -94,6 +93,7 @@ def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str
     asked = {"format": "zarr", "shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
     if how.check != "decode":
         asked["check"] = how.check
+    asked |= {name: value for name, value in (("compression", how.compression), ("chunks", how.chunks)) if value is not None}
     if how.is_jpeg:
         asked["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
     return asked
@@ -105,13 +105,15 @@ def _known(
     """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
     if plan is None or plan.zarr is None or (plan.rows is None and asked["on_error"] != "skip"):
         return None
-    if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg"}):
+    if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg", "compression", "chunks"}):
         return None
     view = without(dataset, list(plan.left_out), list(plan.left_out.values())) if plan.left_out else dataset
     if view.fingerprint != plan.fingerprint:
         return None
     if plan.rows is not None:
-        return (plan, _NO_SUMS, view) if how.store in (None, "decoded") else None
+        versions = {} if how.compression is None else filter_versions(how.compression)
+        is_same = how.store in (None, "decoded") and plan.options.get("versions", {}) == versions
+        return (plan, _NO_SUMS, view) if is_same else None
     packing = plan_file(view, how, workers, False)
     sums = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
@@ -147,7 +149,7 @@ def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> 
     """What a plan says of the arrays; `sizes` ([n]) are those of the samples as they are stored, about."""
     plan = packing.plan
     if plan.info.store == "decoded":
-        arrays = rows_options(plan.shape, plan.dtype, shard_size)
+        arrays = rows_options(plan.shape, plan.dtype, shard_size, plan.chunks, plan.compression)
     else:
         arrays = flat_options(sizes, plan.sizes, shard_size)
     if (targets := plan.columns.get(TARGETS)) is not None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.io.resolve.packs import ARRAYS
+from headrace.storage.arrays.compressors import LEVELS, shuffles
 from headrace.storage.arrays.packed import (
     CRC,
     DATA,
@@ -37,6 +38,7 @@ ROW_CHUNK, FLAT_CHUNK = 64 << 10, 256 << 10
 """Bytes of a chunk: of rows that are smaller, a chunk has several of them; flat bytes have no checksum for each chunk, so any part of one
 can be read by itself, and only programs that read whole chunks read more than they need."""
 NODE = "zarr.json"
+BLOSC_LEVEL = 5
 _INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
 
@@ -58,6 +60,7 @@ class ArrayLayout:
         length: items along the first axis that a part has: of its shard, or of its chunk where there are no shards.
         chunk: items along the first axis of a chunk inside of a shard; None: there are no shards.
         checked: True if each chunk has a checksum.
+        compression: one of `COMPRESSIONS`; None: chunks are stored as they are.
     """
 
     name: str
@@ -66,6 +69,7 @@ class ArrayLayout:
     length: int
     chunk: int | None = None
     checked: bool = True
+    compression: str | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -89,7 +93,11 @@ class ArrayLayout:
     def metadata(self) -> dict[str, Any]:
         """Those of Zarr 3."""
         endian = {"configuration": {"endian": "big" if self.dtype.byteorder == ">" else "little"}} if self.dtype.itemsize > 1 else {}
-        codecs: list[dict[str, Any]] = [{"name": "bytes", **endian}, *([{"name": "crc32c"}] if self.checked else [])]
+        codecs: list[dict[str, Any]] = [{"name": "bytes", **endian}]
+        if self.compression is not None:
+            codecs.append(_compressor(self.compression, self.dtype))
+        if self.checked:
+            codecs.append({"name": "crc32c"})
         if self.chunk is not None:
             sharding = {
                 "chunk_shape": [self.chunk, *self.shape[1:]], "codecs": codecs, "index_codecs": _INDEX_CODECS, "index_location": "end",
@@ -102,6 +110,15 @@ class ArrayLayout:
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
             "fill_value": fill, "codecs": codecs, "attributes": {}, "storage_transformers": [],
         }  # fmt: skip
+
+
+def _compressor(name: str, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The codec of Zarr: of LZ4 it has Blosc's alone."""
+    if name == "lz4":
+        shuffle = "shuffle" if shuffles(dtype) else "noshuffle"
+        blosc = {"typesize": dtype.itemsize, "cname": "lz4", "clevel": BLOSC_LEVEL, "shuffle": shuffle, "blocksize": 0}
+        return {"name": "blosc", "configuration": blosc}
+    return {"name": name, "configuration": {"level": LEVELS[name], **({"checksum": False} if name == "zstd" else {})}}
 
 
 @dataclass(frozen=True)
@@ -151,13 +168,17 @@ def _json(metadata: dict[str, Any]) -> bytes:
     return json.dumps(metadata, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
 
-def rows_options(shape: tuple[int, ...], dtype: np.dtype[Any], shard_size: int) -> dict[str, Any]:
+def rows_options(
+    shape: tuple[int, ...], dtype: np.dtype[Any], shard_size: int, chunks: int | None = None, compression: str | None = None
+) -> dict[str, Any]:
     """What a plan says of samples that are rows.
 
     Args:
         shape: of all samples, [n, *row].
         dtype: of them.
-        shard_size: bytes of a part, about.
+        shard_size: bytes of a part, about, before they are compressed.
+        chunks: samples a chunk; None: as many as suit their bytes.
+        compression: of chunks.
 
     Raises:
         ConfigError: Zarr has no such dtype.
@@ -166,10 +187,10 @@ def rows_options(shape: tuple[int, ...], dtype: np.dtype[Any], shard_size: int) 
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     if not row_bytes:
         raise ConfigError(f"format='zarr' can't hold samples of shape {list(shape[1:])}, which have no elements")
-    chunk = max(1, min(ROW_CHUNK // row_bytes, shape[0], shard_size // row_bytes))
+    chunk = max(1, min(chunks or ROW_CHUNK // row_bytes, shape[0], shard_size // row_bytes))
     parts = max(1, -(-shape[0] * row_bytes // shard_size))
     samples = -(-shape[0] // (parts * chunk)) * chunk
-    return {"samples": samples, "row": list(shape[1:]), "dtype": dtype.str, "chunk": chunk}
+    return {"samples": samples, "row": list(shape[1:]), "dtype": dtype.str, "chunk": chunk, "compression": compression}
 
 
 def flat_options(sizes: np.ndarray[Any, np.dtype[np.int64]], most: np.ndarray[Any, np.dtype[np.int64]], shard_size: int) -> dict[str, Any]:
@@ -202,7 +223,9 @@ def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayou
         arrays = [ArrayLayout(DATA, (parts * shard,), np.dtype(np.uint8), shard, chunk, checked=False)]
         columns |= {STARTS: ((), "<i8"), STOPS: ((), "<i8")}
     else:
-        arrays = [ArrayLayout(DATA, (count, *options["row"]), np.dtype(options["dtype"]), samples, chunk)]
+        arrays = [
+            ArrayLayout(DATA, (count, *options["row"]), np.dtype(options["dtype"]), samples, chunk, compression=options["compression"])
+        ]
     if (targets := options.get("targets")) is not None:
         columns[TARGETS] = tuple(targets["shape"]), targets["dtype"]
     if (names := options.get("names")) is not None:

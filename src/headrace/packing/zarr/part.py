@@ -17,7 +17,7 @@ from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing
 from headrace.packing.samples import groups_of, with_progress
 from headrace.packing.zarr.layout import ArrayLayout, Stored, ZarrLayout
-from headrace.packing.zarr.shard import ShardWriter, check_index, chunks_in, with_checksum
+from headrace.packing.zarr.shard import ShardWriter, chunk_sizes, chunks_in, with_checksum
 from headrace.storage.arrays.codecs import Crc32c
 from headrace.storage.arrays.packed import (
     CRC,
@@ -60,13 +60,19 @@ def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int,
     if layout.is_flat and nbytes > data.length:
         raise WriteError(f"{redact(file.target)}: {nbytes:,} bytes of samples don't fit the {data.length:,} that were planned")
     writer, sums = ShardWriter(file, data, nbytes), np.zeros(len(plan.sizes), np.uint32)
-    with with_progress(packing.prepare, groups_of(plan.sizes + plan.read_sizes), workers, False, plan.info.count, "packing") as results:
-        for group, samples in results:
-            for index, (sample, crc) in zip(group, samples, strict=True):
-                if isinstance(sample, SampleError):
-                    raise _unreadable(sample)
-                writer.append(bytes_of(sample))
-                sums[index] = crc
+    together = 1 if data.compression is None else data.chunk or 1
+    groups = groups_of(plan.sizes + plan.read_sizes, together=together)
+
+    def encoded(group: range) -> list[Any]:
+        samples, sums[group.start : group.stop] = zip(*packing.prepare(group), strict=True)
+        for sample in samples:
+            if isinstance(sample, SampleError):
+                raise _unreadable(sample)
+        return writer.encode([bytes_of(sample) for sample in samples])
+
+    with with_progress(encoded, groups, workers, False, plan.info.count, "packing") as results:
+        for _, blocks in results:
+            writer.append(blocks)
     writer.finish()
     return _columns(packing, layout, part, sums)
 
@@ -163,14 +169,13 @@ def damaged_samples(
     """
     data, sums = layout.data, columns[CRC]
     if not layout.is_flat:
-        check_index(fd, data, len(sums) * data.item_bytes)
         whole = sum_file(fd, workers=workers)
         return list(_damaged_rows(fd, data, sums.tolist())), whole.size, whole.crc
     starts, stops = (columns[name] - part * data.length for name in (STARTS, STOPS))
     edges = np.append(starts, stops[-1:])
     if edges[0] or (edges[1:] != stops).any() or (starts > stops).any() or edges[-1] > data.length:
         raise FormatError(f"{STARTS} and {STOPS} are not those of samples that lie one behind the other")
-    check_index(fd, data, int(edges[-1]))
+    chunk_sizes(fd, data, int(edges[-1]))  # checks them
     whole = sum_file(fd, edges, workers)
     return [(number, "wrong checksum") for number in np.flatnonzero(whole.crcs != sums).tolist()], whole.size, whole.crc
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -13,8 +14,10 @@ import numpy.typing as npt
 from headrace.errors import FormatError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.part import PartFile
-from headrace.packing.zarr.layout import ArrayLayout
-from headrace.storage.arrays.codecs import Crc32c
+from headrace.packing.zarr.layout import BLOSC_LEVEL, ArrayLayout
+from headrace.storage.arrays.codecs import GZIP, Pipeline
+from headrace.storage.arrays.compressors import LEVELS, compress, shuffles
+from headrace.storage.zarr.layout import layout_of
 
 _ABSENT = (1 << 64) - 1
 _SUM = 4  # bytes of a checksum
@@ -26,22 +29,51 @@ def with_checksum(data: npt.NDArray[np.uint8]) -> bytes:
 
 
 def shard_nbytes(array: ArrayLayout, nbytes: int) -> int:
-    """Bytes of a shard that has so many bytes of items."""
-    chunks = -(-nbytes // array.chunk_bytes)
-    return chunks * (array.chunk_bytes + _SUM * array.checked) + 16 * array.chunks_each + _SUM
+    """Bytes of a shard that has so many bytes of items, and is not compressed."""
+    return sum(_plain_sizes(array, nbytes)) + 16 * array.chunks_each + _SUM
 
 
-def shard_index(array: ArrayLayout, nbytes: int) -> bytes:
-    """The index of a shard that has so many bytes of items: where each chunk lies, and its bytes."""
-    chunks, stored = -(-nbytes // array.chunk_bytes), array.chunk_bytes + _SUM * array.checked
+def _plain_sizes(array: ArrayLayout, nbytes: int) -> list[int]:
+    """Bytes of each chunk that is not compressed."""
+    return [array.chunk_bytes + _SUM * array.checked] * -(-nbytes // array.chunk_bytes)
+
+
+def index_of(array: ArrayLayout, sizes: Sequence[int]) -> bytes:
+    """The index of a shard whose chunks lie one behind the other from its start on, and have these sizes."""
     index = np.full((array.chunks_each, 2), _ABSENT, "<u8")
-    index[:chunks, 0] = np.arange(chunks, dtype=np.uint64) * stored
-    index[:chunks, 1] = stored
+    stored = np.array(sizes, np.uint64)
+    index[: len(sizes), 0] = np.cumsum(stored) - stored
+    index[: len(sizes), 1] = stored
     return with_checksum(index.reshape(-1).view(np.uint8))
 
 
+def encoded(chunk: npt.NDArray[np.uint8], array: ArrayLayout) -> bytes:
+    """The bytes that are stored of a chunk that is compressed."""
+    assert array.compression is not None
+    if array.compression == "gzip":
+        stream = zlib.compressobj(LEVELS["gzip"], wbits=GZIP)
+        data = stream.compress(chunk.data) + stream.flush()
+    elif array.compression == "lz4":
+        data = _blosc(chunk, array.dtype)
+    else:
+        data = compress(array.compression, chunk)
+    return with_checksum(np.frombuffer(data, np.uint8)) if array.checked else data
+
+
+def _blosc(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> bytes:
+    from numcodecs import blosc
+
+    shuffle = blosc.SHUFFLE if shuffles(dtype) else blosc.NOSHUFFLE
+    before, blosc.use_threads = blosc.use_threads, False  # its threads write blocks in the order in which they finish
+    try:
+        made: bytes = blosc.compress(chunk.view(f"V{dtype.itemsize}"), b"lz4", BLOSC_LEVEL, shuffle)
+    finally:
+        blosc.use_threads = before
+    return made
+
+
 class ShardWriter:
-    """Writes the items of a shard, in order, into an empty file; it holds no chunk.
+    """Writes the items of a shard, in order, into an empty file. Of chunks that are not compressed it holds none.
 
     Args:
         file: entered, and not committed.
@@ -55,15 +87,35 @@ class ShardWriter:
     def __init__(self, file: PartFile, array: ArrayLayout, nbytes: int) -> None:
         self._file, self._array, self._nbytes = file, array, nbytes
         self._at = self._done = self._in_chunk = self._crc = 0
-        file.reserve(shard_nbytes(array, nbytes))
+        self._sizes: list[int] = []
+        if array.compression is None:
+            file.reserve(shard_nbytes(array, nbytes))
 
-    def append(self, items: npt.NDArray[np.uint8]) -> None:
-        """Writes the bytes of the next items (flat)."""
-        self._done += len(items)
-        while len(items):
-            piece = items[: self._array.chunk_bytes - self._in_chunk]
-            self._write(piece)
-            items = items[len(piece) :]
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]]) -> list[Any]:
+        """What `append` takes of some items' bytes (flat), at least one; of whole chunks where they are compressed, but for the last one
+        of all. For any thread."""
+        if self._array.compression is None:
+            return list(items)
+        size, blocks, joined = self._array.chunk_bytes, list[Any](), np.concatenate(items)
+        for start in range(0, len(joined), size):
+            chunk = joined[start : start + size]
+            if len(chunk) < size:
+                chunk = np.concatenate([chunk, np.zeros(size - len(chunk), np.uint8)])
+            blocks.append(encoded(chunk, self._array))
+        return blocks
+
+    def append(self, blocks: Sequence[Any]) -> None:
+        """Writes what `encode` gave of the next items."""
+        for block in blocks:
+            if self._array.compression is not None:
+                self._sizes.append(len(block))
+                self._put(block)
+                continue
+            self._done += len(block)
+            while len(block):
+                piece = block[: self._array.chunk_bytes - self._in_chunk]
+                self._write(piece)
+                block = block[len(piece) :]
 
     def _write(self, piece: npt.NDArray[np.uint8]) -> None:
         self._put(piece.data)
@@ -77,10 +129,14 @@ class ShardWriter:
 
     def finish(self) -> None:
         """Fills the last chunk up with zeros, and writes the index."""
+        if self._array.compression is not None:
+            assert len(self._sizes) == -(-self._nbytes // self._array.chunk_bytes), "samples are missing"
+            self._put(index_of(self._array, self._sizes))
+            return
         assert self._done == self._nbytes, "samples are missing"
         if self._in_chunk:
             self._write(np.zeros(self._array.chunk_bytes - self._in_chunk, np.uint8))
-        self._put(shard_index(self._array, self._nbytes))
+        self._put(index_of(self._array, _plain_sizes(self._array, self._nbytes)))
 
     def _put(self, data: Any) -> None:
         with self._file.explained():
@@ -88,8 +144,8 @@ class ShardWriter:
         self._at += len(data)
 
 
-def check_index(fd: int, array: ArrayLayout, nbytes: int) -> None:
-    """Compares the size of a shard and its index with what they must be.
+def chunk_sizes(fd: int, array: ArrayLayout, nbytes: int) -> list[int]:
+    """The bytes of each chunk of a shard, as its index has them: the first begins the file, each other one follows the one before.
 
     Args:
         fd: of the file.
@@ -99,27 +155,29 @@ def check_index(fd: int, array: ArrayLayout, nbytes: int) -> None:
     Raises:
         FormatError: the file has another size, or its index is damaged.
     """
-    size, index = os.fstat(fd).st_size, shard_index(array, nbytes)
-    if size != shard_nbytes(array, nbytes):
+    size, length = os.fstat(fd).st_size, 16 * array.chunks_each + _SUM
+    if array.compression is None and size != shard_nbytes(array, nbytes):
         raise FormatError(f"it has {size:,} bytes, not {shard_nbytes(array, nbytes):,}: the file is damaged")
-    if _bytes(fd, size - len(index), len(index)).tobytes() != index:
+    if size < length:
+        raise FormatError(f"it has {size:,} bytes, which is less than its index has: the file is damaged")
+    index = _bytes(fd, size - length, length).tobytes()
+    count = -(-nbytes // array.chunk_bytes)
+    sizes = np.frombuffer(index, "<u8", 2 * count)[1::2]
+    if (sizes > size).any() or int(sizes.sum()) + length != size or index_of(array, sizes.tolist()) != index:
         raise FormatError("the index of the shard is damaged")
+    return [int(nbytes) for nbytes in sizes]
 
 
 def chunks_in(fd: int, array: ArrayLayout, nbytes: int) -> Iterator[npt.NDArray[np.uint8] | FormatError]:
-    """The bytes of each chunk of a shard, what is padded included, without its checksum; or what is wrong with it.
-
-    Args:
-        fd: of the file.
-        array: whose shard it is; its chunks have checksums.
-        nbytes: of all items in it.
-    """
-    stored = array.chunk_bytes + _SUM
-    for number in range(-(-nbytes // array.chunk_bytes)):
+    """The decoded bytes of each chunk of a shard, what is padded included; or what is wrong with it. Arguments and errors: see
+    `chunk_sizes`."""
+    pipeline, start = Pipeline(layout_of(array.metadata()).codecs), 0
+    for size in chunk_sizes(fd, array, nbytes):
         try:
-            yield np.frombuffer(Crc32c().decode(_bytes(fd, number * stored, stored), array.chunk_bytes), np.uint8)
+            yield pipeline.decode(_bytes(fd, start, size), array.chunk_bytes)
         except FormatError as error:
             yield error
+        start += size
 
 
 def _bytes(fd: int, start: int, count: int) -> npt.NDArray[np.uint8]:
