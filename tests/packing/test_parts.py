@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -39,6 +40,7 @@ from headrace.errors import (
 from headrace.packing import join, pack_status, verify
 from headrace.packing.destination import FolderDestination
 from headrace.packing.parts import edges_of
+from headrace.storage.files import FilesSource
 from tests.servers.ranges import RangeServer
 from tests.servers.s3 import S3Server
 
@@ -206,13 +208,22 @@ def test_another_plan_is_refused(photos: Path, packed: Path, tmp_path: Path) -> 
 
 def test_a_changed_source_is_named(photos: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(photos, tmp_path / "photos"))
-    out = pack(source, tmp_path / "out", shard_size=SHARD, part="0/2")
+    out = pack(source, tmp_path / "out", shard_size=SHARD, parts="0:1")
     changed = sorted(source.rglob("*.jpg"))[-1]
     changed.write_bytes(changed.read_bytes() + b"more")
     with pytest.raises(TargetExistsError, match="names or sizes of samples"):
-        pack(source, out, shard_size=SHARD, part="1/2")
+        pack(source, out, shard_size=SHARD)
+    for job in ("0/2", "1/2"):  # one of them has its part
+        with contextlib.suppress(FileChangedError):
+            pack(source, out, shard_size=SHARD, part=job)
+            continue
+        break
+    else:
+        pytest.fail("a changed file was packed")
+    with pytest.raises(FileChangedError, match=changed.name):
+        pack(source, out, shard_size=SHARD, part=job)
     changed.write_bytes(changed.read_bytes()[:-4])
-    pack(source, out, shard_size=SHARD, part="1/2")
+    pack(source, out, shard_size=SHARD)
     assert pack_status(out).joined
 
 
@@ -356,6 +367,21 @@ class Dying(Numbers):
         if os.getpid() != self.parent:
             os._exit(9)
         return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("store", [{}, {"store": "jpeg", "max_size": 30}])
+def test_a_share_asks_for_its_own_sizes(photos: Path, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(photos, tmp_path / "whole", shard_size=SHARD, **store)
+    pack(photos, tmp_path / "out", shard_size=SHARD, part="0/3", **store)
+    asked, sizes = list[int](), FilesSource.sizes
+    monkeypatch.setattr(FilesSource, "sizes", lambda self, indices: (asked.extend(indices), sizes(self, indices))[1])
+    for job in (1, 2):
+        asked.clear()
+        pack(photos, tmp_path / "out", shard_size=SHARD, part=f"{job}/3", **store)
+        assert 0 < len(asked) < 24
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    with pytest.raises(TargetExistsError, match="shard_size"):
+        pack(photos, tmp_path / "out", shard_size=2 * SHARD, part="0/3", **store)
 
 
 def test_opens_from_a_server(photos: Path, packed: Path) -> None:

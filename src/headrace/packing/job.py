@@ -32,11 +32,12 @@ from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, edges_of, freeze, read_plan, rows_as_json
-from headrace.packing.plan import Plan, names_of
+from headrace.packing.plan import Packing, Plan, names_of
 from headrace.packing.run import plan_file, read_back, refuse_for_texts, write_file
 from headrace.packing.status import PackStatus, Sidecar, finished_in, join_in, remove_other, sidecar_text, unjoin
 from headrace.packing.texts import check_targets, documents_of, measured, packed_part
 from headrace.packing.zarr_parts import pack_zarr_part, plan_zarr
+from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.filters import filter_versions
 from headrace.storage.source import PackPart
 
@@ -131,9 +132,19 @@ def _options_of(plan: PartsPlan) -> StoreOptions:
 
 
 def plan_parts(
-    dataset: BaseDataset, folder: Destination | None, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
+    dataset: BaseDataset,
+    folder: Destination | None,
+    shard_size: int,
+    how: StoreOptions,
+    workers: int,
+    progress: bool | None,
+    is_share: bool = False,
 ) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
     """The plan for a dataset, and the CRCs of its samples. Reads the plan that is in the folder, if there is one, and writes nothing.
+
+    Args:
+        is_share: True for one of many jobs: where the plan that is there is that of this dataset, it does not ask for the size of each file
+            again; those of the parts that it packs are compared then.
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
@@ -143,11 +154,20 @@ def plan_parts(
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
         return frozen, np.empty(0, np.uint32)  # all samples were looked at when it was made
+    if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and isinstance(dataset.sample_source, FilesSource):
+        file = plan_file(dataset, how, workers, progress, read_sizes=np.zeros(len(dataset), np.int64))
+        if replace(_plan_of(dataset, file, shard_size, how, frozen.edges), nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
+            return frozen, np.empty(0, np.uint32)
     file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
-    options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
     checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
+    return replace(_plan_of(dataset, file, shard_size, how), samples=zlib.crc32(checks.astype("<u4").tobytes())), checks
+
+
+def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, edges: list[int] | None = None) -> PartsPlan:
+    """The plan for a dataset, by that of one file of it; without the CRC of the samples' CRCs. `edges` are those of another plan."""
+    options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
     if how.check != "decode":
         options["check"] = how.check
     if how.is_jpeg:
@@ -160,16 +180,15 @@ def plan_parts(
         options["rows"] = rows_as_json(file.rows)
     sizes = np.zeros(len(dataset), np.int64)
     sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
-    if how.is_jpeg:
-        sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
-    edges = edges_of(sizes, shard_size)
-    nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
+    if edges is None:
+        if how.is_jpeg:
+            sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
+        edges = edges_of(sizes, shard_size)
     info = file.plan.info
-    plan = PartsPlan(
-        kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges, nbytes=nbytes,
-        samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options, classes=info.classes,
+    return PartsPlan(
+        kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges,
+        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=0, options=options, classes=info.classes,
     )  # fmt: skip
-    return plan, checks
 
 
 def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOptions) -> bool:
@@ -245,7 +264,7 @@ def pack_parts(
     if format == "zarr":
         plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
     else:
-        plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress)
+        plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
     before = read_plan(folder)
     freeze(folder, plan, checks, overwrite)
     if before is not None and before.digest != plan.digest:

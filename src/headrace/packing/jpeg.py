@@ -93,7 +93,7 @@ def plan_reencoded(
     return Packing(readable, plan, prepare, list(unreadable.values()), spool=spool)
 
 
-def plan_of_files(dataset: BaseDataset) -> Packing:
+def plan_of_files(dataset: BaseDataset, read_sizes: npt.NDArray[np.int64] | None = None) -> Packing:
     """The plan to pack the files as they are, by whose sizes groups and parts are made.
 
     Raises:
@@ -101,7 +101,7 @@ def plan_of_files(dataset: BaseDataset) -> Packing:
     """
     if not isinstance(dataset, ImageDataset):
         raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
-    plan = make_plan(dataset, "encoded")
+    plan = make_plan(dataset, "encoded", read_sizes=read_sizes)
     return Packing(dataset, plan, lambda group: [], [])
 
 

@@ -125,7 +125,11 @@ def _spec_of(files: Sequence[PackedSource]) -> ArraySpec | None:
 
 
 def make_plan(
-    dataset: BaseDataset, store: str | None = None, encoded_sizes: npt.NDArray[np.int64] | None = None, image: dict[str, Any] | None = None
+    dataset: BaseDataset,
+    store: str | None = None,
+    encoded_sizes: npt.NDArray[np.int64] | None = None,
+    image: dict[str, Any] | None = None,
+    read_sizes: npt.NDArray[np.int64] | None = None,
 ) -> Plan:
     """The plan for a dataset that `is_packed_as_stored`.
 
@@ -134,6 +138,7 @@ def make_plan(
         store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
         encoded_sizes: of images that are encoded anew.
         image: what the file says of these.
+        read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for, which reads the inode of each file.
 
     Raises:
         ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
@@ -145,7 +150,8 @@ def make_plan(
     store = store or ("encoded" if encoded_now else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()
-    read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else np.concatenate([one.sizes() for one in files])[whole]
+    if read_sizes is None:
+        read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else np.concatenate([one.sizes() for one in files])[whole]
     sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":

@@ -178,7 +178,14 @@ def write_file(
         dataset = without(packing.dataset, list(failures), left_out)
 
 
-def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progress: bool | None, rows: Rows | None = None) -> Packing:
+def plan_file(
+    dataset: BaseDataset,
+    options: StoreOptions,
+    workers: int,
+    progress: bool | None,
+    rows: Rows | None = None,
+    read_sizes: npt.NDArray[np.int64] | None = None,
+) -> Packing:
     """What is written of a dataset, and how.
 
     Args:
@@ -186,26 +193,34 @@ def plan_file(dataset: BaseDataset, options: StoreOptions, workers: int, progres
         options: of re-encoded images this is the plan of the files as they are.
         workers, progress: as `pack` has them.
         rows: what its samples have in common with those of other files.
+        read_sizes: see `make_plan`.
 
     Raises:
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
     if options.is_jpeg:
-        return plan_of_files(dataset)
+        return plan_of_files(dataset, read_sizes)
     if isinstance(dataset, TextDataset):
         refuse_for_texts(options)
         return packed_texts(dataset, options.end_token)
     if options.end_token is not None:
         raise ConfigError("end_token is for texts: leave it out")
-    packing = _planned(dataset, options, workers, progress, rows)
+    packing = _planned(dataset, options, workers, progress, rows, read_sizes)
     return packing._replace(plan=laid_out(packing.plan, options))
 
 
-def _planned(dataset: BaseDataset, options: StoreOptions, workers: int, progress: bool | None, rows: Rows | None) -> Packing:
+def _planned(
+    dataset: BaseDataset,
+    options: StoreOptions,
+    workers: int,
+    progress: bool | None,
+    rows: Rows | None,
+    read_sizes: npt.NDArray[np.int64] | None,
+) -> Packing:
     """`plan_file` of images as they are, and arrays, not in chunks."""
     if is_packed_as_stored(dataset):
-        plan = make_plan(dataset, options.store)
+        plan = make_plan(dataset, options.store, read_sizes=read_sizes)
         _refuse_check(options, plan)
         return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), [])
     _refuse_check(options)
