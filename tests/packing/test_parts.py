@@ -371,17 +371,18 @@ class Dying(Numbers):
 
 @pytest.mark.parametrize("store", [{}, {"store": "jpeg", "max_size": 30}])
 def test_a_share_asks_for_its_own_sizes(photos: Path, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pack(photos, tmp_path / "whole", shard_size=SHARD, **store)
-    pack(photos, tmp_path / "out", shard_size=SHARD, part="0/3", **store)
+    shard = 3000
+    pack(photos, tmp_path / "whole", shard_size=shard, **store)
+    pack(photos, tmp_path / "out", shard_size=shard, part="0/3", **store)
     asked, sizes = list[int](), FilesSource.sizes
     monkeypatch.setattr(FilesSource, "sizes", lambda self, indices: (asked.extend(indices), sizes(self, indices))[1])
     for job in (1, 2):
         asked.clear()
-        pack(photos, tmp_path / "out", shard_size=SHARD, part=f"{job}/3", **store)
+        pack(photos, tmp_path / "out", shard_size=shard, part=f"{job}/3", **store)
         assert 0 < len(asked) < 24
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     with pytest.raises(TargetExistsError, match="shard_size"):
-        pack(photos, tmp_path / "out", shard_size=2 * SHARD, part="0/3", **store)
+        pack(photos, tmp_path / "out", shard_size=2 * shard, part="0/3", **store)
 
 
 def test_opens_from_a_server(photos: Path, packed: Path) -> None:
