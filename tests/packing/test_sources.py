@@ -115,7 +115,7 @@ class TestImages:
         whole = images(photos)
         return [pack(whole.subset(range(9)), tmp_path / "a.h5"), pack(whole.subset(range(9, 24)), tmp_path / "b.h5")]
 
-    @pytest.mark.parametrize("how", ["folder", "glob", "list", "view", "file", "files", "files glob", "parts"])
+    @pytest.mark.parametrize("how", ["folder", "glob", "list", "view", "file", "files", "files glob", "parts", "zarr"])
     def test_encoded(self, photos: Path, shards: list[Path], tmp_path: Path, how: str) -> None:
         path: Any = {
             "folder": photos, "view": photos, "glob": str(photos / "*" / "*.jpg"), "list": sorted(photos.rglob("*.jpg")), "file": shards[0],
@@ -123,6 +123,10 @@ class TestImages:
         }.get(how)  # fmt: skip
         if how == "parts":
             path = pack(images(photos), tmp_path / "first", shard_size=30_000)
+        if how == "zarr":
+            whole = images(photos)
+            halves = (whole.subset(range(9)), whole.subset(range(9, 24)))
+            path = [pack(half, tmp_path / f"{number}.zarr", format="zarr") for number, half in enumerate(halves)]
         names = {p.name: p.parent.name for p in photos.rglob("*.jpg")}
         source = images(path, **({"targets": names} if how in ("glob", "list") else {}))
         one, _ = check(source.subset(range(3, 20)) if how == "view" else source, tmp_path, images)
