@@ -159,12 +159,18 @@ def _forked(request: dict[str, Any]) -> int:
 
 
 def _fork_pools() -> None:
-    """Processes of a job's pool are forked from it: a server of its own would import torch first."""
+    """Processes of a job's pool are forked from it, before it has threads: a server of its own would import torch first."""
     import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
 
     import headrace.packing.job
 
-    headrace.packing.job.get_context = lambda method: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
+    def forked(processes: int, context: Any, initializer: Any) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer)
+        pool.submit(os.getpid).result()  # all are there now
+        return pool
+
+    headrace.packing.job.ProcessPoolExecutor = forked  # type: ignore[assignment,misc]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,11 @@ def redact(path: object) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def in_one_line(name: object) -> str:
+    """A name as it may be shown within a line: `redact`, and control characters such as newlines escaped."""
+    return re.sub(r"[\x00-\x1f\x7f]", lambda found: repr(found[0])[1:-1], redact(name))
+
+
 def without_query(path: str) -> str:
     """A path, or a URL of the web without its query: its ending is that of the file."""
     return path.partition("?")[0] if path.startswith(("http://", "https://")) else path

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from headrace.errors import FormatError, HeadraceError
 from headrace.io.local.checksums import sum_file
-from headrace.io.paths import redact
+from headrace.io.paths import in_one_line
 from headrace.packing.destination import Destination
 from headrace.packing.zarr.layout import Stored, ZarrLayout
 from headrace.packing.zarr.part import columns_in, damaged_samples
@@ -49,7 +49,7 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
                     where = f"{name}, sample {number} of the part"
                     if NAMES in columns:
                         edges = [int(columns[edge][number]) - part * layout.arrays[NAMES].length for edge in (NAME_STARTS, NAME_STOPS)]
-                        where += f" ({redact(columns[NAMES][slice(*edges)].tobytes())})"
+                        where += f" ({in_one_line(columns[NAMES][slice(*edges)].tobytes())})"
                     bad.append((number, where, f"{where}: {why}: pack it again"))
                 if not bad and (key not in objects or sums != [*objects[key][1:]]):
                     bad.append((-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again"))

@@ -16,7 +16,7 @@ from isal import isal_zlib
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader
@@ -211,7 +211,7 @@ class PackedSource(ArraysSource):
         return super().fingerprint()
 
     def location(self, index: int) -> str:
-        name = f" ({redact(self.names[index])})" if self.names is not None else ""
+        name = f" ({in_one_line(self.names[index])})" if self.names is not None else ""
         return f"{redact(self.path)}, {' and '.join(self._names)}, row {index}{name}"
 
 

@@ -19,7 +19,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError
 from headrace.io.local.files import changed, version_of
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, crc_of
@@ -172,7 +172,7 @@ class PackedTokens(ArrayTokens):
 
     def location(self, document: int) -> str:
         """Where a document lies, with the name that it had, if it had one of its own."""
-        return f"{self.shown}, document {document:,}" + ("" if self.names is None else f" ({redact(self.names[document])})")
+        return f"{self.shown}, document {document:,}" + ("" if self.names is None else f" ({in_one_line(self.names[document])})")
 
     def damaged(self, document: int) -> str:
         """What messages say of a document that is not what was packed."""
