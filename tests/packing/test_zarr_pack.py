@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ImageDataset, TextDataset, ZarrDataset, create_dataloader, open_dataset, pack
+from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, create_dataloader, open_dataset, pack
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
@@ -407,8 +407,24 @@ def test_to_a_store(photos: Path, packed: Path, store: str, own_cache: None) -> 
         assert pack_status(out, storage_options=options).stale == [1]
 
 
+def test_shards_are_streamed_as_images(packed: Path) -> None:
+    for path in (packed, packed / "data.zarr"):
+        with StreamingDataset(str(path)) as shards, ImageDataset(packed, loading_mode="streaming") as images:
+            ours, theirs = (sorted((image.sum().item(), int(target)) for image, target in each) for each in (shards, images))
+            assert ours == theirs and len(ours) == 24, "in the order of its own shuffle"
+
+
 class TestBad:
-    """What Zarr can't hold is said before anything is written."""
+    """What Zarr can't hold is said before anything is written; and what opens a pack, where another dataset is asked to."""
+
+    def test_another_dataset(self, packed: Path, photos: Path, tmp_path: Path) -> None:
+        hdf5 = pack(photos, tmp_path / "hdf5", shard_size=SHARD)
+        refused: list[tuple[Any, Path, str]] = [(HDF5Dataset, packed, "a Zarr group"), (TextDataset, packed, "a Zarr group")]
+        for dataset, path, what in [*refused, (ZarrDataset, hdf5, "HDF5 files")]:
+            with pytest.raises(FormatError, match=rf"is a pack, {what} of .* headrace.open_dataset"):
+                dataset(path)
+        with pytest.raises(FormatError, match="is a pack, HDF5 files"):
+            ImageDataset([packed, hdf5])
 
     def test_samples(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("words")

@@ -182,7 +182,10 @@ def _are_folders(targets: TargetsArgument) -> bool:
 
 
 def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -> tuple[ImageSource, Targets, list[str]]:
-    kind = HDF5 if isinstance(data_path, FileSet) else kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
+    if isinstance(data_path, FileSet):
+        kind: Kind | None = ZARR if ZARR.fits(os.fsdecode(data_path.names[0])) else HDF5
+    else:
+        kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
     if kind in (HDF5, ZARR):
         return _open_packed(data_path, kind, targets, reach)
     source = FilesSource(data_path, EXTENSIONS, reach)

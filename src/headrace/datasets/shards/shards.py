@@ -30,6 +30,7 @@ from headrace.storage.text import records
 from headrace.storage.text.files import local_texts, remote_texts
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
+from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR, is_zarr
 
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
@@ -74,6 +75,9 @@ def open_shards(
     options: dict[str, Any] = {**of_loading, **reach.keywords()}
     if kind == "zarr":
         stores: Any = resolve(urls, ZARR, reach, name="urls", server=files.server)
+        is_named = dataset_name is not None or target_name is not None
+        if not is_named and ZARR.fits(os.fsdecode(stores.names[0])) and packed_zarr_kind(stores, reach) == "image":
+            return kind, ImageDataset(stores, **options)
         return kind, ZarrDataset(stores, dataset_name, target_name=target_name, **options)
     return kind, _hdf5(files, dataset_name, target_name, options, reach)
 

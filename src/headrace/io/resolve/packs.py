@@ -72,41 +72,49 @@ def _folder_of(path: str) -> str | None:
     return folder if is_pack(folder) else None
 
 
-def parts_among(entries: Sequence[Any], endings: tuple[str, ...], options: RemoteOptions | None) -> list[Any]:
+def parts_among(
+    entries: Sequence[Any], endings: tuple[str, ...], options: RemoteOptions | None, wanted: tuple[str, ...] | None = None
+) -> list[Any]:
     """The entries, with the files of its parts in place of each pack: a folder of this machine, or the path or URL of a manifest.
 
     Args:
         entries: paths, globs and URLs.
         endings: of files that count themselves, and are not looked at.
         options: how URLs are read.
+        wanted: endings that the files of packs must have; None: any.
 
     Raises:
         DataNotFoundError: a pack is not complete; a manifest is missing.
-        FormatError: a manifest is damaged.
+        FormatError: a manifest is damaged; a pack has files of another kind.
         AccessError, RemoteError: a server does not give it.
     """
-    return [path for entry in entries for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options))]
+    return [path for entry in entries for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options, wanted))]
 
 
-def _parts_of(entry: Any, options: RemoteOptions | None) -> Iterator[Any]:
+def _parts_of(entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...] | None) -> Iterator[Any]:
     path = os.path.expanduser(os.fsdecode(entry))
     if is_url(path):
         manifest = _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
         if manifest is not None:
             start, _, end = path.rpartition(MANIFEST)
-            yield from (start + name + end for name in _names_in(manifest))
+            yield from (start + name + end for name in _names_in(manifest, path, wanted))
             return
     elif (folder := _folder_of(path)) is not None:
         manifest = _local_manifest(folder)
         if manifest is not None:
-            yield from (os.path.join(folder, name) for name in _names_in(manifest))
+            yield from (os.path.join(folder, name) for name in _names_in(manifest, path, wanted))
             return
     yield entry
 
 
-def _names_in(manifest: dict[str, Any]) -> list[str]:
+def _names_in(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | None) -> list[str]:
     """What holds the samples: a file for each part; or one Zarr group."""
-    return [ARRAYS] if manifest.get("format") == "zarr" else [part["name"] for part in manifest["parts"]]
+    is_zarr = manifest.get("format") == "zarr"
+    names = [ARRAYS] if is_zarr else [part["name"] for part in manifest["parts"]]
+    if wanted is not None and not names[0].endswith(wanted):
+        what = "a Zarr group" if is_zarr else "HDF5 files"
+        raise FormatError(f"{redact(path)} is a pack, {what} of kind {manifest['kind']!r}: open it with headrace.open_dataset")
+    return names
 
 
 def _local_manifest(folder: str) -> dict[str, Any] | None:

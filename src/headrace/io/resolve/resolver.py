@@ -61,7 +61,7 @@ def resolve(
     if isinstance(data_path, FileSet):
         return data_path
     options = options or RemoteOptions()
-    entries = parts_among(entries_of(data_path, name), kind.endings, options)
+    entries = parts_among(entries_of(data_path, name), kind.endings, options, kind.all_endings)
     urls = urls_among(entries, name)
     if not urls:
         folder = None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
