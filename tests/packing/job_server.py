@@ -27,7 +27,19 @@ from typing import Any, Self
 import psutil
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = ("torch", "headrace", "h5py", "zarr", "PIL.Image", "simplejpeg", "fsspec.implementations.local", "s3fs", "aiobotocore.session")
+IMPORTED = (
+    "torch",
+    "headrace.packing",
+    "headrace.datasets",
+    "headrace.datasets.image.image",
+    "h5py",
+    "zarr",
+    "PIL.Image",
+    "simplejpeg",
+    "fsspec.implementations.local",
+    "s3fs",
+    "aiobotocore.session",
+)
 IMPORTED += ("aiobotocore.endpoint", "botocore.handlers", "concurrent.futures.process", "multiprocessing.popen_fork")
 
 
