@@ -27,8 +27,9 @@ BELOW: dict[str, set[str]] = {
     "profiling": {"loader", "datasets", "modes", "memory", "order"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
+    "previewing": {"loader", "datasets", "tokenizer"},
     "testing": {"loader", "datasets", "modes", "order"},
-    "cli": {"loader", "inspecting", "packing", "datasets", "storage", "io", "memory"},
+    "cli": {"loader", "inspecting", "previewing", "packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
@@ -88,7 +89,8 @@ INSIDE: dict[str, list[str]] = {
     "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
     "profiling": ["room", "tune", "workers"],
-    "inspecting": ["report", "formats", "costs", "advice", "hdf5", "zarr", "images", "texts", "shards", "inspect"],
+    "previewing": ["batch", "panels", "table", "sheet"],
+    "inspecting": ["report", "formats", "costs", "advice", "hdf5", "zarr_nodes", "zarr", "images", "texts", "shards", "inspect"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
     "storage/arrays": ["codecs", "compressors", "patches", "values", "chunks", "reader", "rows", "packed", "volumes"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "chunks", "packed", "rows"],

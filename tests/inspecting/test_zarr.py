@@ -135,6 +135,14 @@ def test_a_zip_is_a_store(tmp_path: Path) -> None:
     assert report.samples == ROWS and report.access[0].chunks == 1 and report.nodes[0].chunks_written == 6
 
 
+def test_packs_tell_what_was_packed(photos: Path, tmp_path: Path) -> None:
+    headrace.pack(headrace.ImageDataset(photos), tmp_path / "a.zarr", format="zarr", progress=False)
+    report = inspect(tmp_path / "a.zarr")
+    with headrace.ImageDataset(photos) as dataset:
+        assert (report.format, report.samples, report.fingerprint) == ("Zarr 3, packed by headrace", 24, dataset.fingerprint)
+        assert report.classes == {name: 8 for name in dataset.classes} and [cost.sample for cost in report.access] == ["a sample"]
+
+
 def test_damaged_metadata_are_an_error(tmp_path: Path) -> None:
     written(tmp_path / "a.zarr", chunks=(16, 12, 10))
     path = tmp_path / "a.zarr" / "zarr.json"
@@ -150,8 +158,8 @@ def test_chunks_that_were_never_written(tmp_path: Path) -> None:
 
 
 def test_millions_of_chunks_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.inspecting.zarr._COUNTED", 100)
-    monkeypatch.setattr("headrace.inspecting.zarr._SAMPLED", 50)
+    monkeypatch.setattr("headrace.inspecting.zarr_nodes._COUNTED", 100)
+    monkeypatch.setattr("headrace.inspecting.zarr_nodes._SAMPLED", 50)
     array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 4), chunks=(1, 4), dtype="u1", compressors=None, fill_value=9)
     array[:] = 1
     (node,) = inspect(tmp_path / "a.zarr").nodes

@@ -26,6 +26,7 @@ Exit code 1: the data are damaged, empty, or not what their name says.
 """
 _BAR = 10  # columns
 _CLASSES, _NODES = 12, 60  # that are shown
+_RARE = 0.01  # of the bytes of the array of interest: arrays that are smaller cost next to nothing
 _NARROW = 72  # columns below which codecs and bars are left out
 
 
@@ -203,7 +204,7 @@ class _Page:
         yield paint(f"{first.sample} at random{of}", "bold")
         yield from self._wrapped("read by", visible(first.way))
         yield from self._wrapped("costs", self._cost(first))
-        others = [access for access in self._report.access[1:] if access.amplification >= 2 or access.by_library]
+        others = [one for one in self._report.access[1:] if (one.amplification >= 2 or one.by_library) and one.total >= _RARE * first.total]
         for access in others[:_CLASSES]:
             yield from self._wrapped("also", f"{visible(access.name)}: {visible(access.way)}; {self._cost(access)}")
 

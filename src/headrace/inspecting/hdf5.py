@@ -145,7 +145,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         primary = _primary(file, arrays, name, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
         largest = sorted(arrays, key=lambda node: (node.path != primary, -node.nbytes))
-        for number, node in enumerate(largest[:_OPENED]):
+        for number, node in enumerate(largest[: _OPENED if info is None else 1]):
             dataset = hdf5.dataset(file, node.path, path)
             with contextlib.suppress(RemoteError):
                 cost = _cost(dataset, node, path, opened, is_planned=is_remote or number >= _OPENED)

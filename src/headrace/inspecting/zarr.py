@@ -5,33 +5,32 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.errors import AccessError, FormatError, HeadraceError, MissingNameError
+from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.report import Access, Node, Report
+from headrace.inspecting.zarr_nodes import node_of, zarr_nodes
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.arrays.chunks import Grid
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.packed import DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, parse_info
+from headrace.storage.arrays.packed import DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
 from headrace.storage.zarr.rows import OpenZarr
-from headrace.storage.zarr.shards import ArrayFiles
-from headrace.storage.zarr.store import Store, key_of
-from headrace.storage.zarr.stores import ZARR, ZarrFolder
+from headrace.storage.zarr.store import Store
+from headrace.storage.zarr.stores import ZARR
 
 MOST_NODES = 2000
-_COUNTED, _SAMPLED, _ASKED = 4096, 512, 32  # files whose sizes are all looked at; of more; of remote ones
 _IMAGES = 8  # of OME-NGFF, whose levels are told
 _OPENED = 32  # arrays of which it is found out by which path they are read
 _PATCH = {2: 256, 3: 64}  # extents of a patch along the axes of space, by their number
@@ -69,10 +68,10 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
 
 def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Report:
     notes: list[str] = []
-    metadata = dict(itertools.islice(_nodes(store, name), MOST_NODES))
+    metadata = dict(itertools.islice(zarr_nodes(store, name), MOST_NODES))
     if len(metadata) == MOST_NODES:
         notes.append(f"the first {MOST_NODES:,} groups and arrays are shown, there are more")
-    nodes = [_node(store, path, one) for path, one in metadata.items()]
+    nodes = [node_of(store, path, one) for path, one in metadata.items()]
     images = _images(store, metadata, notes)
     info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
@@ -87,11 +86,33 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
         if len(report.details) < _IMAGES:
             report.details[f"image {path}".strip()] = {"axes": node.details["axes"], "levels": _levels(image, nodes)}
     largest = sorted(arrays, key=lambda node: (node.path != primary, -node.nbytes))
-    for node in largest[:_OPENED]:
+    for node in largest[: _OPENED if info is None else 1]:
         is_patch = patches and node.path in patches
         report.access.append(_cost(store, node, metadata[node.path], opened, patches[node.path] if is_patch else None))
+    if info is not None:
+        report.access = [_of_flat(cost, info) if info.is_flat else cost for cost in report.access]
+        _tell_classes(report, store, opened, info, metadata)
     _tell_samples(report, store, primary, patches, images, info, arrays)
     return report
+
+
+def _of_flat(cost: Access, info: PackedInfo) -> Access:
+    """Of samples that lie flat one is as many rows as it has, about."""
+    mean = cost.total // max(1, info.count)
+    return Access(
+        cost.name, "a document" if info.kind == "text" else "a sample", cost.way, mean, 0, 0, mean, 1, cost.by_library, cost.total
+    )
+
+
+def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedInfo, metadata: dict[str, dict[str, Any]]) -> None:
+    """The classes of a pack, by its targets."""
+    if not info.classes or TARGETS not in metadata or store.files.is_remote:
+        return
+    reader = opened.reader(store, TARGETS, metadata[TARGETS], is_column=True)
+    targets = np.empty(reader.shape, reader.dtype)
+    reader.read_spans(np.zeros(1, np.int64), [targets], lambda function, count: [function(number) for number in range(count)])
+    report.classes = {name: int((targets == number).sum()) for number, name in enumerate(info.classes)}
+    report.classes_are = f"values of {TARGETS!r}"
 
 
 def _tell_samples(
@@ -152,134 +173,6 @@ def _fingerprint(store: Store, node: Node) -> str | None:
     except UnknownLayout:
         return None
     return layout_fingerprint([node.path, layout.shape, layout.dtype.str, layout.chunks])
-
-
-# -- nodes
-
-
-def _nodes(store: Store, wanted: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Paths and metadata, a group before what is in it. What lies in the folder of an array is not listed: there may be millions of chunks.
-
-    Raises:
-        FormatError: metadata are damaged.
-        MissingNameError: a server does not list, and the store doesn't say either.
-    """
-    if not isinstance(store, ZarrFolder):
-        for name in _names(store, wanted):
-            if (metadata := store.metadata(name)) is not None:
-                yield name, metadata
-        return
-    waiting = [""]
-    while waiting:
-        name = waiting.pop()
-        metadata = store.metadata(name)
-        if metadata is not None:
-            yield name, metadata
-        if metadata is None or metadata["node_type"] == "group":
-            place = store.path_of(name) if name else store.path
-            try:
-                with os.scandir(place) as listing:
-                    inside = sorted(entry.name for entry in listing if entry.is_dir() and not entry.name.startswith("."))
-            except PermissionError as error:
-                raise AccessError(f"{redact(place)}: this user may not list the folder") from error
-            waiting += [key_of(name, one) for one in reversed(inside)]
-
-
-def _names(store: Store, wanted: str | None) -> list[str]:
-    """The paths of all nodes; where nobody can list them those that are named, or that an image of OME-NGFF at the root tells of."""
-    try:
-        return sorted(store.nodes(), key=lambda name: name.split("/"))
-    except MissingNameError:
-        image = None if wanted else image_at(store, "")
-        if image is None and not wanted:
-            raise
-        names = ["", *(level.path for level in image.levels)] if image is not None else ["", str(wanted).strip("/")]
-        store.fetch_metadata(names)
-        return names
-
-
-def _node(store: Store, path: str, metadata: dict[str, Any]) -> Node:
-    if metadata.get("node_type") != "array":
-        return Node(path, "group")
-    try:
-        is_new = metadata.get("zarr_format") == 3
-        shape = tuple(map(int, metadata["shape"]))
-        dtype, itemsize = _dtype(metadata["data_type"] if is_new else metadata["dtype"])
-        node = Node(path, "array", shape, dtype, "chunked", nbytes=math.prod(shape) * itemsize)
-        (_describe_3 if is_new else _describe_2)(node, metadata)
-        if not shape:
-            node.layout = "scalar"
-            return node
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{redact(store.path)}: the metadata of {path or 'the array'!r} are damaged: {error}") from error
-    try:
-        _measure(store, node, metadata)
-    except (UnknownLayout, FormatError) as error:
-        node.details["unusual"] = str(error)
-    return node
-
-
-def _dtype(told: Any) -> tuple[str, int]:
-    """A name for people, and the bytes of an element."""
-    if isinstance(told, dict):
-        return str(told.get("name")), int(told.get("configuration", {}).get("length_bytes", 0))
-    if isinstance(told, list):
-        dtype = np.dtype([(str(field[0]), *field[1:]) for field in told])
-        return "{" + ", ".join(f"{name}: {dtype[name]}" for name in dtype.names or ()) + "}", dtype.itemsize
-    try:
-        dtype = np.dtype(told)
-    except TypeError:
-        return str(told), 0
-    if dtype.kind == "O":
-        return "str" if told == "|O" else str(told), 0
-    return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else " (other byte order)"), dtype.itemsize
-
-
-def _describe_2(node: Node, metadata: dict[str, Any]) -> None:
-    node.chunks = tuple(map(int, metadata["chunks"]))
-    steps = [*(metadata.get("filters") or []), *filter(None, [metadata.get("compressor")])]
-    node.codecs = [_codec(str(one["id"]), one) for one in steps]
-    if metadata.get("order") == "F":
-        node.details["order"] = "F"
-
-
-def _describe_3(node: Node, metadata: dict[str, Any]) -> None:
-    grid = metadata["chunk_grid"]
-    extents = grid.get("configuration", {}).get("chunk_shape")
-    node.chunks = tuple(map(int, extents)) if isinstance(extents, list) and all(isinstance(one, int) for one in extents) else None
-    codecs = metadata["codecs"]
-    if codecs and codecs[0]["name"] == "sharding_indexed":
-        options = codecs[0]["configuration"]
-        node.shards, node.chunks, node.layout = node.chunks, tuple(map(int, options["chunk_shape"])), "sharded"
-        codecs = options["codecs"]
-    node.codecs = [_codec(str(one["name"]), one.get("configuration") or {}) for one in codecs if one["name"] != "bytes"]
-    if node.chunks is None:
-        node.details["grid"] = grid.get("name")
-
-
-def _codec(name: str, options: dict[str, Any]) -> str:
-    """Such as "zstd 3", "blosc lz4 5", "crc32c"."""
-    told = [name, options.get("cname"), options.get("level", options.get("clevel"))]
-    return " ".join(str(one) for one in told if one is not None)
-
-
-def _measure(store: Store, node: Node, metadata: dict[str, Any]) -> None:
-    """Bytes of the files of an array: of all, of some of many, or, of a remote array, of a few."""
-    layout = layout_of(metadata)
-    files = ArrayFiles(store, node.path, layout)
-    most = _ASKED if store.files.is_remote else _COUNTED if files.count <= _COUNTED else _SAMPLED
-    numbers = np.arange(files.count) if files.count <= most else np.unique(np.linspace(0, files.count - 1, most).astype(np.int64))
-    if not len(numbers):
-        node.stored = node.chunks_written = 0
-        return
-    ranges = store.ranges(files.keys(numbers), checked=False)
-    written = ranges.is_written
-    nbytes = int(ranges.nbytes[written].sum())
-    node.is_estimate = len(numbers) < files.count
-    node.stored = nbytes * files.count // len(numbers)
-    if not node.is_estimate:
-        node.chunks_written = int(written.sum())
-    node.details["files"] = files.count if node.is_estimate else int(written.sum())
 
 
 # -- what is of interest

@@ -1,0 +1,168 @@
+"""`headrace preview`: what a loader yields, as a picture or a table."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.output import Output, visible, write
+from headrace.errors import ConfigError, WriteError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUMMARY = "draw what a loader yields: a contact sheet, or a table of texts"
+DESCRIPTION = (
+    "Draw the first batch that a loader yields in an epoch, after all transforms: images with their targets and class names, three slices "
+    "of volumes, texts with their tokens and padding. The table of texts is printed where no picture is asked for."
+)
+EXAMPLES = """\
+examples:
+  %(prog)s photos/train -o sheet.png --epoch 3
+  %(prog)s photos/train -o sheet.png --transform my_project.transforms:augment
+  %(prog)s volume.zarr -o slices.png --patch-shape 64
+  %(prog)s books.jsonl --count 8
+"""
+_MOST = 400
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verb."""
+    parser.add_argument("path", metavar="PATH", help="what `headrace.open_dataset` takes: a file, a folder, a glob or a URL")
+    parser.add_argument("-o", "--output", metavar="PNG", help="the picture to write (default: into a terminal that can show it)")
+    parser.add_argument("--count", type=_count, default=24, metavar="N", help="samples in the batch (default: 24)")
+    parser.add_argument("--seed", type=int, default=42, metavar="N", help="of the order and of random transforms (default: 42)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="whose first batch is shown (default: 0)")
+    parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
+    parser.add_argument("--transform", metavar="MODULE:NAME", help="a callable; MODULE is looked for in the working folder too")
+    parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
+    parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels")
+    parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
+    parser.add_argument("--encoding", help="of texts (default: utf-8)")
+    parser.add_argument("--cell", type=_count, default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST}")
+    return int(text)
+
+
+def _extents(text: str) -> int | tuple[int, ...]:
+    try:
+        extents = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 64, or 32,64,64") from None
+    return extents[0] if len(extents) == 1 else extents
+
+
+def run(given: argparse.Namespace, output: Output) -> int:
+    """Takes a batch, and draws it."""
+    from headrace.previewing import draw_sheet, preview, table_lines
+
+    names = ("dataset_name", "target_name", "patch_shape", "encoding")
+    options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    transform = None if given.transform is None else _imported(given.transform)
+    _check_output(given.output)
+    shown = preview(
+        given.path, count=given.count, seed=given.seed, epoch=given.epoch, shuffle=not given.in_order, transform=transform, **options
+    )
+    told: dict[str, Any] = {"title": shown.title, "facts": shown.facts, "notes": shown.notes, "output": given.output}
+    told["samples"] = [
+        {"index": item.index, "where": item.where, "caption": item.caption, "text": item.text, "padding": item.padding}
+        for item in shown.items
+    ]
+    way = _way_of_terminal(output)
+    if given.output is None and way is None and not shown.is_text and not output.as_json and not output.quiet:
+        raise ConfigError("this terminal shows no pictures: pass -o sheet.png")
+    lines = (
+        [visible(line) for line in table_lines(shown, output.columns)] if given.output is None and (way is None or shown.is_text) else []
+    )
+    if given.output is not None:
+        _save(draw_sheet(shown, cell=given.cell), given.output)
+        lines = [f"{visible(given.output)}: {len(shown.items):,} samples, {visible(shown.title)}", *map(visible, shown.notes)]
+    elif way is not None and not shown.is_text and not output.as_json and not output.quiet:
+        write(way(draw_sheet(shown, cell=given.cell)) + "\n", output.stream)
+        lines = [visible(shown.title), *map(visible, shown.notes)]
+    output.show(told, lines)
+    return 0
+
+
+def _imported(name: str) -> Callable[[Any], Any]:
+    """The callable that ``module:name`` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"--transform {name}: write MODULE:NAME, such as my_project.transforms:augment")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--transform {name}: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise ConfigError(f"--transform {name}: it is {type(found).__name__}, and can't be called")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_output(path: str | None) -> None:
+    """Raises an error for what can't be written, before anything is read."""
+    if path is None:
+        return
+    if os.path.splitext(path)[1].lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise ConfigError(f"-o {path}: the picture is a .png, .jpg or .webp")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise WriteError(f"-o {path}: the folder {folder} does not exist, or this user may not write to it")
+
+
+def _save(sheet: Image, path: str) -> None:
+    try:
+        sheet.save(path)
+    except OSError as error:
+        raise WriteError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+# -- terminals that show pictures
+
+
+def _way_of_terminal(output: Output) -> Callable[[Image], str] | None:
+    """How the terminal is told of a picture; None: it shows none, or nobody looks."""
+    if not output.is_terminal:
+        return None
+    if "KITTY_WINDOW_ID" in os.environ or os.environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
+        return _for_kitty
+    if os.environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
+        return _for_iterm
+    return None
+
+
+def _png(sheet: Image) -> str:
+    data = io.BytesIO()
+    sheet.save(data, "png")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _for_iterm(sheet: Image) -> str:
+    """https://iterm2.com/documentation-images.html"""
+    return f"\x1b]1337;File=inline=1;width=auto;preserveAspectRatio=1:{_png(sheet)}\a"
+
+
+def _for_kitty(sheet: Image) -> str:
+    """https://sw.kovidgoyal.net/kitty/graphics-protocol: pieces of 4096 letters, of which all but the last say that more comes."""
+    data = _png(sheet)
+    pieces = [data[start : start + 4096] for start in range(0, len(data), 4096)]
+    first = "a=T,f=100,"
+    return "".join(f"\x1b_G{first if not n else ''}m={int(n < len(pieces) - 1)};{piece}\x1b\\" for n, piece in enumerate(pieces))

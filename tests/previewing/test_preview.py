@@ -1,0 +1,160 @@
+"""What a preview shows is what a loader yields."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from PIL import Image
+
+import headrace
+from headrace.cli.main import main
+from headrace.cli.output import Output
+from headrace.cli.preview import _for_iterm, _for_kitty, _way_of_terminal
+from headrace.errors import ConfigError
+from headrace.previewing import draw_sheet, preview, table_lines
+from headrace.previewing.panels import pictures_of, value_range
+
+
+def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
+    shown = preview(photos, count=7, seed=3, epoch=2)
+    dataset = headrace.ImageDataset(photos, return_index=True)
+    loader = make_loader(dataset, batch_size=7, seed=3, num_workers=0)
+    loader.set_epoch(2)
+    images, targets, indices = next(iter(loader))
+    assert [item.index for item in shown.items] == indices.tolist()
+    assert [item.caption for item in shown.items] == [dataset.classes[target] for target in targets.tolist()]
+    for item, image in zip(shown.items, images, strict=True):
+        assert (
+            item.value is not None and np.array_equal(item.value, image.numpy()) and item.where == dataset.source_of(int(item.index or 0))
+        )
+    assert shown.facts["batch"] == "(float32 [7, 3, 224, 224], int64 [7])"
+
+
+def test_the_sheet_shows_the_pixels(tmp_path: Path) -> None:
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    for number, color in enumerate(colors):
+        (tmp_path / f"c{number}").mkdir()
+        Image.new("RGB", (40, 40), color).save(tmp_path / f"c{number}" / "a.png")
+    shown = preview(tmp_path, count=3, shuffle=False, normalize=False)
+    sheet = np.asarray(draw_sheet(shown, cell=50))
+    for color in colors:
+        assert (sheet == color).all(axis=-1).sum() == 50 * 50
+
+
+def test_volumes_are_three_slices_with_labels(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name, dtype in (("raw", "u2"), ("labels", "u1")):
+        group.create_array(name, shape=(32, 32, 32), chunks=(16, 16, 16), dtype=dtype)[:] = np.broadcast_to(
+            np.arange(32) // 8, (32, 32, 32)
+        )
+    shown = preview(tmp_path / "a.zarr", dataset_name="raw", target_name="labels", patch_shape=16)
+    item = shown.items[0]
+    assert item.value is not None and item.value.shape == (16, 16, 16) and item.target is not None
+    assert len(pictures_of(item.value, value_range([item.value]))) == 3
+    assert draw_sheet(shown, cell=40).width > 6 * 40
+
+
+def test_texts_tell_tokens_and_padding(tmp_path: Path) -> None:
+    for number, text in enumerate(["short", "a longer text"]):
+        (tmp_path / f"{number}.txt").write_text(text)
+    shown = preview(tmp_path, shuffle=False)
+    assert shown.is_text and [(item.text, item.padding) for item in shown.items] == [("short", 8), ("a longer text", 0)]
+    lines = list(table_lines(shown, 60))
+    assert any("5 tokens + 8 padding  short" in line for line in lines) and max(map(len, lines[2:])) <= 60
+    assert draw_sheet(shown).width == 1100
+
+
+def test_shards_of_other_sizes_are_told(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(4):
+            data = io.BytesIO()
+            Image.new("RGB", (20 + number, 20)).save(data, "png")
+            for ending, content in (("png", data.getvalue()), ("cls", b"1")):
+                member = tarfile.TarInfo(f"{number}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    shown = preview(str(tmp_path / "a.tar"), count=4)
+    assert len(shown.items) == 4 and "the default collate function raises" in shown.notes[0]
+    assert all("cls 1" in item.caption and item.value is not None for item in shown.items)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "count"),
+    [((3, 9, 8), "u1", 1), ((9, 8, 3), "f4", 1), ((1, 9, 8), "f4", 1), ((9, 8), "i4", 1), ((9, 8, 7), "u2", 3), ((2, 9, 8, 7), "u2", 3),
+     ((5, 9, 8, 3), "u1", 3), ((100,), "f4", 1), ((), "f8", 1), ((0, 4), "u1", 0), ((4, 4), "?", 1)],
+)  # fmt: skip
+def test_arrays_of_any_shape_are_pictures(shape: tuple[int, ...], dtype: str, count: int) -> None:
+    array = (np.random.default_rng(0).random(shape) * 5).astype(dtype)
+    pictures = pictures_of(array, value_range([array]))
+    assert len(pictures) == count and all(one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3 for one in pictures)
+
+
+def test_what_is_not_finite_is_drawn() -> None:
+    array = np.array([[0.0, np.nan], [np.inf, 1.0]], "f4")
+    assert value_range([array]) == (0.0, 1.0)
+    assert pictures_of(array, (0.0, 1.0))[0][..., 0].tolist() == [[0, 0], [255, 255]]
+
+
+def test_a_dataset_without_samples(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(0, 4), dtype="f4")
+    with pytest.raises(ConfigError, match="no samples to show"):
+        preview(tmp_path / "a.zarr")
+
+
+# -- the command
+
+
+def test_the_command_writes_a_picture(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "turned.py").write_text(
+        "import numpy, torch\ndef upside(image):\n    return torch.from_numpy(numpy.array(image)[::-1].copy())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["preview", str(photos), "-o", "a.png", "--count", "5", "--transform", "turned:upside", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["samples"]) == 5 and told["facts"]["batch"] == "(uint8 [5, 48, 64, 3], int64 [5])"
+    with Image.open("a.png") as sheet:
+        assert sheet.format == "PNG"
+    assert main(["preview", str(photos)]) == 2 and "pass -o sheet.png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "a.txt"], "the picture is a .png"),
+        (["-o", "none/a.png"], "the folder none does not exist"),
+        (["-o", "a.png", "--transform", "os"], "write MODULE:NAME"),
+        (["-o", "a.png", "--transform", "no_such_module:x"], "No module named"),
+        (["-o", "a.png", "--transform", "os:sep"], "can't be called"),
+        (["-o", "a.png", "--patch-shape", "8"], "option for"),
+    ],
+)
+def test_wrong_use_is_told(arguments: list[str], said: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["preview", str(photos), *arguments]) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_terminals_get_pictures_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KITTY_WINDOW_ID", "TERM_PROGRAM", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert _way_of_terminal(Output(stream=terminal)) is None and _way_of_terminal(Output(stream=io.StringIO())) is None
+    monkeypatch.setenv("TERM_PROGRAM", "WezTerm")
+    assert _way_of_terminal(Output(stream=terminal)) is _for_iterm
+    monkeypatch.setenv("TERM", "xterm-kitty")
+    assert _way_of_terminal(Output(stream=terminal)) is _for_kitty
+    sheet = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 90, 3), np.uint8))
+    pieces = _for_kitty(sheet).split("\x1b\\")[:-1]
+    assert len(pieces) > 1 and pieces[0].startswith("\x1b_Ga=T,f=100,m=1;") and pieces[-1].startswith("\x1b_Gm=0;")
+    assert _for_iterm(sheet).startswith("\x1b]1337;File=inline=1")
