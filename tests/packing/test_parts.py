@@ -300,6 +300,19 @@ def test_every_flipped_bit_is_found(packed: Path, tmp_path: Path) -> None:
             shutil.rmtree(out)
 
 
+def test_processes_verify_parts(packed: Path, tmp_path: Path) -> None:
+    assert verify(packed, processes=2) == verify(packed)
+    out = Path(shutil.copytree(packed, tmp_path / "out"))
+    for path in out.glob("part-*.h5"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    bad = verify(out, processes=2, workers=1).bad
+    assert len(bad) == len(list(out.glob("part-*.h5"))) and bad == verify(out).bad
+    with pytest.raises(ConfigError, match="processes must be at least 1"):
+        verify(out, processes=0)
+    with pytest.raises(ConfigError, match="is one file: processes is for packs of several parts, use workers"):
+        verify(next(packed.glob("part-*.h5")), processes=2)
+
+
 def test_a_damaged_sample_is_named(packed: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(packed, tmp_path / "out"))
     last = sorted(out.glob("part-*.h5"))[-1]
