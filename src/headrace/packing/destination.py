@@ -163,8 +163,9 @@ class FolderDestination(Destination):
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         try:
-            with open(self._folder / name, "rb") as file:
-                file.seek(start)
+            with open(os.path.join(self._folder, name), "rb", buffering=0) as file:  # there are many, and small
+                if start:
+                    file.seek(start)
                 return file.read() if stop is None else file.read(stop - start)
         except FileNotFoundError:
             return None

@@ -265,9 +265,7 @@ def pack_parts(
         plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
     else:
         plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
-    before = read_plan(folder)
-    freeze(folder, plan, checks, overwrite)
-    if before is not None and before.digest != plan.digest:
+    if freeze(folder, plan, checks, overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
     numbers = parts_of(share, plan.parts)

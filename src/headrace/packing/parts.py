@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -64,7 +64,8 @@ class PartsPlan:
     @cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
-        return json.dumps(asdict(self), sort_keys=True, indent=1).encode("ascii") + b"\n"
+        said = sorted((one.name, getattr(self, one.name)) for one in fields(self))  # `asdict` copies each number
+        return ("{\n " + ",\n ".join(f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said) + "\n}\n").encode("ascii")
 
     @cached_property
     def digest(self) -> str:
@@ -222,20 +223,22 @@ def read_plan(folder: Destination) -> PartsPlan | None:
         raise FormatError(f"{name} is damaged ({error}): remove it and pack again; finished parts are kept") from error
 
 
-def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> None:
-    """Writes the plan, if there is none yet.
+def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> bool:
+    """Writes the plan, if there is none yet; True if it takes the place of another one.
 
     Raises:
         TargetExistsError: there is another one, and it may not be replaced; the message shows how they differ.
         WriteError, AccessError: it can't be written.
     """
     there = read_plan(folder)
-    if there is None or (overwrite and there.digest != plan.digest):
+    replaces = there is not None and there.digest != plan.digest
+    if there is None or (overwrite and replaces):
         folder.write(plan.samples_name, checks.astype("<u4").tobytes())
         with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
             folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)
     check_same(folder, there, plan)
+    return replaces
 
 
 def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) -> None:

@@ -25,6 +25,7 @@ from headrace.packing.zarr.layout import Stored
 
 _LISTED = 1000
 _THREADS = 32
+_CHECK = b', "check": '
 
 
 @dataclass(frozen=True)
@@ -93,22 +94,23 @@ class PackStatus:
 
 
 def sidecar_text(sidecar: Sidecar) -> bytes:
-    """The content of a sidecar, with its own checksum."""
+    """The content of a sidecar: a line of JSON, and last in it the checksum of what comes before."""
     said = {name: value for name, value in asdict(sidecar).items() if value is not None}
-    check = zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
-    return json.dumps({**said, "check": check}, sort_keys=True, indent=1).encode("ascii") + b"\n"
+    text = json.dumps(said, sort_keys=True).encode("ascii")[:-1]
+    return text + _CHECK + b"%d}\n" % zlib.crc32(text)
 
 
 def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
     """The sidecar of a part; None: there is none that can be read."""
     try:
         data = folder.read(plan.sidecar_name(part)) or b""
-        said = json.loads(data)
-        check = said.pop("check", None)
+        text, mark, check = data.rpartition(_CHECK)
+        if mark and check != b"%d}\n" % zlib.crc32(text):
+            return None
+        said = json.loads(text + b"}" if mark else data)
         if "objects" in said:
             said["objects"] = [Stored(*stored) for stored in said["objects"]]
-        sidecar = Sidecar(**said)
-        return sidecar if check is None or data == sidecar_text(sidecar) else None
+        return Sidecar(**said)
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -138,8 +140,11 @@ def finished_in(folder: Destination, plan: PartsPlan, known: Mapping[int, Sideca
     sizes = _sizes_in(folder, plan)
     sidecars: dict[int, Sidecar | None] = dict(known or {})
     wanted = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes and part not in sidecars]
-    with ThreadPoolExecutor(_THREADS if isinstance(folder.path, str) else 1, "headrace-sidecars") as pool:
-        sidecars.update(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
+    if isinstance(folder.path, str):
+        with ThreadPoolExecutor(_THREADS, "headrace-sidecars") as pool:
+            sidecars.update(zip(wanted, pool.map(lambda part: read_sidecar(folder, plan, part), wanted), strict=True))
+    else:
+        sidecars.update((part, read_sidecar(folder, plan, part)) for part in wanted)
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
         files, sidecar = {name: sizes.get(name) for name in plan.objects(part)}, sidecars.get(part)
