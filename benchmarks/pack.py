@@ -54,7 +54,8 @@ class Job:
 
 
 def writing(job: Job, write: Writer, name: str) -> Runs:
-    """Epochs that pack everything into a new folder, which goes away behind each of them."""
+    """Epochs that pack everything into a new folder, which goes away behind each of them. The files are listed before, as for peers."""
+    write = functools.partial(write, **{"dataset": _opened(job, write)}) if _is_ours(write) else write
     for number in itertools.count():
         folder = job.work / f"{name}-{os.getpid()}-{number}"
         folder.mkdir()
@@ -73,9 +74,18 @@ def copied(job: Job, folder: Path) -> None:
     subprocess.run(["cp", "-r", job.path, str(folder / "copy")], check=True)
 
 
-def packed(job: Job, folder: Path, *, size: Any = None, parts: bool = False, **options: Any) -> None:
+def _is_ours(write: Writer) -> bool:
+    return (write.func if isinstance(write, functools.partial) else write) is packed
+
+
+def _opened(job: Job, write: Writer) -> headrace.ImageDataset:
+    size = write.keywords.get("size") if isinstance(write, functools.partial) else None
+    return headrace.ImageDataset(job.path, image_size=size)
+
+
+def packed(job: Job, folder: Path, *, dataset: Any = None, size: Any = None, parts: bool = False, **options: Any) -> None:
     """By headrace: one file, or parts."""
-    dataset = headrace.ImageDataset(job.path, image_size=size)
+    dataset = dataset or headrace.ImageDataset(job.path, image_size=size)
     if parts:
         options["shard_size"] = SHARD
     options.setdefault("workers", job.workers)

@@ -63,10 +63,11 @@ class PackedNames(Sequence[bytes]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index = index % len(self)
         data, offsets = self.arrays
+        count = len(offsets) - 1
+        if not -count <= index < count:
+            raise IndexError(index)
+        index %= count
         return data[offsets[index] : offsets[index + 1]].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import image_shape
+from headrace.datasets.image.sizing import check_header
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError, WriteError
@@ -351,7 +351,7 @@ def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index
         try:
             if plan.info.kind == "image":
                 if check == "header":
-                    image_shape(record, dataset.left_of_budget)
+                    check_header(record, dataset.left_of_budget)
                 else:
                     decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
         except Exception as error:  # as the dataset itself would meet it

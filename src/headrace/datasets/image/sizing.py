@@ -8,6 +8,7 @@ its pixels differ a little from those of the plain way.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -107,6 +108,21 @@ def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
         pass
     height, width = decode_image(data, left=left).shape[:2]
     return height, width
+
+
+@decoding
+def check_header(data: Any, left: Left | None = None) -> None:
+    """Reads the header of an encoded image. (`left`: as for `decode_image`.)
+
+    Raises:
+        FormatError: it has none that can be read.
+    """
+    if bytes(data[:3]) == b"\xff\xd8\xff":
+        with contextlib.suppress(ValueError):
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            check_pixels(width, height)
+            return
+    image_shape(data, left)
 
 
 def _interleaved(pixels: Pixels) -> Pixels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -79,10 +80,9 @@ class FileSet:
     def path(self, index: int) -> bytes:
         """The full path of one file; of a remote one, that on its server."""
         number = 0 if self.root_of is None else int(self.root_of.array[index])
-        root, tail = self.roots[number], self.tails[number]
-        name: bytes = self.names[index]
-        path = os.path.join(os.fsencode(root), name) if root else name
-        return path + os.fsencode(tail) if tail else path
+        prefix, tail = _affixes(self.roots[number], self.tails[number])
+        path: bytes = prefix + self.names[index] + tail
+        return path
 
     def url(self, index: int) -> str:
         """The path of one file; of a remote one its URL."""
@@ -92,6 +92,12 @@ class FileSet:
     def urls(self) -> list[str]:
         """Of all files."""
         return [self.url(index) for index in range(len(self))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the names below a root."""
+    return os.path.join(os.fsencode(root), b"") if root else b"", os.fsencode(tail)
 
 
 @dataclass(slots=True)
