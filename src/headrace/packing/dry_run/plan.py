@@ -64,8 +64,8 @@ class PackPlan:
     basis: str
 
     def __str__(self) -> str:
-        least, most = (format_size(size) for size in self.part_nbytes)
-        numbers = f"{self.part_samples[0]:,} to {self.part_samples[1]:,} samples, {least} to {most} each"
+        counts = _range(*(f"{count:,}" for count in self.part_samples))
+        numbers = f"{counts} samples, {_range(*map(format_size, self.part_nbytes))} each"
         lines = [
             f"{redact(self.path)}: {self.samples:,} samples, about {format_size(self.nbytes)}, store {self.store}",
             f"parts:  {self.parts:,}, {numbers}; {self.left:,} to be packed" if self.parts > 1 else "parts:  one",
@@ -179,6 +179,10 @@ def _pack_plan(
         path, plan.kind, plan.store, plan.count, plan.parts, (int(counts.min()), int(counts.max())), (min(nbytes), max(nbytes)),
         sum(nbytes), layout, left, needed, room, seconds, basis,
     )  # fmt: skip
+
+
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def _duration(seconds: float) -> str:
