@@ -24,12 +24,12 @@ BELOW: dict[str, set[str]] = {
     "collate": {"memory", "tokenizer"},
     "datasets": {"collate", "modes", "storage", "io", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
-    "profiling": {"loader", "datasets", "modes", "memory", "order"},
+    "profiling": {"loader", "datasets", "modes", "io", "memory", "order"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
     "previewing": {"loader", "datasets", "tokenizer"},
     "testing": {"loader", "datasets", "modes", "order"},
-    "cli": {"loader", "inspecting", "previewing", "packing", "datasets", "storage", "io", "memory"},
+    "cli": {"inspecting", "previewing", "profiling", "packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
 INSIDE: dict[str, list[str]] = {
@@ -88,7 +88,7 @@ INSIDE: dict[str, list[str]] = {
     "packing/formats": ["layout", "versions", "hdf5"],
     "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
-    "profiling": ["room", "tune", "workers"],
+    "profiling": ["room", "tune", "workers", "compare"],
     "previewing": ["batch", "panels", "table", "sheet"],
     "inspecting": ["report", "formats", "costs", "advice", "hdf5", "zarr_nodes", "zarr", "images", "texts", "shards", "inspect"],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],

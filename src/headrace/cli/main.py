@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace import __version__
-from headrace.cli import cache, env, index, info, join, pack, preview, status, verify
+from headrace.cli import bench, cache, env, index, info, join, pack, preview, status, verify
 from headrace.cli.flags import as_flags
 from headrace.cli.hints import next_command
 from headrace.cli.output import Output, has_colors, write
@@ -25,7 +25,7 @@ from headrace.errors import FileChangedError, FormatError, HeadraceError, Sample
 Run = Callable[[argparse.Namespace, Output], int]
 
 VERBS = {
-    **{"info": info, "preview": preview},
+    **{"info": info, "preview": preview, "bench": bench},
     **{"pack": pack, "verify": verify, "status": status, "join": join, "index": index},
     **{"cache": cache, "env": env},
 }
