@@ -118,7 +118,7 @@ def run_mode(given: argparse.Namespace, mode: str) -> Run:
         for sums in _epochs(given, run, loader, learner):
             learnt = f"   loss {sums.mean_loss!r:<20} accuracy {sums.accuracy:6.1%}" if given.train else ""
             print(f"  {mode:<9}  epoch {len(run.epochs)}/{given.epochs}  {sums.speed:>8,.0f} img/s{learnt}", flush=True)
-        run.peak = loader.get_stats().get("peak_memory_usage", 0)
+        run.peak = loader.get_stats().get("peak_memory_bytes", 0)
         return run
     finally:
         loader.close()

@@ -48,7 +48,7 @@ INSIDE: dict[str, list[str]] = {
         *("limits", "per_process", "budget", "anonymous", "locks", "lru", "tree", "ring", "rows", "store"),
         *("row_store", "whole", "machine"),
     ],
-    "monitor": ["stats", "memory"],
+    "monitor": ["stats", "hooks", "loading", "memory"],
     "collate": ["fields", "stack", "vision", "pad", "text", "registry"],
     "loader": [
         *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from headrace.memory.lru import LRUCache
     from headrace.memory.per_process import PerProcess as WorkerHandle
     from headrace.modes import LoadingMode
+    from headrace.monitor.hooks import BatchTimes, SlowStage
+    from headrace.monitor.loading import LoadingMonitor
     from headrace.monitor.memory import MemoryMonitor
     from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
     from headrace.packing import pack, verify
@@ -84,6 +86,7 @@ __all__ = [
     "AccessError",
     "BaseDataset",
     "Batch",
+    "BatchTimes",
     "BudgetError",
     "CharTokenizer",
     "CollateError",
@@ -102,6 +105,7 @@ __all__ = [
     "LRUCache",
     "Loader",
     "LoadingMode",
+    "LoadingMonitor",
     "MemoryBudget",
     "MemoryEfficientDataset",
     "MemoryMonitor",
@@ -115,6 +119,7 @@ __all__ = [
     "RemoteError",
     "RemoteOptions",
     "SampleError",
+    "SlowStage",
     "Source",
     "StateError",
     "StreamingDataset",
@@ -190,6 +195,11 @@ _MODULES = {
     "memory.lru": ("LRUCache",),
     "memory.per_process": ("WorkerHandle",),
     "modes": ("LoadingMode",),
+    "monitor.hooks": (
+        "BatchTimes",
+        "SlowStage",
+    ),
+    "monitor.loading": ("LoadingMonitor",),
     "monitor.memory": ("MemoryMonitor",),
     "order": (
         "EpochOrder",

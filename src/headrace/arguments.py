@@ -23,7 +23,7 @@ OLD_NAMES = {
     "CollatorRegistry": "collators, which is the registry: collators.get(name), @collators.register(name)",
     "CustomCollateFn": "collate_fn=, any callable from a list of samples to a batch",
     "DataLoaderFactory": "create_dataloader(path or dataset), for all formats and uses",
-    "DataLoaderPerformanceMonitor": "loader.get_stats()",
+    "DataLoaderPerformanceMonitor": "loader.get_stats(), or LoadingMonitor() for a loop of one's own",
     "EfficientDataLoader": "create_dataloader(dataset)",
     "MultiDataLoaderConfig": "the arguments of MultiDataLoader(loaders, ...)",
     "SamplingStrategy": "a string: MultiDataLoader(loaders, 'weighted')",

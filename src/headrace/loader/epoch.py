@@ -14,6 +14,7 @@ from headrace.loader.state import Position
 from headrace.loader.stateful import States
 from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
 from headrace.memory.ring import Delivered
+from headrace.monitor.hooks import Hooks
 from headrace.monitor.stats import LoadingStats
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
@@ -24,6 +25,7 @@ class Owner(Protocol):
 
     config: DataLoaderConfig
     _stats: LoadingStats
+    _hooks: Hooks
 
     def __len__(self) -> int: ...
     def _received(self, delivered: Delivered, states: States, at: Position) -> None: ...
@@ -89,7 +91,9 @@ class EpochIterator:
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], now - asked, now - self._clock)
         stats.transfer_time += self._transfer.seconds()
-        self._clock = now
+        last, self._clock = self._clock, now
+        if self._loader._hooks:
+            self._loader._hooks.tell(report, wait=now - asked, step=asked - last, received=now, recent=stats.recent_batch_time)
         return batch
 
     def _receive(self) -> Delivered:

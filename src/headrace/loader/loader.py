@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, Unpack
 
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.hooks import RemovableHandle
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
@@ -16,7 +18,7 @@ from headrace.errors import warn
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import choose_collate, resolve, start_of
 from headrace.loader.config import FIELDS, DataLoaderConfig, Indexable, LoaderOptions, Reasons, check_options
-from headrace.loader.data import check_dataset, inner_datasets, length_of
+from headrace.loader.data import check_dataset, inner_datasets, length_of, source_of
 from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
@@ -29,6 +31,7 @@ from headrace.loader.worker.fetch_stream import FetchIterable
 from headrace.loader.worker.pool import WorkerPool, is_of_workers
 from headrace.loader.worker.start import check_picklable
 from headrace.memory.ring import Delivered, Ring
+from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
 from headrace.monitor.stats import LoadingStats, Stats
 from headrace.order import detect_world
 
@@ -80,7 +83,7 @@ class Loader(DataLoader[Any]):
                 f"{config.batch_size} on {config.world_size or 1} ranks); use drop_last=False, or a smaller batch_size"
             )
         self._memory.reserve_blocks(config, self._plan.parameters())
-        self._stats = LoadingStats()
+        self._stats, self._hooks = LoadingStats(), Hooks(functools.partial(source_of, dataset))
         self._pids: set[int] = set()
         self._cursor = Cursor[Position](lambda epoch: Position(epoch, 0))
         self._end: Position | None = None  # where an epoch ended
@@ -339,15 +342,37 @@ class Loader(DataLoader[Any]):
 
     # -- reports
 
+    def on_batch(self, function: OnBatch) -> RemovableHandle:
+        """Calls a function with each batch's `BatchTimes`, just before the loop gets the batch; what it raises, the loop gets.
+
+        Returns:
+            A handle, whose ``remove()`` ends that. A copy of the loader begins without.
+        """
+        return self._hooks.on_batch(function)
+
+    def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
+        """Calls a function with a `SlowStage` for each stage of a batch in which a sample took more than `threshold` seconds: the slowest
+        sample of decoding, transforms, or a dataset of one's own; reading and collating are done, and counted, for a whole batch.
+
+        Returns:
+            A handle, whose ``remove()`` ends that.
+
+        Raises:
+            ConfigError: `threshold` is no number of at least 0.
+        """
+        return self._hooks.on_slow(threshold, function)
+
     def get_stats(self) -> dict[str, Any]:
         """Numbers on what happened since the loader was made, zeros before the first batch: a dict, and as text a table with units.
 
         Seconds: total_time (from each epoch's first request to its end), wait_time (blocked in ``next``), p50_wait, p90_wait,
-        p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, work_seconds. Bytes: bytes_read,
-        held_bytes, queued_bytes, avg_memory_bytes and peak_memory_usage (PSS of this process and its workers); avg_memory_percent is that
-        of the tightest limit on memory, the machine's, a cgroup's or the process's, and avg_cpu_usage is percent of one core.
-        wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own clock, while the
-        user's step goes on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with
+        p99_wait, avg_batch_time, transfer_time, and of all workers read_seconds, decode_seconds, transform_seconds, collate_seconds,
+        sample_seconds (of a dataset that is not headrace's: all of its work), work_seconds (all of a worker's work on its batches) and
+        work_cpu_seconds. Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS of this process and
+        its workers); avg_memory_percent is that of the tightest limit on memory, the machine's, a cgroup's or the process's, and
+        avg_cpu_usage is percent of one core. recent_batch_time, recent_samples_per_second and recent_wait_fraction are means of the
+        last 100 batches. wait_fraction is wait_time / total_time. transfer_time is what copies to the device took: on CUDA by its own
+        clock, while the user's step goes on, and of those that have ended. queued_batches are on their way or ready. padding_fraction, with
         bucket_by_length: how much of the batches so far is padding, by their attention_mask; of batches without one, how much of the
         epoch's first 1,000 would be by the lengths that are known, and padding_fraction_unbucketed how much of these would be by a plain
         shuffle. If samples were skipped, "skipped_samples" lists the first 1,000 (index, path, error).
@@ -365,6 +390,8 @@ class Loader(DataLoader[Any]):
             num_batches=self._plan.steps() or 0,
             batch_size=self.config.batch_size or 0,
             num_workers=self.config.num_workers or 0,
+            pin_memory=bool(self.config.pin_memory),
+            persistent_workers=bool(self.config.persistent_workers),
             queued_batches=queued,
             queued_bytes=queued * self._last_nbytes,
             **self._stats.as_dict(),

@@ -26,10 +26,14 @@ _COUNTS = (
     *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
     *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks"),
 )
-_TIMES = ("read_seconds", "decode_seconds", "work_seconds")
+_TIMES = (
+    *("read_seconds", "decode_seconds", "transform_seconds", "sample_seconds", "collate_seconds"),
+    *("work_seconds", "work_cpu_seconds"),
+)
+_RECENT = 100  # batches
 
 
-_RENAMED = {"avg_memory_usage": "avg_memory_bytes"}
+_RENAMED = {"avg_memory_usage": "avg_memory_bytes", "peak_memory_usage": "peak_memory_bytes"}
 """Keys of version 0.1, which can be read until the next one."""
 
 
@@ -40,7 +44,8 @@ class Stats(dict[str, Any]):
         new = _RENAMED.get(name, name)
         if new == name or new not in self:
             raise KeyError(name)
-        warn(f"get_stats(): {name!r} is called {new!r} now, in bytes; avg_memory_percent is the share of the memory limit")
+        also = "; avg_memory_percent is the share of the memory limit" if name.startswith("avg") else ""
+        warn(f"get_stats(): {name!r} is called {new!r} now, in bytes{also}")
         return self[new]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -63,9 +68,9 @@ def _row(name: str, value: Any, width: int) -> str:
 def _with_unit(name: str, value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value):,} listed"
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if name.endswith("_bytes") or name.startswith("bytes_") or name == "peak_memory_usage":
+    if name.endswith("_bytes") or name.startswith("bytes_"):
         return format_size(value)
     if name.endswith(("_percent", "_cpu_usage")):
         return f"{value:.1f} %"
@@ -94,6 +99,8 @@ class LoadingStats:
         self.skipped: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
+        # samples, wait and seconds up to each batch: sums of the last ones without going through them
+        self._sums: deque[tuple[int, float, float]] = deque([(0, 0.0, 0.0)], maxlen=_RECENT + 1)
         self._memory: list[int] = []
         self._limit = 0  # bytes that the machine, a cgroup or the process may use
         self._cpu: list[float] = []
@@ -123,6 +130,18 @@ class LoadingStats:
         self.wait_time += wait
         self.total_time += elapsed
         self._waits.append(wait)
+        self._sums.append((self.samples, self.wait_time, self.total_time))
+
+    @property
+    def recent_batch_time(self) -> float:
+        """Mean seconds from batch to batch, of the last 100."""
+        return (self._sums[-1][2] - self._sums[0][2]) / max(len(self._sums) - 1, 1)
+
+    def _recent_means(self) -> dict[str, float]:
+        samples, wait, elapsed = (last - first for first, last in zip(self._sums[0], self._sums[-1], strict=True))
+        seconds = max(elapsed, 1e-9)
+        rates = {"recent_samples_per_second": samples / seconds, "recent_wait_fraction": wait / seconds}
+        return {"recent_batch_time": self.recent_batch_time, **rates}
 
     def restore_skipped(self, count: int, listed: list[dict[str, Any]]) -> None:
         """Takes over what a saved state says of skipped samples."""
@@ -153,8 +172,26 @@ class LoadingStats:
         self._cpu.append(cpu)
         self._look_next = now + max(_SAMPLE_EVERY, 100 * (time.monotonic() - now))
 
+    def look_at_children(self) -> None:
+        """As `look`, of this process and all its children."""
+        if time.monotonic() < self._look_next:
+            return
+        try:
+            children = [child.pid for child in psutil.Process().children(recursive=True)]
+        except psutil.Error:
+            children = []
+        self.look(children)
+
     def as_dict(self) -> dict[str, Any]:
         """The numbers of `Loader.get_stats()`; zeros before the first batch."""
+        stats = self.outside()
+        stats |= {name: self._counts[name] for name in (*_COUNTS, *_TIMES)}
+        if self.skipped:
+            stats["skipped_samples"] = list(self.skipped)
+        return stats
+
+    def outside(self) -> dict[str, Any]:
+        """Those that say nothing of what happens inside of a loader."""
         batches, total = self.batches, self.total_time
         waits = np.percentile(np.fromiter(self._waits, float), [50, 90, 99]).tolist() if self._waits else [0.0] * 3
         stats: dict[str, Any] = {
@@ -167,16 +204,14 @@ class LoadingStats:
             "wait_time": self.wait_time,
             "wait_fraction": self.wait_time / max(total, 1e-9),
             **dict(zip(("p50_wait", "p90_wait", "p99_wait"), waits, strict=True)),
+            **self._recent_means(),
             "transfer_time": self.transfer_time,
-            **{name: self._counts[name] for name in (*_COUNTS, *_TIMES)},
         }
         if self._memory:
             stats["avg_memory_bytes"] = sum(self._memory) / len(self._memory)
             stats["avg_memory_percent"] = 100 * stats["avg_memory_bytes"] / max(self._limit, 1)
-            stats["peak_memory_usage"] = max(self._memory)
+            stats["peak_memory_bytes"] = max(self._memory)
             stats["avg_cpu_usage"] = sum(self._cpu[1:]) / max(1, len(self._cpu) - 1)
-        if self.skipped:
-            stats["skipped_samples"] = list(self.skipped)
         return stats
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -72,6 +73,12 @@ class Collating:
         self._is_random = function not in (None, stack_collate, list_collate)
         self._names_samples = getattr(function, "__module__", "").startswith("headrace.")  # another may have chosen among them
         self._seeder: SampleSeeder | None = None
+        self._seconds = 0.0
+
+    def take_seconds(self) -> float:
+        """Seconds that the function has taken since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def __call__(self, samples: Any, request: BatchRequest, name_of: NameOf) -> Any:
         """The batch of samples: seed, epoch and step of the request key its random numbers, and `name_of` names samples in errors."""
@@ -79,10 +86,13 @@ class Collating:
             return samples[0]
         if self._of_one:
             samples = samples[0]
+        start = time.perf_counter()
         try:
             return self._called(samples, request)
         except CollateError as error:
             raise CollateError(error.naming(name_of if self._names_samples else "sample {} of the batch".format)) from None
+        finally:
+            self._seconds += time.perf_counter() - start
 
     def _called(self, samples: Any, request: BatchRequest) -> Any:
         assert self.function is not None

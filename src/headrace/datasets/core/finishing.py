@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +57,7 @@ class Finisher:
         samples: list[Any] = []
         indices: list[int] = []
         with self._restoring(dataset, is_random):
-            last = None
+            last, seconds, start = None, [0.0] * len(values), time.perf_counter()
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 if not isinstance(value, SampleError):
                     last = _key(dataset, request, number)
@@ -66,6 +67,10 @@ class Finisher:
                     failure, made = failure or value, replacement(index, dataset.source_of(index), value)
                 samples += made
                 indices += [index] * len(made)
+                now = time.perf_counter()
+                seconds[number], start = now - start, now
+            dataset.sample_reader.count_each("transform", seconds)
+            dataset.sample_reader.counts["transform_seconds"] += sum(seconds)
             if last is not None and may_repeat and not self._has_warned:
                 self._warn_of_repeats(dataset, last)
         if failure is not None and not samples:

@@ -75,10 +75,22 @@ class SampleReader:
         """Forgets what was counted."""
         self.counts: Counter[str] = Counter()
         self.skipped: list[tuple[int, str, str]] = []
+        self.slowest: dict[str, tuple[float, int]] = {}
 
     def count_seconds(self, name: str, start: float) -> None:
         """Adds the time since `start` (of `time.perf_counter`)."""
         self.counts[name] += time.perf_counter() - start  # type: ignore[assignment]
+
+    def count_each(self, stage: str, seconds: list[float]) -> None:
+        """Notes the slowest sample of a batch in a stage, by the seconds that each one took there."""
+        longest = max(seconds, default=0.0)
+        if longest > self.slowest.get(stage, (0.0, 0))[0]:
+            self.slowest[stage] = longest, seconds.index(longest)
+
+    def take_slowest(self) -> dict[str, tuple[float, int]]:
+        """By stage, the slowest sample since the last call: its seconds and its position in the batch."""
+        slowest, self.slowest = self.slowest, {}
+        return slowest
 
     # -- decoded values
 
@@ -90,9 +102,23 @@ class SampleReader:
         if access.format.decodes_batches:
             values = self._values_together(fetched, access)
         else:
-            values = self.threads.map(lambda number: self.value(fetched[number], access), len(fetched))
+            values = self.timed("decode", lambda number: self.value(fetched[number], access), len(fetched))
         self.count_seconds("decode_seconds", start)
         return values
+
+    def timed(self, stage: str, function: Callable[[int], Any], count: int) -> list[Any]:
+        """What a function gives for each position of a batch, by the threads that decode; notes which one took longest."""
+        seconds, clock = [0.0] * count, time.perf_counter
+
+        def run(number: int) -> Any:
+            start = clock()
+            made = function(number)
+            seconds[number] = clock() - start
+            return made
+
+        made = self.threads.map(run, count)
+        self.count_each(stage, seconds)
+        return made
 
     def load(self, indices: Sequence[int], access: Access) -> list[Any]:
         """What eager caches of samples: values, or a SampleError each; raises where errors are to be raised."""

@@ -215,7 +215,7 @@ class RowByRow(FastWay):
             return self._write(request[number], fetched[number], drawn[number], rows[number, ...], access)
 
         start = time.perf_counter()
-        failures = reader.threads.map(write, len(whole))
+        failures = reader.timed("decode", write, len(whole))
         reader.count_seconds("decode_seconds", start)
         return self._readable(failures, request, out) if any(failures) else self.with_targets(out, request)
 

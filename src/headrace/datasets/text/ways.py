@@ -76,7 +76,9 @@ class JoinedIds(FastWay):
         values = dataset.sample_reader.values(dataset.whole_indices(request).tolist(), dataset.sample_access, error)
         if all(type(value) is np.ndarray for value in values):
             assert collating.join is not None
+            start = time.perf_counter()
             batch = collating.join(np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values)))
+            dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
         return self._slow.collated(*dataset.sample_finisher.finish(dataset, request, values), request)
@@ -120,6 +122,7 @@ class JoinedLines(FastWay):
         counts["cache_misses"] += len(whole)
         counts["read_seconds"] += read - start
         counts["decode_seconds"] += decoded - read
+        counts["collate_seconds"] += time.perf_counter() - decoded
         counts["bytes_read"] += len(joined)
         return MadeBatch(batch, len(request))
 

@@ -60,20 +60,25 @@ class Fetch(Dataset[Any]):
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
         self._is_stateful = is_stateful(dataset)
+        self._sample_seconds = 0.0  # of a foreign dataset
+        self._slowest_items: dict[str, tuple[float, int]] = {}
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         arena = open_arena(self.ring, request)
-        report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid()}
+        report: dict[str, Any] = {"epoch": request.epoch, "step": request.step, "pid": os.getpid(), "began": start}
         with working_on(request):
             made, error = _attempt(self._made, arena, request, report)
         try:
             if error is None:
                 _, error = _attempt(self._report_state, report)
-            counts: dict[str, Any] = {"work_seconds": time.perf_counter() - start}
+            counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
+            report["slowest"] = self._slowest(request)
             for dataset in self._inner:
                 for name, value in dataset.sample_reader.take_report().items():
                     counts[name] = counts[name] + value if name in counts else value
+            counts["work_seconds"], counts["work_cpu_seconds"] = time.perf_counter() - start, time.process_time() - cpu
+            counts["sample_seconds"], self._sample_seconds = self._sample_seconds, 0.0
             report["samples"], report["counts"] = len(request) if made is None else made.samples, counts
             if error is None and get_worker_info() is None:
                 return Delivered(made.batch if arena is None else arena.lightened(made.batch), report, 0 if arena is None else arena.nbytes)
@@ -110,6 +115,15 @@ class Fetch(Dataset[Any]):
                 f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
             ) from error
 
+    def _slowest(self, request: BatchRequest) -> dict[str, tuple[float, int | None]]:
+        """By stage, the sample that took longest: its seconds and its index, where that is known."""
+        slowest, self._slowest_items = self._slowest_items, {}
+        for dataset in self._inner:
+            found = dataset.sample_reader.take_slowest()
+            if self.way is not None or self._answers_batches:  # else it was asked for one sample at a time
+                slowest |= found
+        return {stage: (seconds, request[at] if at < len(request) else None) for stage, (seconds, at) in slowest.items()}
+
     def _report_state(self, report: dict[str, Any]) -> None:
         if self._is_stateful:
             report["worker"], report["state"] = worker_number(), asked(self.dataset)
@@ -120,8 +134,10 @@ class Fetch(Dataset[Any]):
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         """The batch of a foreign dataset."""
+        start = time.perf_counter()
         with outside_slot():
             samples = self._foreign(request)
+        self._sample_seconds += time.perf_counter() - start
         return self._collated(samples, request, list(request))
 
     def _collated(self, samples: Any, request: BatchRequest, indices: list[Any] | None) -> MadeBatch:
@@ -146,13 +162,18 @@ class Fetch(Dataset[Any]):
                 if request:
                     seed(0)
                 return self.dataset.__getitems__(list(request))
-            items, failure = [], None
+            items, failure, longest, last = [], None, 0.0, time.perf_counter()
             for number, index in enumerate(request):
                 seed(number)
                 try:
                     items.append(self.dataset[index])
                 except EmptyBatchError as error:  # of a headrace dataset inside, which has counted it
                     failure = error
+                now = time.perf_counter()
+                if now - last > longest:
+                    longest = now - last
+                    self._slowest_items["sample"] = longest, number
+                last = now
             if failure is not None and not items:
                 raise failure
             return items

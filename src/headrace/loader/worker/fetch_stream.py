@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,12 +30,14 @@ class FetchIterable(Fetch):
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         assert self._draws is not None
+        start = time.perf_counter()
         with outside_slot(), self._draws() if not self._is_stateful else self._drawing_of(request):
             items = self._next_items()
             if not items and self._may_be_at_end:  # the state held the position: see NOTE [ states of datasets ]
                 self._items = iter(self.dataset)
                 items = self._next_items()
             self._may_be_at_end = False
+        self._sample_seconds += time.perf_counter() - start
         report["is_through"] = len(items) < self._size
         if report["is_through"] and self._drop_last:
             items = []

@@ -1,0 +1,90 @@
+"""What does counting cost? The hooks and the statistics of a batch, beside the batch itself.
+
+    python benchmarks/monitoring.py [--batches 2000]
+
+The smallest batches are the worst case, so these are: 32 rows of 64 floats, sample by sample, with a transform. Everything that counts
+is called by itself, as often as a batch calls it; the best of five rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from headrace import BaseDataset, Source, create_dataloader
+from headrace.monitor.hooks import Hooks
+from headrace.monitor.stats import LoadingStats
+
+BATCH = 32
+
+
+class Rows(Source):
+    """Rows in memory."""
+
+    def __init__(self, count: int) -> None:
+        self._rows = np.zeros((count, 64), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: Any) -> list[Any]:
+        return [self._rows[index] for index in indices]
+
+    def fingerprint(self) -> str:
+        return f"rows:{len(self)}"
+
+
+def best(function: Callable[[], Any], rounds: int = 5) -> float:
+    """Seconds of the fastest call."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=2000)
+    batches = parser.parse_args().batches
+    dataset = BaseDataset(Rows(batches * BATCH), transform=np.copy)
+    loader = create_dataloader(dataset, batch_size=BATCH, num_workers=0)
+    whole = best(lambda: [None for _ in loader]) / batches
+    reader, counts = dataset.sample_reader, {"read_seconds": 1e-4, "decode_seconds": 1e-4, "transform_seconds": 1e-4, "work_seconds": 1e-3}
+    report = {"epoch": 0, "step": 0, "samples": BATCH, "pid": 1, "began": 0.0, "counts": counts, "slowest": {"decode": (1e-5, 3)}}
+    hooks, stats = Hooks(lambda index: None), LoadingStats()
+    hooks.on_batch(lambda times: None)
+    hooks.on_slow(1.0, lambda slow: None)
+
+    def same(number: int) -> int:
+        return number
+
+    def count() -> None:
+        for _ in range(batches):
+            seconds = [0.0] * BATCH  # of decoding, and of the transform
+            start = time.perf_counter()
+            for number in range(BATCH):
+                now = time.perf_counter()
+                seconds[number], start = now - start, now
+            reader.count_each("transform", seconds)
+            reader.timed("decode", same, BATCH)
+            reader.take_slowest()
+            time.process_time()
+            time.process_time()
+            stats.add_report(counts)
+            stats.add_batch(BATCH, 0.0, 1e-3)
+            hooks.tell(report, wait=0.0, step=0.0, received=0.0, recent=stats.recent_batch_time)
+
+    counting = best(count) / batches
+    share = f"{counting * 1e6:.1f} us ({counting / whole:.1%})"
+    print(f"a batch of {BATCH} rows of 256 bytes, in process: {whole * 1e6:,.0f} us, of which counting takes {share}")
+    print(f"of a batch of 10 ms, {counting / 0.010:.2%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Calls the user's functions with each batch, and with what was slow in one."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.hooks import RemovableHandle
+
+from headrace.arguments import check_callable
+from headrace.errors import ConfigError
+
+STAGES = ("read", "decode", "transform", "sample", "collate")
+"""What a worker does for a batch, in this order; "sample" is all that a dataset of somebody else's does for its samples."""
+_SECONDS = tuple(f"{stage}_seconds" for stage in (*STAGES, "work"))
+
+
+class BatchTimes(NamedTuple):
+    """What one batch took. Times are seconds; those of stages are the worker's."""
+
+    epoch: int
+    step: int
+    """Number of the batch in the epoch."""
+    samples: int
+    wait_seconds: float
+    """The loop was blocked in ``next``."""
+    step_seconds: float
+    """From the batch before to the request for this one: the loop's own work."""
+    read_seconds: float
+    decode_seconds: float
+    transform_seconds: float
+    sample_seconds: float
+    """Of a dataset that is not headrace's: all that it does for its samples."""
+    collate_seconds: float
+    work_seconds: float
+    """From the worker's first step to its last."""
+    worker_pid: int
+    """The process that made the batch."""
+    began: float
+    """When the worker began, by `time.perf_counter`, which counts alike in all processes of a machine."""
+    received: float
+    """When the loop got the batch, by the same clock."""
+    recent_batch_time: float
+    """Mean seconds from batch to batch of the last 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStage:
+    """A stage of a batch that took longer than a threshold."""
+
+    stage: str
+    """One of `STAGES`."""
+    seconds: float
+    """That the sample took; or the whole batch, where `index` is None."""
+    index: int | None
+    """The slowest sample; None: the stage works on all samples of the batch together."""
+    path: str | None
+    """Its path, or file and row; None where that is not known."""
+    epoch: int
+    step: int
+    worker_pid: int
+
+
+OnBatch = Callable[[BatchTimes], Any]
+OnSlow = Callable[[SlowStage], Any]
+
+
+class Hooks:
+    """The functions that a user has registered with one loader.
+
+    Args:
+        source_of: index -> where the sample lies.
+    """
+
+    def __init__(self, source_of: Callable[[int], str | None]) -> None:
+        self._source_of = source_of
+        self._on_batch: OrderedDict[int, OnBatch] = OrderedDict()
+        self._on_slow: OrderedDict[int, tuple[float, OnSlow]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._on_batch or self._on_slow)
+
+    def on_batch(self, function: OnBatch) -> RemovableHandle:
+        """See `Loader.on_batch`."""
+        _check("on_batch", function)
+        return _added(self._on_batch, function)
+
+    def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
+        """See `Loader.on_slow`."""
+        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if not (is_number and 0 <= threshold < math.inf):
+            raise ConfigError(f"on_slow: threshold must be a number of seconds, at least 0, not {threshold!r}")
+        _check("on_slow", function)
+        return _added(self._on_slow, (float(threshold), function))
+
+    def tell(self, report: dict[str, Any], *, wait: float, step: float, received: float, recent: float) -> None:
+        """Calls the functions with a batch that the user is about to get.
+
+        Args:
+            report: the worker's.
+            wait, step: seconds blocked in ``next``, and of the loop before that.
+            received: when the batch came.
+            recent: mean seconds from batch to batch.
+        """
+        if self._on_batch:
+            counts = report["counts"]
+            first = report["epoch"], report["step"], report["samples"], wait, step
+            last = report["pid"], report["began"], received, recent
+            times = BatchTimes._make((*first, *[counts.get(name, 0.0) for name in _SECONDS], *last))
+            for function in list(self._on_batch.values()):
+                function(times)
+        for threshold, slow in list(self._on_slow.values()):
+            for stage in self._slower(report, threshold):
+                slow(stage)
+
+    def _slower(self, report: dict[str, Any], threshold: float) -> Iterator[SlowStage]:
+        counts, slowest = report["counts"], report["slowest"]
+        for stage in STAGES:
+            seconds, index = slowest[stage] if stage in slowest else (counts.get(f"{stage}_seconds", 0.0), None)
+            if seconds > threshold:
+                path = self._source_of(index) if index is not None else None
+                yield SlowStage(stage, seconds, index, path, report["epoch"], report["step"], report["pid"])
+
+
+def _check(door: str, function: Any) -> None:
+    check_callable(f"{door}: function", function)
+    if function is None:
+        raise ConfigError(f"{door}: function must be a callable, not None")
+
+
+def _added(functions: OrderedDict[int, Any], function: Any) -> RemovableHandle:
+    handle = RemovableHandle(functions)
+    functions[handle.id] = function
+    return handle

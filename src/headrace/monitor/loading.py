@@ -1,0 +1,94 @@
+"""Statistics of any loop over batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from headrace.arguments import check_integer
+from headrace.errors import ConfigError
+from headrace.monitor.stats import LoadingStats, Stats
+
+
+class LoadingMonitor:
+    """Counts what `Loader.get_stats()` counts, for any loop: a plain DataLoader's, a generator's, a reader's of one's own.
+
+    ::
+
+        monitor = LoadingMonitor()
+        for images, targets in monitor.watch(loader, samples=lambda batch: len(batch[0])):
+            ...
+        print(monitor.get_stats())
+
+    or, where the loop is not to be touched, two calls::
+
+        monitor.start_iteration()
+        for images, targets in loader:
+            monitor.update_batch(len(images))
+
+    Time counts from `start_iteration` to the last batch, so pauses between epochs don't. One thread may use it.
+
+    Args:
+        enable_monitoring: sample memory and CPU of this process and its children, once a second at most.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._enabled, self._clock = enable_monitoring, clock
+        self._stats = LoadingStats()
+        self._last: float | None = None
+        self._knows_waits = True
+
+    def start_iteration(self) -> None:
+        """A loop begins: the first batch is asked for now."""
+        self._last = self._clock()
+
+    def update_batch(self, samples: int = 1, *, wait_seconds: float | None = None) -> None:
+        """A batch has come. Without a `start_iteration` before the first one, time counts from there.
+
+        Args:
+            samples: of the batch.
+            wait_seconds: that the loop was blocked for it; None: not known, and no statistics have waits from then on.
+
+        Raises:
+            ConfigError: an argument makes no sense.
+        """
+        count = check_integer("update_batch: samples", samples, 0)
+        is_time = isinstance(wait_seconds, (int, float)) and not isinstance(wait_seconds, bool) and 0 <= wait_seconds < math.inf
+        if not (wait_seconds is None or is_time):
+            raise ConfigError(f"update_batch: wait_seconds must be a number of seconds, at least 0, not {wait_seconds!r}")
+        now = self._clock()
+        elapsed = 0.0 if self._last is None else now - self._last
+        self._knows_waits = self._knows_waits and wait_seconds is not None
+        self._stats.add_batch(count or 0, wait_seconds or 0.0, elapsed)
+        self._last = now
+        if self._enabled:
+            self._stats.look_at_children()
+
+    def watch(self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None) -> Iterator[Any]:
+        """The batches of one epoch, counted with the time that the loop was blocked for each.
+
+        Args:
+            batches: a loader, or any iterable.
+            samples: batch -> how many samples it has; None: each batch counts as one.
+        """
+        self.start_iteration()
+        iterator = iter(batches)
+        while True:
+            asked = self._clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            wait = self._clock() - asked
+            self.update_batch(1 if samples is None else samples(batch), wait_seconds=wait)
+            yield batch
+
+    def get_stats(self) -> Stats:
+        """Those of the numbers of `Loader.get_stats()` that can be seen from outside; zeros before the first batch. Times are seconds."""
+        stats = self._stats.outside()
+        if not self._knows_waits:
+            stats = {name: value for name, value in stats.items() if "wait" not in name}
+        return Stats(stats)

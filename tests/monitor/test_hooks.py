@@ -1,0 +1,260 @@
+"""Hooks tell what each batch took, and what was slow in it; monitors of other loops and docs/monitoring.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from headrace import BatchTimes, ConfigError, LoadingMonitor, MemoryMonitor, SlowStage
+from headrace.memory.limits import Limit
+from headrace.monitor.hooks import STAGES, Hooks
+from tests.testing.test_contract import SquareDataset
+
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+SLOW = 17
+"""The sample that takes long."""
+
+
+def linger(value: Any) -> Any:
+    if int(np.asarray(value).reshape(-1)[0]) == SLOW:
+        time.sleep(0.06)
+    return value
+
+
+def linger_collating(samples: list[Any]) -> Any:
+    time.sleep(0.03)
+    return torch.stack([torch.as_tensor(np.asarray(sample)) for sample in samples])
+
+
+class LingeringDecode(SquareDataset):
+    """Its `decode` is slow for one sample."""
+
+    def decode(self, record: Any) -> Any:
+        return linger(super().decode(record))
+
+
+class Foreign(Dataset[Any]):
+    def __len__(self) -> int:
+        return 42
+
+    def __getitem__(self, index: int) -> Any:
+        return linger(np.array([index, 0]))
+
+
+# -- each batch
+
+
+@WORKERS
+def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
+    loader, told = loader_of(SquareDataset(), num_workers=workers), []
+    loader.on_batch(told.append)
+    for epoch in range(2):
+        for step, _ in enumerate(loader):
+            assert len(told) == 11 * epoch + step + 1
+    assert [(one.epoch, one.step) for one in told] == [(epoch, step) for epoch in range(2) for step in range(11)]
+    assert all(isinstance(one, BatchTimes) for one in told) and sum(one.samples for one in told) == 84
+    assert {one.worker_pid == os.getpid() for one in told} == {not workers}
+    stats = loader.get_stats()
+    for stage in (*STAGES, "work"):
+        name = f"{stage}_seconds"
+        assert sum(getattr(one, name) for one in told) == pytest.approx(stats[name])
+    assert sum(one.wait_seconds for one in told) == pytest.approx(stats["wait_time"])
+    assert all(one.began < one.received and one.wait_seconds > 0 for one in told)
+    assert told[-1].recent_batch_time == pytest.approx(stats["recent_batch_time"]) == pytest.approx(stats["avg_batch_time"])
+
+
+def test_stages_are_within_the_work(loader_of: Any) -> None:
+    loader, told = loader_of(SquareDataset(transform=linger)), []
+    loader.on_batch(told.append)
+    list(loader)
+    for one in told:
+        assert one.read_seconds > 0 and one.transform_seconds > 0 and one.collate_seconds > 0
+        assert sum(getattr(one, f"{stage}_seconds") for stage in STAGES) <= one.work_seconds
+
+
+def test_a_removed_hook_is_silent(loader_of: Any) -> None:
+    loader, told = loader_of(SquareDataset()), []
+    handle = loader.on_batch(told.append)
+    iterator = iter(loader)
+    next(iterator)
+    handle.remove()
+    list(iterator)
+    assert len(told) == 1
+
+
+def test_what_a_hook_raises_the_loop_gets(loader_of: Any) -> None:
+    loader = loader_of(SquareDataset())
+    loader.on_batch(lambda times: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(iter(loader))
+
+
+# -- what was slow
+
+
+@WORKERS
+@pytest.mark.parametrize("stage", ["decode", "transform", "sample"])
+def test_the_slow_sample_is_named(loader_of: Any, workers: int, stage: str) -> None:
+    if stage == "decode":
+        dataset: Any = LingeringDecode()
+    else:
+        dataset = Foreign() if stage == "sample" else SquareDataset(transform=linger)
+    loader, told = loader_of(dataset, num_workers=workers), []
+    loader.on_slow(0.05, told.append)
+    list(loader)
+    [slow] = [one for one in told if one.stage == stage and one.index == SLOW]
+    assert isinstance(slow, SlowStage) and slow.seconds >= 0.05
+    assert slow.path == (None if stage == "sample" else dataset.source_of(SLOW))
+
+
+def test_a_slow_sample_of_a_subset(loader_of: Any) -> None:
+    loader, told = loader_of(Subset(SquareDataset(transform=linger), range(10, 30))), []
+    loader.on_slow(0.05, told.append)
+    list(loader)
+    assert (told[0].stage, told[0].index) == ("transform", SLOW - 10)
+
+
+def test_a_slow_collate_function_is_of_the_batch(loader_of: Any) -> None:
+    loader, told = loader_of(SquareDataset(), collate_fn=linger_collating), []
+    loader.on_slow(0.02, told.append)
+    list(loader)
+    assert len(told) == 11 and {(one.stage, one.index, one.path) for one in told} == {("collate", None, None)}
+
+
+def test_nothing_slow_is_told_of_a_high_threshold(loader_of: Any) -> None:
+    loader, told = loader_of(SquareDataset(transform=linger)), []
+    loader.on_slow(60, told.append)
+    list(loader)
+    assert told == []
+
+
+@pytest.mark.parametrize("threshold", [-1, float("nan"), float("inf"), True, "1", None])
+def test_a_threshold_that_is_none(threshold: Any) -> None:
+    with pytest.raises(ConfigError, match="on_slow: threshold must be a number of seconds"):
+        Hooks(lambda index: None).on_slow(threshold, print)
+
+
+def test_a_hook_that_cannot_be_called(loader_of: Any) -> None:
+    loader = loader_of(SquareDataset())
+    for given in (None, 3):
+        with pytest.raises(ConfigError, match="on_batch: function must be a callable"):
+            loader.on_batch(given)
+        with pytest.raises(ConfigError, match="on_slow: function must be a callable"):
+            loader.on_slow(1, given)
+
+
+# -- other loops
+
+
+def test_a_monitor_watches_any_loop() -> None:
+    now = [10.0]
+    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+    assert monitor.get_stats()["batches"] == 0
+
+    def batches() -> Any:
+        for _ in range(4):
+            now[0] += 1
+            yield [0] * 8
+
+    for _ in range(2):
+        for _batch in monitor.watch(batches(), samples=len):
+            now[0] += 3
+        now[0] += 100  # validation
+    stats = monitor.get_stats()
+    assert (stats["batches"], stats["samples"], stats["wait_time"], stats["total_time"]) == (8, 64, 8.0, 2 * (4 + 3 * 3))
+    assert stats["wait_fraction"] == 8 / 26 and stats["recent_batch_time"] == 26 / 8 and stats["p50_wait"] == 1.0
+
+
+def test_a_monitor_of_two_calls_knows_no_waits() -> None:
+    now = [0.0]
+    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+    monitor.start_iteration()
+    for _ in range(3):
+        now[0] += 2
+        monitor.update_batch(5)
+    stats = monitor.get_stats()
+    assert stats["samples_per_second"] == 2.5 and not [name for name in stats if "wait" in name]
+    for wrong in ({"samples": -1}, {"wait_seconds": -1.0}, {"wait_seconds": "1"}):
+        with pytest.raises(ConfigError, match="update_batch"):
+            monitor.update_batch(**wrong)
+
+
+def test_a_monitor_looks_at_memory() -> None:
+    monitor = LoadingMonitor()
+    list(monitor.watch(range(3)))
+    assert monitor.get_stats()["peak_memory_bytes"] > 1 << 20
+
+
+def test_recent_batches_are_the_last_hundred() -> None:
+    now = [0.0]
+    monitor = LoadingMonitor(enable_monitoring=False, clock=lambda: now[0])
+    monitor.start_iteration()
+    for number in range(150):
+        now[0] += 100.0 if number < 50 else 1.0
+        monitor.update_batch(1, wait_seconds=0.5)
+    stats = monitor.get_stats()
+    assert stats["recent_batch_time"] == 1.0 and stats["recent_wait_fraction"] == 0.5 and stats["avg_batch_time"] > 30
+
+
+# -- memory
+
+
+def test_memory_history_is_bounded() -> None:
+    now = [0.0]
+    monitor = MemoryMonitor(1.0, history_size=3, limits=lambda: [Limit("m", 4 * 10**9, int(now[0]) * 10**9)], clock=lambda: now[0])
+    assert monitor.history == [] and not monitor.monitoring
+    monitor.start_monitoring()
+    for _ in range(8):
+        now[0] += 0.5
+        monitor.update()
+    assert monitor.monitoring
+    assert [tuple(one) for one in monitor.history] == [(2.0, 2.0, 2.0, 50.0), (3.0, 3.0, 1.0, 75.0), (4.0, 4.0, 0.0, 100.0)]
+    monitor.stop_monitoring()
+    now[0] += 10
+    assert not monitor.update() and not monitor.monitoring and len(monitor.history) == 3
+    monitor.start_monitoring()
+    assert len(monitor.history) == 1
+    with pytest.raises(ConfigError, match="history_size"):
+        MemoryMonitor(history_size=0)
+
+
+# -- docs
+
+
+def test_the_page_runs(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, "docs/monitoring.md", "exec"), names)
+    assert "batch 0: waited" in capsys.readouterr().out
+    lines = names["text"].splitlines()
+    assert 'headrace_batches{job="train"} 6.0' in lines or 'headrace_batches{job="train"} 2.0' in lines
+    assert all(re.fullmatch(r'# TYPE headrace_\w+ gauge|headrace_\w+\{job="train"\} [-+.\de]+', line) for line in lines)
+    written: list[Any] = []
+
+    class Writer:
+        def add_scalar(self, *given: Any) -> None:
+            written.append(given)
+
+    names["to_tensorboard"](names["loader"], Writer(), every=1)
+    list(names["loader"])
+    assert {name for name, *_ in written} >= {"loader/recent_samples_per_second", "loader/queued_batches"}
+    names["loader"].close()
+
+
+def test_a_torch_dataset_has_no_paths(loader_of: Any) -> None:
+    loader, told = loader_of(TensorDataset(torch.arange(8.0))), []
+    loader.on_slow(0.0, told.append)
+    list(loader)
+    assert told and all(one.path is None for one in told)
