@@ -75,7 +75,7 @@ def _facts(looks_for_gpu: bool) -> dict[str, Any]:
         "cache_folder": {"path": str(folder), "free": _free(str(folder if folder.exists() else folder.parent))},
         "gpus": _gpus() if looks_for_gpu else None,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-        "encoding": f"{sys.stdout.encoding}, file names {sys.getfilesystemencoding()}",
+        "encoding": f"{sys.stdout.encoding or 'unknown'}, file names {sys.getfilesystemencoding()}",
     }
 
 

@@ -17,11 +17,11 @@ def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
     verb, path = getattr(given, "verb", None), _path_of(given)
     if verb is None:
         return None
+    if verb == "join" and path is not None and os.path.isdir(path):
+        return f"headrace status {shlex.quote(redact(path))}"
     if isinstance(error, DataNotFoundError) and path is not None:
         nearest = path if os.path.isdir(path) and verb != "info" else _nearest_folder(path)
         return None if nearest is None else f"headrace info {shlex.quote(nearest)}"
-    if verb == "join" and path is not None:
-        return f"headrace status {shlex.quote(redact(path))}"
     if isinstance(error, MissingNameError | FormatError) and path is not None and verb != "info":
         return f"headrace info {shlex.quote(redact(path))}"
     if isinstance(error, RemoteError):

@@ -14,7 +14,7 @@ from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 
 _BATCH = 64
 _CACHED = 64 << 20  # decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
-_DECODE, _BY_LIBRARY, _RAW = 1500.0, 1000.0, 2000.0  # bytes a microsecond
+_DECODE, _BY_LIBRARY, _RAW = 1500.0, 1500.0, 2000.0  # bytes a microsecond
 _DIRECT_CALL, _LIBRARY_CALL, _ROW = 1.0, 30.0, 20.0  # microseconds
 
 
