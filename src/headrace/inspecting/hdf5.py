@@ -141,7 +141,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     notes: list[str] = []
     with hdf5.reading(path) as file:
         nodes = [_node(item, where, is_remote) for where, item in _walk(file, notes)]
-        arrays = [node for node in nodes if node.kind == "array" and node.shape]
+        arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         primary = _primary(file, arrays, name, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
         largest = sorted(arrays, key=lambda node: (node.path != primary, -node.nbytes))
@@ -200,7 +200,11 @@ def _node(item: Any, where: str, is_remote: bool) -> Node:
         return Node(where, "group" if isinstance(item, h5py.Group) else "type")
     layout, plist = _layout_of(item), item.id.get_create_plist()
     codecs = [_codec(plist.get_filter(number)) for number in range(plist.get_nfilters())]
-    node = Node(where, "array", item.shape, dtype_name(item.dtype), layout, item.chunks, codecs=codecs, nbytes=int(item.nbytes))
+    node = Node(where, "array", item.shape, None, layout, item.chunks, codecs=codecs)
+    try:
+        node.dtype, node.nbytes = dtype_name(item.dtype), int(item.nbytes)
+    except TypeError as error:  # a time of PyTables, say
+        node.details["unusual"] = " ".join(str(error).split())
     if item.shape is None:
         node.layout, node.nbytes = "empty", 0
     elif layout == "chunked" and is_remote:
