@@ -83,9 +83,10 @@ INSIDE: dict[str, list[str]] = {
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         *("part", "options", "plan", "values", "destination", "samples", "zarr", "parts", "status", "verify", "formats", "jpeg", "texts"),
-        *("run", "zarr_parts", "job", "dry_run", "api"),
+        *("run", "zarr_parts", "jobs", "dry_run", "api"),
     ],
     "packing/formats": ["layout", "versions", "hdf5"],
+    "packing/jobs": ["planning", "job", "running"],
     "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
     "profiling": ["room", "tune", "workers", "compare"],

@@ -175,14 +175,14 @@ def _fork_pools() -> None:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    import headrace.packing.job
+    import headrace.packing.jobs.running
 
     def forked(processes: int, context: Any, initializer: Any) -> ProcessPoolExecutor:
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer)
         pool.submit(os.getpid).result()  # all are there now
         return pool
 
-    headrace.packing.job.ProcessPoolExecutor = forked  # type: ignore[assignment,misc]
+    headrace.packing.jobs.running.ProcessPoolExecutor = forked  # type: ignore[assignment,misc]
 
 
 if __name__ == "__main__":

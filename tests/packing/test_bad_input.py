@@ -66,7 +66,7 @@ def test_a_full_disk_and_going_on(small: Path, tmp_path: Path, monkeypatch: pyte
     free = shutil.disk_usage(tmp_path)._replace(free=5000)
     with monkeypatch.context() as patched:
         patched.setattr(parts.shutil, "disk_usage", lambda path: free)
-        with pytest.raises(WriteError, match=r"part-00000-of-.*disk is full: it needs .*: free some space"):
+        with pytest.raises(WriteError, match=r"part-0000[01]-of-.*disk is full: it needs .*: free some space"):
             pack(small, tmp_path / "out", shard_size=SHARD)
     pack(small, tmp_path / "out", shard_size=SHARD)
     assert contents(tmp_path / "out") == contents(Path(pack(small, tmp_path / "whole", shard_size=SHARD)))

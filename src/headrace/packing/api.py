@@ -22,7 +22,7 @@ from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
 from headrace.packing.destination import destination_of
 from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
-from headrace.packing.job import pack_parts
+from headrace.packing.jobs.running import pack_parts
 from headrace.packing.options import Check, PackFormat, Store, StoreOptions
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
 from headrace.packing.status import PackStatus, read_manifest

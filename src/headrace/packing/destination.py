@@ -145,6 +145,8 @@ class FolderDestination(Destination):
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
             raise WriteError(f"{self.shown} can't be made: {error.strerror}: use another folder") from error
+        with contextlib.suppress(OSError):  # writing says what is wrong
+            self._remove_files()
 
     def sizes(self, below: str | None = None) -> dict[str, int]:
         if below is not None:
@@ -196,11 +198,14 @@ class FolderDestination(Destination):
     def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
         return contextlib.nullcontext(self._folder / name)
 
+    def _remove_files(self) -> None:
+        remove_abandoned(str(self._folder), (".part-", ".plan", ".manifest"))
+        for folder, _, _ in os.walk(self._folder / ARRAYS):
+            remove_abandoned(folder, (".",))
+
     def remove_abandoned(self) -> None:
-        remove_abandoned(str(self._folder), ".part-")
-        remove_abandoned(str(self._folder), ".plan")
+        self._remove_files()
         for folder, _, names in os.walk(self._folder / ARRAYS, topdown=False):
-            remove_abandoned(folder, ".")
             if not names:
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(folder)
@@ -326,10 +331,20 @@ class StoreDestination(Destination):
 def _temporary(name: str) -> Iterator[PartFile]:
     """A file of this user in the folder for temporary files; those that killed processes left of the same name are removed."""
     folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
-    make_folder(folder, ".")
-    try:
-        with PartFile(os.path.join(folder, name.replace("/", "-")), overwrite=True, token=new_token()) as file:
+    name = name.replace("/", "-")
+    with contextlib.ExitStack() as opened:
+        for attempt in range(1, _ATTEMPTS + 1):
+            make_folder(folder, ".")
+            try:
+                remove_abandoned(folder, (f".{name}.",))
+                file = opened.enter_context(PartFile(os.path.join(folder, name), overwrite=True, token=new_token()))
+                break
+            except (DataNotFoundError, FileNotFoundError):  # another job was the last to use the folder, and has just removed it
+                if attempt == _ATTEMPTS:
+                    raise
+        try:
             yield file
-    finally:
-        with contextlib.suppress(OSError):  # others may have files in it
-            os.rmdir(folder)
+        finally:
+            opened.close()
+            with contextlib.suppress(OSError):  # others may have files in it
+                os.rmdir(folder)

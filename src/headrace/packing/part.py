@@ -12,7 +12,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any
 
@@ -39,12 +40,13 @@ class PartFile:
     Args:
         target: the final path.
         overwrite: True if the target may be replaced.
-        token: comes into the name; what writers with other tokens left, who are gone, is removed first.
+        token: comes into the name; `remove_abandoned` removes what writers left who are gone.
 
     Attributes:
         target: the final path, absolute.
         path: the temporary one.
         fd: open for reading and writing, empty at first.
+        is_cancelled: asked before each step of writing; True: it ends there.
 
     Raises:
         TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not; it is a folder itself.
@@ -54,9 +56,10 @@ class PartFile:
     def __init__(self, target: str | os.PathLike[Any], overwrite: bool = False, token: str | None = None) -> None:
         self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
-        self._token, self._prefix = token, f".{name}."
+        self._token = token
         self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}")
         self.fd: int = -1
+        self.is_cancelled: Callable[[], bool] = lambda: False
         self._overwrite, self._committed = overwrite, False
         self._check_target()
 
@@ -64,8 +67,6 @@ class PartFile:
         if not HAS_LOCKS:
             raise ConfigError("packing needs a system with file locks, such as Linux or macOS; packed files are read everywhere")
         with self.explained():
-            if self._token is not None:
-                remove_abandoned(self._folder, self._prefix)
             self.fd = self._open_locked()
             try:
                 os.ftruncate(self.fd, 0)
@@ -147,7 +148,10 @@ class PartFile:
 
         Raises:
             WriteError, AccessError, DataNotFoundError: in one line: what, where, and what to do.
+            CancelledError: see `is_cancelled`.
         """
+        if self.is_cancelled():
+            raise CancelledError(f"writing {redact(self.target)} was cancelled")
         try:
             yield
         except HeadraceError:
@@ -225,10 +229,10 @@ def new_token() -> str:
     return secrets.token_hex(4)
 
 
-def remove_abandoned(folder: str, prefix: str) -> None:
-    """Removes the temporary files with this prefix whose writers are gone: nobody holds a lock on them."""
+def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
+    """Removes the temporary files with one of these prefixes whose writers are gone: nobody holds a lock on them."""
     with os.scandir(folder) as listing:
-        names = [entry.name for entry in listing if entry.name.startswith(prefix) and entry.name.endswith(TEMPORARY)]
+        names = [entry.name for entry in listing if entry.name.startswith(prefixes) and entry.name.endswith(TEMPORARY)]
     for path in (os.path.join(folder, name) for name in names):
         with contextlib.suppress(OSError):  # it was renamed or removed meanwhile, or is another user's
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

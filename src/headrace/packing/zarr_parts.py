@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,15 @@ def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> 
     return arrays
 
 
-def pack_zarr_part(dataset: BaseDataset, folder: Destination, plan: PartsPlan, part: int, how: StoreOptions, workers: int) -> Sidecar:
+def pack_zarr_part(
+    dataset: BaseDataset,
+    folder: Destination,
+    plan: PartsPlan,
+    part: int,
+    how: StoreOptions,
+    workers: int,
+    is_cancelled: Callable[[], bool],
+) -> Sidecar:
     """Packs a part, whatever is there of it; gives what its sidecar says.
 
     Args:
@@ -169,6 +178,7 @@ def pack_zarr_part(dataset: BaseDataset, folder: Destination, plan: PartsPlan, p
         folder, plan, part: of the pack, and the number of the part.
         how: samples are stored.
         workers: threads that read and decode.
+        is_cancelled: see `PackJob.pack`.
 
     Raises:
         FileChangedError: a sample is not as it was when the plan was made.
@@ -184,6 +194,7 @@ def pack_zarr_part(dataset: BaseDataset, folder: Destination, plan: PartsPlan, p
     folder.remove(plan.sidecar_name(part))
     workers = workers if view.sample_source.thread_safe else 0
     with folder.part(plan.name(part)) as file:
+        file.is_cancelled = is_cancelled
         if how.is_jpeg:
             with file.explained():
                 packing = plan_reencoded(view, how, os.path.dirname(file.path), workers, False, packing)

@@ -17,7 +17,8 @@ from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, room_of
 from headrace.packing.dry_run.measure import Measured, measured
 from headrace.packing.formats.layout import reason_for
-from headrace.packing.job import parts_of, plan_parts
+from headrace.packing.jobs.planning import plan_parts
+from headrace.packing.jobs.running import parts_of
 from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_same, read_plan

@@ -1,0 +1,131 @@
+"""Plans the parts of a pack by the dataset and the options alone."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.text.text import TextDataset
+from headrace.errors import ConfigError
+from headrace.packing.destination import Destination
+from headrace.packing.formats.layout import chunks_for
+from headrace.packing.formats.versions import versions_of
+from headrace.packing.jpeg import ratio_of
+from headrace.packing.options import StoreOptions
+from headrace.packing.parts import PartsPlan, checks_of, edges_of, read_plan, rows_as_json
+from headrace.packing.plan import Packing, names_of
+from headrace.packing.run import plan_file, refuse_for_texts
+from headrace.packing.texts import check_targets, documents_of, measured
+from headrace.storage.files import FilesSource
+from headrace.storage.hdf5.filters import filter_versions
+
+
+def plan_parts(
+    dataset: BaseDataset,
+    folder: Destination | None,
+    shard_size: int,
+    how: StoreOptions,
+    workers: int,
+    progress: bool | None,
+    is_share: bool = False,
+) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
+    """The plan for a dataset, and the CRCs of its samples. Reads the plan that is in the folder, if there is one, and writes nothing.
+
+    Args:
+        is_share: True for one of many jobs: where the plan that is there is that of this dataset, it does not ask for the size of each file
+            again; those of the parts that it packs are compared then.
+
+    Raises:
+        ConfigError: the dataset can't be packed, or not into parts.
+    """
+    if isinstance(dataset, TextDataset):
+        return _plan_texts(dataset, shard_size, how)
+    frozen = None if folder is None else read_plan(folder)
+    if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
+        return frozen, np.empty(0, np.uint32)  # all samples were looked at when it was made
+    if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and isinstance(dataset.sample_source, FilesSource):
+        file = plan_file(dataset, how, workers, progress, read_sizes=np.zeros(len(dataset), np.int64))
+        if replace(_plan_of(dataset, file, shard_size, how, frozen.edges), nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
+            return frozen, np.empty(0, np.uint32)
+    file = plan_file(dataset, how, workers, progress)
+    if not len(dataset):
+        raise ConfigError("a dataset without samples can't be packed into parts")
+    checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
+    return replace(_plan_of(dataset, file, shard_size, how), samples=zlib.crc32(checks.astype("<u4").tobytes())), checks
+
+
+def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, edges: list[int] | None = None) -> PartsPlan:
+    """The plan for a dataset, by that of one file of it; without the CRC of the samples' CRCs. `edges` are those of another plan."""
+    options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
+    if how.check != "decode":
+        options["check"] = how.check
+    if how.is_jpeg:
+        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+    if file.plan.chunks is not None:
+        options["compression"], options["chunks"] = file.plan.compression, file.plan.chunks
+    if versions := versions_of(dataset, file.plan, how):
+        options["versions"] = versions
+    if file.rows is not None:
+        options["rows"] = rows_as_json(file.rows)
+    sizes = np.zeros(len(dataset), np.int64)
+    sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
+    if edges is None:
+        if how.is_jpeg:
+            sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
+        edges = edges_of(sizes, shard_size)
+    info = file.plan.info
+    return PartsPlan(
+        kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges,
+        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=0, options=options, classes=info.classes,
+    )  # fmt: skip
+
+
+def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOptions) -> bool:
+    """True if a plan of samples that had to be looked at is what these arguments give of the same dataset."""
+    rows = frozen.rows
+    if (
+        rows is None
+        or how.store not in (None, "decoded")
+        or (how.check, how.end_token) != ("decode", None)
+        or (rows.store != "decoded" and how.is_chunked)
+    ):
+        return False
+    chunks = chunks_for(how, math.prod(rows.shape) * rows.dtype.itemsize)
+    compression = None if chunks is None else how.compression
+    wanted = {
+        "shard_size": shard_size, "on_error": on_error, "compression": compression, "chunks": chunks,
+        "versions": None if compression is None else filter_versions(compression),
+    }  # fmt: skip
+    return all(frozen.options.get(name) == value for name, value in wanted.items())
+
+
+def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
+    """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
+    refuse_for_texts(how)
+    documents = documents_of(dataset, how.end_token)
+    if not len(documents.chosen):
+        raise ConfigError("a dataset without samples can't be packed into parts")
+    info, sizes = documents.info(), documents.sizes()
+    checks = checks_of(documents.names, sizes)
+    options = {"shard_size": shard_size, "on_error": _on_error(documents.dataset), **info.text}
+    if documents.tokens is None:
+        check_targets(documents)
+        sample = measured(documents, sizes)
+        options["tokens"] = sample.crc
+        sizes = (sizes * sample.tokens_per_byte).astype(np.int64)
+    edges = edges_of(sizes, shard_size)
+    plan = PartsPlan(
+        kind=info.kind, store=info.store, fingerprint=documents.fingerprint, count=len(sizes), edges=edges,
+        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options,
+        classes=info.classes,
+    )  # fmt: skip
+    return plan, checks
+
+
+def _on_error(dataset: BaseDataset) -> str:
+    return "skip" if dataset.on_error == "skip" else "raise"

@@ -1,0 +1,185 @@
+"""Packs the parts of a plan that are not finished: by threads and processes of this machine, or by any executor.
+
+The manifest is written last, by whoever finds all parts finished.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing import get_context
+
+from headrace.datasets.core.base import BaseDataset
+from headrace.display import progress_bar
+from headrace.errors import ConfigError, WriteError
+from headrace.memory.per_process import end_with_parent
+from headrace.packing.destination import Destination
+from headrace.packing.jobs.job import PackJob
+from headrace.packing.jobs.planning import plan_parts
+from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.parts import freeze
+from headrace.packing.status import PackStatus, finished_in, join_in, remove_other, unjoin
+from headrace.packing.zarr_parts import plan_zarr
+from headrace.storage.tokens.packed import KIND
+
+
+def pack_parts(
+    dataset: BaseDataset,
+    folder: Destination,
+    *,
+    format: PackFormat,
+    shard_size: int,
+    options: StoreOptions,
+    share: range | tuple[int, int] | None,
+    workers: int,
+    processes: int,
+    executor: Executor | None,
+    overwrite: bool,
+    progress: bool | None,
+) -> PackStatus:
+    """Packs the parts of a share which are not finished, and joins the pack if all are.
+
+    Args:
+        format: of the parts.
+        share: the numbers of the parts; or (i, N): each N-th one from i on; None: all.
+
+    Raises:
+        See `pack`.
+    """
+    folder.prepare()
+    if format == "zarr":
+        plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+    else:
+        plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
+    if freeze(folder, plan, checks, overwrite):
+        remove_other(folder, plan)
+    status, sidecars = finished_in(folder, plan)
+    numbers = parts_of(share, plan.parts)
+    left = sorted(set(numbers) - set(status.done))
+    if left:
+        unjoin(folder, plan)
+        job = PackJob(dataset, folder, plan, workers)
+        with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
+            for _ in _packed(job, left, processes, executor):
+                bar.update(1)
+        status, sidecars = finished_in(folder, plan, sidecars)
+    if status.is_finished and not status.joined:
+        join_in(folder, plan, sidecars)
+        status = replace(status, joined=True)
+    return status
+
+
+def parts_of(share: range | tuple[int, int] | None, parts: int) -> list[int]:
+    """The numbers of the parts of a share, see `pack_parts`.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if share is None:
+        return list(range(parts))
+    if isinstance(share, range):
+        if share.stop > parts:
+            raise ConfigError(f"parts={share.start}:{share.stop}: the plan has {parts:,} parts")
+        return list(share)
+    first, step = share
+    return list(range(first, parts, step))
+
+
+def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Executor | None) -> Iterator[int]:
+    """Packs parts; gives the number of samples of each when it is finished."""
+    if executor is not None:
+        yield from _packed_by(executor, job, numbers)
+        return
+    processes = min(processes, len(numbers))
+    if processes <= 1:
+        yield from _packed_here(job, numbers)
+        return
+    try:
+        pickle.dumps(job)
+    except Exception as error:
+        raise ConfigError(
+            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another process ({error}): define what it holds, such "
+            "as a tokenizer, in a module, or pack with processes=1"
+        ) from error
+    ended = threading.Event()
+    with (
+        ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
+        ProcessPoolExecutor(processes - 1, get_context("forkserver"), end_with_parent) as others,
+    ):
+        try:
+            mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, job.pack)
+            yield from _packed_in_lanes([mine, *[theirs] * (processes - 1)], job, numbers)
+        except BaseException:
+            ended.set()
+            for pool in (own, others):
+                pool.shutdown(wait=False, cancel_futures=True)  # the others finish what they are packing
+            raise
+
+
+def _packed_here(job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
+    """By threads of this process: of two parts at a time, where they may be read so, for one waits for the disk, and is read back, while
+    the other is read and decoded."""
+    lanes = min(2, job.workers, len(numbers)) if job.dataset.sample_source.thread_safe and job.plan.kind != KIND else 1
+    if lanes <= 1:
+        yield from map(job.pack, numbers)
+        return
+    job, ended = replace(job, workers=-(-job.workers // lanes)), threading.Event()
+    with ThreadPoolExecutor(lanes, "headrace-pack-part") as pool:
+        try:
+            yield from _packed_in_lanes([(pool, functools.partial(job.pack, is_cancelled=ended.is_set))] * lanes, job, numbers)
+        except BaseException:
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_Lane = tuple[Executor, Callable[[int], int]]
+
+
+def _packed_in_lanes(lanes: Sequence[_Lane], job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
+    """Each lane, an executor and what it calls, packs one part at a time, and gets the next when it has done so."""
+    left, waiting = iter(numbers), dict[Future[int], tuple[_Lane, int]]()
+
+    def submit(lane: _Lane) -> None:
+        number = next(left, None)
+        if number is not None:
+            waiting[lane[0].submit(lane[1], number)] = lane, number
+
+    for lane in lanes:
+        submit(lane)
+    while waiting:
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            lane, number = waiting.pop(future)
+            result = _result(future, job, number)
+            submit(lane)
+            yield result
+
+
+def _packed_by(executor: Executor, job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
+    waiting: dict[Future[int], int] = {}
+    try:
+        for number in numbers:
+            waiting[executor.submit(job.pack, number)] = number
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                number = waiting.pop(future)
+                yield _result(future, job, number)
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _result(future: Future[int], job: PackJob, number: int) -> int:
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise WriteError(
+            f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or another part (out of memory, or killed): "
+            "run the same command again, finished parts are kept"
+        ) from error
