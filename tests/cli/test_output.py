@@ -60,7 +60,7 @@ def test_help_fits_forty_columns(verb: str, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_colors_on_a_terminal_only(tmp_path: Path) -> None:
-    command = ["verify", str(tmp_path / "none.h5")]
+    command = ["info", str(tmp_path / "none.h5")]
     assert "\x1b[31;1merror\x1b[0m" in on_terminal(command)
     assert "\x1b" not in on_terminal(command, NO_COLOR="1") and "\x1b" not in on_terminal(command, TERM="dumb")
     done = subprocess.run([sys.executable, "-m", "headrace", *command], cwd=ROOT, capture_output=True, text=True, timeout=100)

@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace.errors import FormatError, MissingNameError
 from headrace.inspecting import inspect
-from headrace.inspecting.hdf5 import MOST_NODES
+from headrace.inspecting.hdf5_nodes import MOST_NODES
 from headrace.storage.hdf5.rows import HDF5Source
 
 ROWS = 90
@@ -141,7 +141,9 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
             file["data"] = pixels()
     report = inspect(tmp_path)
     assert report.files == 3 and report.stored == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert report.samples is None and any("3 files" in note for note in report.notes)
+    assert any("3 files" in note for note in report.notes)
+    with headrace.HDF5Dataset(tmp_path) as dataset:
+        assert (report.samples, report.fingerprint) == (3 * ROWS, dataset.fingerprint)
 
 
 def test_many_arrays_are_cut_off(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def test_it_opens_as_it_says(tmp_path: Path) -> None:
         assert (len(dataset), dataset.fingerprint) == (report.samples, report.fingerprint)
 
 
+def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
+    for number in range(2):
+        written(tmp_path / f"{number}.zarr", chunks=(16, 12, 10))
+    report = inspect(tmp_path)
+    with headrace.ZarrDataset(tmp_path) as dataset:
+        assert (report.files, report.samples, report.fingerprint) == (2, 2 * ROWS, dataset.fingerprint)
+
+
 def image(path: Path) -> Any:
     group = zarr.open_group(path, mode="w")
     for level in range(2):

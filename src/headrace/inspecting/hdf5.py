@@ -7,7 +7,6 @@ import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import h5py
@@ -15,6 +14,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
+from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
 from headrace.inspecting.report import Access, Node, Report
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -24,19 +24,16 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import DATA, TARGETS, PackedInfo
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, obstacle_of, rows_of
-from headrace.storage.hdf5.filters import codecs_of, name_of
+from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
+from headrace.storage.source import fingerprint_of_files
 
-MOST_NODES = 2000
-"""Groups and arrays that are looked at."""
-_COUNTED = 200_000  # chunks up to which those that were written are counted
 _LISTED = 20_000  # chunks up to which a table of them is made, as for reading
 _OPENED = 32  # arrays of which it is made
 _TARGETS = ("targets", "labels", "target", "label", "y")
 _MOST_CLASSES, _TARGET_BYTES = 1000, 64 << 20
 _PARTS = 256  # of a pack, whose targets are all looked at
-_SAMPLED = 256  # chunks of a remote file whose sizes are looked at
 _CLASSES = {"image": "ImageDataset", "text": "TextDataset"}
 
 
@@ -71,6 +68,8 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     try:
         found = opened.hdf5.read_each(paths[:1], functools.partial(_look_into, opened, name))[0]
         if len(paths) > 1:
+            rows, prints = _rows_together(opened, paths, found)
+            found = found._replace(rows=rows, fingerprint=fingerprint_of_files([None] * len(prints), rows or 0, prints) if prints else None)
             found = found._replace(classes=None if opened.hdf5.files.is_remote else _classes_together(opened, paths, found))
         sizes = [opened.hdf5.files.version(path).size for path in paths[: 1 if opened.hdf5.files.is_remote else None]]
     finally:
@@ -82,7 +81,7 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
         report.stored, report.is_estimate = sum(sizes) * len(paths) // len(sizes), True
     if found.classes is not None:
         report.classes, report.classes_are = found.classes
-    report.fingerprint = found.fingerprint if len(paths) == 1 else None
+    report.fingerprint = found.fingerprint
     report.access = found.access
     _tell_samples(report, found, paths)
     main = next((one for one in found.access if one.name == found.primary), None)
@@ -93,6 +92,21 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     if len(paths) > 1:
         report.notes.append(f"{len(paths):,} files: what is told of arrays is that of the first, {redact(os.path.basename(paths[0]))}")
     return report
+
+
+def _rows_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[int | None, list[str]]:
+    """The rows of several local files, and the fingerprint of each; (None, []) where there are too many, or one is another."""
+    if found.primary is None or found.info is not None or opened.hdf5.files.is_remote or len(paths) > _PARTS:
+        return None, []
+    rows, prints = 0, list[str]()
+    for path in paths:
+        with opened.hdf5.reading(path) as file:
+            dataset = file.get(found.primary)
+            if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
+                return None, []
+            rows += int(dataset.shape[0])
+            prints.append(layout_fingerprint([found.primary, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks]))
+    return rows, prints
 
 
 def _classes_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[dict[str, int], str] | None:
@@ -129,7 +143,7 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         return
     node = next(node for node in found.nodes if node.path == found.primary)
     assert node.shape is not None
-    report.samples = None if many else found.rows
+    report.samples = found.rows
     report.samples_are = f"rows of {found.primary!r}, {node.dtype} {list(node.shape[1:])}"
     named = "" if found.primary == DATA else f", {found.primary!r}"
     report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
@@ -140,7 +154,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     info = packed_info(path, hdf5)
     notes: list[str] = []
     with hdf5.reading(path) as file:
-        nodes = [_node(item, where, is_remote) for where, item in _walk(file, notes)]
+        nodes = [node_of(item, where, is_remote) for where, item in walked(file, notes)]
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         primary = _primary(file, arrays, name, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
@@ -161,114 +175,6 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         classes = _classes(file, info, rows)
         details = _details(file, info)
     return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes)
-
-
-def _walk(file: h5py.File, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Paths and what lies there, a group before what is in it: groups and datasets each once, and links as such."""
-    waiting: list[tuple[str, Any]] = [("", file["/"])]
-    seen, count = dict[int, str](), 0
-    while waiting:
-        where, item = waiting.pop()
-        count += 1
-        if count > MOST_NODES:
-            notes.append(f"the first {MOST_NODES:,} groups and arrays are shown, there are more")
-            return
-        if not isinstance(item, h5py.Group):
-            yield where, item
-            continue
-        first = seen.setdefault(h5py.h5o.get_info(item.id).addr, where)
-        if first != where:  # a second name of the same group, perhaps inside of itself
-            yield where, h5py.SoftLink(f"/{first}")
-            continue
-        yield where, item
-        inside = list[tuple[str, Any]]()
-        for key in item:
-            link = item.get(key, getlink=True)
-            place = f"{where}/{key}" if where else key
-            inside.append((place, link if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else item[key]))
-            if len(inside) > MOST_NODES:
-                break
-        waiting += inside[::-1]
-
-
-def _node(item: Any, where: str, is_remote: bool) -> Node:
-    if isinstance(item, h5py.SoftLink):
-        return Node(where, "link", details={"to": item.path})
-    if isinstance(item, h5py.ExternalLink):
-        return Node(where, "link", details={"to": f"{item.filename}:{item.path}"})
-    if not isinstance(item, h5py.Dataset):
-        return Node(where, "group" if isinstance(item, h5py.Group) else "type")
-    layout, plist = _layout_of(item), item.id.get_create_plist()
-    codecs = [_codec(plist.get_filter(number)) for number in range(plist.get_nfilters())]
-    node = Node(where, "array", item.shape, None, layout, item.chunks, codecs=codecs)
-    try:
-        node.dtype, node.nbytes = dtype_name(item.dtype), int(item.nbytes)
-    except TypeError as error:  # a time of PyTables, say
-        node.details["unusual"] = " ".join(str(error).split())
-    if item.shape is None:
-        node.layout, node.nbytes = "empty", 0
-    elif layout == "chunked" and is_remote:
-        node.stored, node.is_estimate = _sampled(item), True
-    elif layout in ("chunked", "contiguous", "compact", "scalar"):
-        node.stored = int(item.id.get_storage_size())
-        if layout == "chunked" and item.size <= _COUNTED * math.prod(item.chunks):
-            node.chunks_written = int(item.id.get_num_chunks())
-    if layout == "virtual":
-        node.details["sources"] = len({source.file_name for source in item.virtual_sources()})
-    elif layout == "external":
-        node.details["files"] = [name for name, *_ in item.external]
-    if item.dims and any(dim.label for dim in item.dims):
-        node.details["axes"] = [dim.label for dim in item.dims]
-    return node
-
-
-def _layout_of(dataset: h5py.Dataset) -> str:
-    if dataset.is_virtual:
-        return "virtual"
-    if dataset.external:
-        return "external"
-    if dataset.chunks is not None:
-        return "chunked"
-    if not dataset.shape:
-        return "scalar"
-    return "compact" if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT else "contiguous"
-
-
-def _codec(told: tuple[int, int, tuple[int, ...], bytes]) -> str:
-    code, _, values, _ = told
-    return f"{name_of(code)} {values[0]}" if code in (1, 32015) and values else name_of(code)
-
-
-def _sampled(dataset: h5py.Dataset) -> int | None:
-    """Bytes of all chunks, by some of them: to list them all may take thousands of requests."""
-    sizes: list[int] = []
-    if not hasattr(dataset.id, "chunk_iter") or not dataset.size:
-        return None
-
-    def look(info: Any) -> int | None:
-        sizes.append(info.size)
-        return 1 if len(sizes) >= _SAMPLED else None
-
-    dataset.id.chunk_iter(look)
-    count = math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-    return int(count * sum(sizes) / len(sizes)) if len(sizes) >= _SAMPLED else sum(sizes)
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A dtype in a few words: "uint8", "str", "float32 of any length", "enum of int8", "{a: int32, b: float64 [2]}"."""
-    if h5py.check_ref_dtype(dtype) is not None:
-        return "reference"
-    if (string := h5py.check_string_dtype(dtype)) is not None:
-        return "str" if string.length is None else f"str of {string.length} bytes"
-    if (inner := h5py.check_vlen_dtype(dtype)) is not None:
-        return f"{dtype_name(inner)} of any length"
-    if h5py.check_enum_dtype(dtype) is not None:
-        return f"enum of {np.dtype(dtype.str)}"
-    if dtype.subdtype is not None:
-        return f"{dtype_name(dtype.subdtype[0])} {list(dtype.subdtype[1])}"
-    if dtype.names is not None:
-        return "{" + ", ".join(f"{one}: {dtype_name(dtype[one])}" for one in dtype.names) + "}"
-    return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else " (other byte order)")
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:
@@ -350,9 +256,6 @@ def _classes(file: h5py.File, info: PackedInfo | None, rows: int | None) -> tupl
     return None
 
 
-# -- what wrote it
-
-
 def _details(file: h5py.File, info: PackedInfo | None) -> dict[str, Any]:
     if info is not None:
         details: dict[str, Any] = {"store": info.store}
@@ -360,46 +263,7 @@ def _details(file: h5py.File, info: PackedInfo | None) -> dict[str, Any]:
             details["part"] = f"{info.part[0]} of {info.part[1]}"
         details |= {what: value for what, value in (info.image | info.text).items() if value is not None}
         return details
-    found = _writer(file)
+    found = writer_of(file)
     if file.userblock_size:
         found["user block"] = f"{file.userblock_size:,} bytes"
     return found
-
-
-def _writer(file: h5py.File) -> dict[str, Any]:
-    """Which library, or convention, the file is of."""
-    attributes = {}
-    for name in ("encoding-type", "encoding-version", "_NCProperties", "PYTABLES_FORMAT_VERSION", "CLASS", "Conventions", "keras_version"):
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            value = file.attrs.get(name)
-            attributes[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    if attributes.get("encoding-type") == "anndata":
-        return {"written by": "AnnData ", "AnnData": str(attributes.get("encoding-version") or ""), **_of_anndata(file)}
-    if attributes.get("_NCProperties") is not None or _has_dimensions(file):
-        properties = str(attributes.get("_NCProperties") or "")
-        axes = {key: len(item) for key, item in file.items() if isinstance(item, h5py.Dataset) and item.is_scale}
-        return {"written by": "netCDF-4 ", **({"netCDF": properties} if properties else {}), **({"dimensions": axes} if axes else {})}
-    if attributes.get("PYTABLES_FORMAT_VERSION") is not None:
-        return {"written by": "PyTables ", "PyTables": str(attributes["PYTABLES_FORMAT_VERSION"])}
-    if file.userblock_size >= 512 and any("MATLAB_class" in item.attrs for item in file.values()):
-        return {"written by": "MATLAB 7.3 ", "MATLAB": "its arrays have their axes in reverse"}
-    if attributes.get("keras_version") is not None:
-        return {"written by": "Keras "}
-    return {}
-
-
-def _has_dimensions(file: h5py.File) -> bool:
-    return any(isinstance(item, h5py.Dataset) and "_Netcdf4Dimid" in item.attrs for item in list(file.values())[:_OPENED])
-
-
-def _of_anndata(file: h5py.File) -> dict[str, Any]:
-    """Cells, genes, and how X is stored."""
-    told: dict[str, Any] = {}
-    for axis in ("obs", "var"):
-        index = file.get(f"{axis}/{file[axis].attrs.get('_index', '_index')}") if isinstance(file.get(axis), h5py.Group) else None
-        if isinstance(index, h5py.Dataset):
-            told[axis] = len(index)
-    matrix = file.get("X")
-    if isinstance(matrix, h5py.Group) and isinstance(matrix.get("data"), h5py.Dataset):
-        told["X"] = f"{matrix.attrs.get('encoding-type', 'sparse')}, {len(matrix['data']):,} values"
-    return told

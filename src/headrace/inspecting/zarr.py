@@ -23,6 +23,7 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
+from headrace.storage.source import fingerprint_of_files
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
@@ -31,6 +32,7 @@ from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
 
 MOST_NODES = 2000
+_STORES = 256  # whose metadata are all looked at
 _IMAGES = 8  # of OME-NGFF, whose levels are told
 _OPENED = 32  # arrays of which it is found out by which path they are read
 _PATCH = {2: 256, 3: 64}  # extents of a patch along the axes of space, by their number
@@ -55,6 +57,8 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
         store = opened.store(paths[0], [name])
         shown = redact(data_path if isinstance(data_path, (str, os.PathLike)) else paths[0])
         report = _report(store, opened, name, shown)
+        if len(paths) > 1:
+            _join(report, opened, paths)
     finally:
         opened.close()
         if files.server is not None and not isinstance(data_path, FileSet):
@@ -62,8 +66,24 @@ def inspect_zarr(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     report.files = len(paths)
     if len(paths) > 1:
         report.notes.append(f"{len(paths):,} stores: what is told is that of the first, {redact(os.path.basename(paths[0]))}")
-        report.samples, report.fingerprint, report.stored = None, None, None
     return report
+
+
+def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
+    """Samples and fingerprint of several local stores, which have the array of the first; None where that is not known."""
+    name, first = (report.access[0].name if report.access else ""), report.samples
+    report.samples, report.fingerprint, report.stored = None, None, None
+    if first is None or opened.files.is_remote or len(paths) > _STORES:
+        return
+    rows, prints = 0, list[str]()
+    for path in paths:
+        try:
+            layout = layout_of(opened.store(path).metadata(name) or {})
+        except UnknownLayout:
+            return
+        rows += layout.shape[0]
+        prints.append(layout_fingerprint([name, layout.shape, layout.dtype.str, layout.chunks]))
+    report.samples, report.fingerprint = rows, fingerprint_of_files([None] * len(prints), rows, prints)
 
 
 def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Report:
