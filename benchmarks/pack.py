@@ -38,7 +38,7 @@ from torch.utils.data import Dataset
 import headrace
 from headrace.packing import verify
 
-SIZE, MAX_SIZE, QUALITY, SHARD = (224, 224), 256, 90, "32MB"
+SIZE, MAX_SIZE, QUALITY, SHARD = (224, 224), 256, 90, "64MB"
 Runs = Iterator[Callable[[], "int | tuple[int, dict[str, float]]"]]
 Writer = Callable[["Job", Path], None]
 
@@ -95,7 +95,7 @@ def packed(job: Job, folder: Path, *, dataset: Any = None, size: Any = None, par
 def mds(job: Job, folder: Path, decoded: bool = False) -> None:
     streaming = peers._import_streaming()
     columns = {"image": f"ndarray:uint8:{SIZE[0]},{SIZE[1]},3" if decoded else "bytes", "class": "int"}
-    with streaming.MDSWriter(out=str(folder / "mds"), columns=columns, size_limit="32mb") as shards:
+    with streaming.MDSWriter(out=str(folder / "mds"), columns=columns, size_limit="64mb") as shards:
         for path, target in job.files:
             shards.write({"image": _pixels(path, SIZE) if decoded else Path(path).read_bytes(), "class": target})
 
@@ -120,13 +120,13 @@ def litdata(job: Job, folder: Path, decoded: bool = False) -> None:
     import litdata as ld
 
     fn = _decoded_sample if decoded else _read_sample
-    ld.optimize(fn=fn, inputs=list(job.files), output_dir=str(folder / "litdata"), chunk_bytes="32MB", num_workers=job.workers)
+    ld.optimize(fn=fn, inputs=list(job.files), output_dir=str(folder / "litdata"), chunk_bytes="64MB", num_workers=job.workers)
 
 
 def webdataset(job: Job, folder: Path) -> None:
     import webdataset as wds
 
-    with wds.ShardWriter(str(folder / "train-%06d.tar"), maxcount=100_000, maxsize=32e6, verbose=0) as shards:
+    with wds.ShardWriter(str(folder / "train-%06d.tar"), maxcount=100_000, maxsize=64e6, verbose=0) as shards:
         for number, (path, target) in enumerate(job.files):
             shards.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": target})
 
