@@ -41,7 +41,7 @@ from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
-from headrace.packing.samples import GROUP_SAMPLES, each_sample, groups_of, with_progress, without
+from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import seal_of, verify_samples
@@ -261,7 +261,7 @@ def _plan_values(
     if store == "encoded":
         raise not_encoded()
     planner, unreadable = ValuesPlanner(len(dataset), dataset.budget, rows), dict[int, str]()
-    groups = (range(start, min(start + GROUP_SAMPLES, len(dataset))) for start in range(0, len(dataset), GROUP_SAMPLES))
+    groups = (range(start, min(start + UNKNOWN_SAMPLES, len(dataset))) for start in range(0, len(dataset), UNKNOWN_SAMPLES))
     with with_progress(functools.partial(_looks, dataset), groups, workers, progress, len(dataset), "looking at samples") as results:
         for group, looks in results:
             for index, look in zip(group, looks, strict=True):

@@ -15,8 +15,9 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError
 
-GROUP_SAMPLES, GROUP_BYTES = 16, 4 << 20
-"""A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size."""
+GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
+"""A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
+The last is for samples whose sizes are not known."""
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ from headrace.packing.jpeg import plan_of_files, reencode_group
 from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Packing, Rows
 from headrace.packing.run import plan_file
-from headrace.packing.samples import GROUP_SAMPLES, groups_of, in_order
+from headrace.packing.samples import UNKNOWN_SAMPLES, groups_of, in_order
 from headrace.packing.texts import documents_of
 
 _ENOUGH_S = 1.5
@@ -60,7 +60,7 @@ def measured(dataset: BaseDataset, options: StoreOptions, rows: Rows | None, wor
     """
     if isinstance(dataset, TextDataset):
         return _tokenised(dataset, options, enough_s)
-    step = options.chunks or GROUP_SAMPLES
+    step = options.chunks or UNKNOWN_SAMPLES
     starts = _spread(-(-len(dataset) // step)) * step
     workers = workers if dataset.sample_source.thread_safe else 0
     begin, samples, before, after, at = time.perf_counter(), 0, 0, 0, 0

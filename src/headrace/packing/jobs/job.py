@@ -10,12 +10,13 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
+from headrace.dtypes import IntArray
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
 from headrace.packing.part import PartFile
@@ -37,12 +38,18 @@ class PackJob:
         folder: where to.
         plan: of all parts.
         workers: threads that read and decode.
+        read_sizes: [n] int64, bytes of each sample where it comes from, in the process that made the plan; None: asked for, and compared
+            with the plan, part by part.
     """
 
     dataset: BaseDataset
     folder: Destination
     plan: PartsPlan
     workers: int
+    read_sizes: IntArray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "read_sizes": None}
 
     def pack(self, part: int, is_cancelled: Callable[[], bool] = lambda: False) -> int:
         """Packs a part, whatever is there of it; returns how many samples it has.
@@ -86,7 +93,9 @@ class PackJob:
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
         view, options, planned = self.dataset.subset(np.arange(start, stop)), _options_of(plan), None
-        if plan.rows is None:
+        if self.read_sizes is not None:
+            planned = plan_file(view, options, self.workers, False, read_sizes=self.read_sizes[start:stop])
+        elif plan.rows is None:
             planned = plan_file(view, options, self.workers, False)
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
         return functools.partial(

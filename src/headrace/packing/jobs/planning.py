@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.packing.destination import Destination
 from headrace.packing.formats.layout import chunks_for
@@ -25,6 +27,20 @@ from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.filters import filter_versions
 
 
+class Planned(NamedTuple):
+    """What `plan_parts` gives.
+
+    Attributes:
+        plan: the plan.
+        checks: the CRCs of the samples, by `checks_of`; none of a plan that was there already.
+        read_sizes: [n] int64, bytes of each sample where it comes from; None: they were not asked for.
+    """
+
+    plan: PartsPlan
+    checks: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    read_sizes: IntArray | None = None
+
+
 def plan_parts(
     dataset: BaseDataset,
     folder: Destination | None,
@@ -33,8 +49,8 @@ def plan_parts(
     workers: int,
     progress: bool | None,
     is_share: bool = False,
-) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
-    """The plan for a dataset, and the CRCs of its samples. Reads the plan that is in the folder, if there is one, and writes nothing.
+) -> Planned:
+    """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes nothing.
 
     Args:
         is_share: True for one of many jobs: where the plan that is there is that of this dataset, it does not ask for the size of each file
@@ -47,16 +63,17 @@ def plan_parts(
         return _plan_texts(dataset, shard_size, how)
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
-        return frozen, np.empty(0, np.uint32)  # all samples were looked at when it was made
+        return Planned(frozen)  # all samples were looked at when it was made
     if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and isinstance(dataset.sample_source, FilesSource):
         file = plan_file(dataset, how, workers, progress, read_sizes=np.zeros(len(dataset), np.int64))
         if replace(_plan_of(dataset, file, shard_size, how, frozen.edges), nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
-            return frozen, np.empty(0, np.uint32)
+            return Planned(frozen)
     file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
-    checks = checks_of(names_of(dataset), file.plan.read_sizes) if file.rows is None else np.empty(0, np.uint32)
-    return replace(_plan_of(dataset, file, shard_size, how), samples=zlib.crc32(checks.astype("<u4").tobytes())), checks
+    sizes = file.plan.read_sizes if file.rows is None else None
+    checks = np.empty(0, np.uint32) if sizes is None else checks_of(names_of(dataset), sizes)
+    return Planned(replace(_plan_of(dataset, file, shard_size, how), samples=zlib.crc32(checks.astype("<u4").tobytes())), checks, sizes)
 
 
 def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, edges: list[int] | None = None) -> PartsPlan:
@@ -104,7 +121,7 @@ def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOption
     return all(frozen.options.get(name) == value for name, value in wanted.items())
 
 
-def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tuple[PartsPlan, npt.NDArray[np.uint32]]:
+def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> Planned:
     """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
     refuse_for_texts(how)
     documents = documents_of(dataset, how.end_token)
@@ -124,7 +141,7 @@ def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> tup
         nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options,
         classes=info.classes,
     )  # fmt: skip
-    return plan, checks
+    return Planned(plan, checks)
 
 
 def _on_error(dataset: BaseDataset) -> str:

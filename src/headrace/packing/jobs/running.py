@@ -53,8 +53,9 @@ def pack_parts(
     folder.prepare()
     if format == "zarr":
         plan, checks, dataset = plan_zarr(dataset, folder, shard_size, options, workers, progress)
+        read_sizes = None
     else:
-        plan, checks = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
+        plan, checks, read_sizes = plan_parts(dataset, folder, shard_size, options, workers, progress, share is not None)
     if freeze(folder, plan, checks, overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
@@ -62,7 +63,7 @@ def pack_parts(
     left = sorted(set(numbers) - set(status.done))
     if left:
         unjoin(folder, plan)
-        job = PackJob(dataset, folder, plan, workers)
+        job = PackJob(dataset, folder, plan, workers, read_sizes)
         with progress_bar(progress, total=len(numbers), initial=len(numbers) - len(left), desc="packing", unit="part") as bar:
             for _ in _packed(job, left, processes, executor):
                 bar.update(1)
