@@ -15,12 +15,13 @@ from headrace.inspecting.report import Access, Advice
 from headrace.io.paths import named_part, redact
 from headrace.memory.budget import format_size
 
+_SMALLER = 2.5  # times that values are larger than what is stored, from which on compression is told of
 _WORTH = 2.0  # gains below it are not worth a second copy of the data
 
 
 def packed_name(path: str) -> str:
     """The name of a file to pack into, in the working folder."""
-    name = posixpath.basename(named_part(path).rstrip("/").replace(os.sep, "/")) or "data"
+    name = posixpath.basename(named_part(path).rstrip("/").replace(os.sep, "/")).strip(".") or "data"
     while (root := os.path.splitext(name)[0]) not in ("", name) and len(name) - len(root) <= 6:
         name = root
     return f"{name}-packed.h5"
@@ -44,6 +45,11 @@ def for_rows(access: Access, path: str, kind: str, *, names_array: bool, height:
         named = f" --dataset-name {shlex.quote(access.name)}" if names_array else ""
         command = f"headrace pack {shlex.quote(redact(path))} {shlex.quote(packed_name(path))}{named}"
         found.append(Advice(_why(access), command, gain=gain, nbytes=access.total))
+        stored = int(access.read / max(1.0, access.chunks) * access.chunk_count)
+        small = rounded_down(gain_of_packing(access, compressed=True))
+        if access.total > _SMALLER * stored > 0 and small >= _WORTH:
+            why = f"{format_size(stored)} become {format_size(access.total)} so; compressed row by row it is less, and slower"
+            found.append(Advice(why, f"{command} --compression gzip --chunks 1", gain=small))
     if height > 1 and access.chunk_count > 1:
         why = f"all {height:,} rows of a chunk are used when it is decoded, once an epoch"
         found.append(Advice(why, code='create_dataloader(dataset, shuffle="block")'))

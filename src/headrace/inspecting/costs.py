@@ -15,6 +15,7 @@ from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 _BATCH = 64
 _CACHED = 64 << 20  # decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
 _DECODE, _BY_LIBRARY, _RAW = 1500.0, 1500.0, 2000.0  # bytes a microsecond
+_INFLATE, _CHUNK = 100.0, 20.0  # bytes a microsecond, and microseconds, that decoding a small chunk takes at most
 _DIRECT_CALL, _LIBRARY_CALL, _ROW = 1.0, 30.0, 20.0  # microseconds
 
 
@@ -89,9 +90,16 @@ def most_time_packed(nbytes: int) -> float:
     return _ROW + nbytes / _RAW
 
 
-def gain_of_packing(access: Access) -> float:
-    """By how much the rate of random rows grows at least when they are packed: 1.0 where that is not sure."""
-    return max(1.0, least_time(access) / most_time_packed(access.nbytes or 0))
+def gain_of_packing(access: Access, *, compressed: bool = False) -> float:
+    """By how much the rate of random rows grows at least when they are packed: 1.0 where that is not sure.
+
+    Args:
+        access: what a row costs now.
+        compressed: True: each row as a chunk of its own, by deflate; False: as they are.
+    """
+    nbytes = access.nbytes or 0
+    decoding = _CHUNK + nbytes / _INFLATE if compressed else 0.0
+    return max(1.0, least_time(access) / (most_time_packed(nbytes) + decoding))
 
 
 def rounded_down(gain: float) -> float:
