@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
     "collate": {"memory", "tokenizer"},
     "datasets": {"collate", "modes", "storage", "io", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
-    "profiling": {"loader", "datasets", "modes", "io", "memory", "order"},
+    "profiling": {"loader", "datasets", "modes", "io", "memory", "order", "monitor"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
     "previewing": {"loader", "datasets", "tokenizer"},
@@ -89,7 +89,10 @@ INSIDE: dict[str, list[str]] = {
     "packing/jobs": ["planning", "job", "running"],
     "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
-    "profiling": ["room", "tune", "workers", "compare"],
+    "profiling": [
+        *("room", "tune", "workers", "compare", "page", "plot", "result", "model", "gil", "frozen", "running", "alone", "advice"),
+        *("trying", "profile"),
+    ],
     "previewing": ["batch", "panels", "table", "sheet"],
     "inspecting": [
         "report",

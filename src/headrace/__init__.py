@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from headrace.monitor.memory import MemoryMonitor
     from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
     from headrace.packing import pack, verify
-    from headrace.profiling import find_max_batch_size, suggest_num_workers
+    from headrace.profiling import Profile, find_max_batch_size, profile_dataloader, suggest_num_workers
     from headrace.storage.source import Source
     from headrace.storage.tar.source import TarSource
     from headrace.tokenizer import CharTokenizer
@@ -113,6 +113,7 @@ __all__ = [
     "MultiDataLoader",
     "OrderSampler",
     "Padded",
+    "Profile",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RankBatches",
@@ -144,6 +145,7 @@ __all__ = [
     "open_dataset",
     "pack",
     "pad_collate",
+    "profile_dataloader",
     "seed_everything",
     "split_workers",
     "suggest_num_workers",
@@ -212,7 +214,9 @@ _MODULES = {
         "verify",
     ),
     "profiling": (
+        "Profile",
         "find_max_batch_size",
+        "profile_dataloader",
         "suggest_num_workers",
     ),
     "storage.source": ("Source",),

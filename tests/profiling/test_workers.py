@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
 from headrace import BudgetError, ConfigError, DataLoaderConfig, ImageDataset, Loader, SampleError, create_dataloader, suggest_num_workers
-from headrace.profiling.workers import SuggestedWorkers, _chosen, _Jobs, _measured, _numbers, _plain, _rate
+from headrace.profiling.workers import SuggestedWorkers, _chosen, _Jobs, _measured, _numbers, _rate, plain_loader
 from tests.conftest import living_children
 from tests.testing.test_contract import SquareDataset
 
@@ -187,7 +187,7 @@ def test_a_torch_loader_is_copied(workers: int) -> None:
         DataLoader(Stream(), batch_size=None),
         DataLoader(data, batch_size=3, num_workers=1, prefetch_factor=3, timeout=50, multiprocessing_context="fork"),
     ]:
-        other = _plain(loader, workers)
+        other = plain_loader(loader, workers)
         assert other.num_workers == workers and other is not loader
         if not workers:
             assert repr(list(other)) == repr(list(loader if not loader.num_workers else DataLoader(data, batch_size=3)))

@@ -1,6 +1,8 @@
-"""Measures how many workers and how large a batch a training can use."""
+"""Measures what holds a training back, and how many workers and how large a batch it can use."""
 
+from headrace.profiling.profile import profile_dataloader
+from headrace.profiling.result import Profile
 from headrace.profiling.tune import find_max_batch_size
 from headrace.profiling.workers import SuggestedWorkers, suggest_num_workers
 
-__all__ = ["SuggestedWorkers", "find_max_batch_size", "suggest_num_workers"]
+__all__ = ["Profile", "SuggestedWorkers", "find_max_batch_size", "profile_dataloader", "suggest_num_workers"]

@@ -201,7 +201,7 @@ def _rate(
     prefetched = max(1, getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1))
     first: float | None = None  # when the first batch came: workers have started
     since, counted = None, 0
-    with contextlib.closing(_endless(loader)) as batches:
+    with contextlib.closing(endless(loader)) as batches:
         for number in itertools.count(1):
             batch = next(batches)
             if step is not None:
@@ -218,7 +218,7 @@ def _rate(
     raise AssertionError("not reached: the batches have no end")
 
 
-def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
+def endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
     """Batches, epoch after epoch. Closed, it ends the workers."""
     while True:
         batches, running = 0, iter(loader)
@@ -227,13 +227,13 @@ def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
                 batches += 1
                 yield batch
         except BaseException:
-            _end(running)
+            end(running)
             raise
         if not batches:
-            raise ConfigError("suggest_num_workers: an epoch has no batch: the dataset is empty, or drop_last leaves nothing")
+            raise ConfigError("an epoch has no batch: the dataset is empty, or drop_last leaves nothing")
 
 
-def _end(running: Any) -> None:
+def end(running: Any) -> None:
     """Ends the workers of an iterator now, whoever still holds it, such as the traceback of an error."""
     deliveries = getattr(running, "_deliveries", running)  # a Loader's has torch's inside
     shut_down = getattr(deliveries, "_shutdown_workers", None)
@@ -282,7 +282,7 @@ class _Jobs:
 
     def _make(self, number: int) -> Any:
         if self._is_plain:
-            return _plain(self._data, number)
+            return plain_loader(self._data, number)
         dataset = self._dataset
         if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
             dataset = copy.copy(dataset)  # handles, store and budget stay behind
@@ -293,8 +293,8 @@ class _Jobs:
             return cls(dataset, self._config.with_(num_workers=number))
 
 
-def _plain(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
-    """A torch DataLoader with the options of another, and so many workers."""
+def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLoader[Any]:
+    """A torch DataLoader with the options of another, so many workers, and some options of its own."""
     names = ["collate_fn", "pin_memory", "worker_init_fn", "generator"]
     if number:
         names += ["timeout", "prefetch_factor", "persistent_workers", "multiprocessing_context"]
@@ -304,4 +304,4 @@ def _plain(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
         names += ["batch_sampler"]
     else:  # the dataset yields batches
         names += ["batch_size", "sampler"]
-    return DataLoader(loader.dataset, num_workers=number, **{name: getattr(loader, name) for name in names})
+    return DataLoader(loader.dataset, num_workers=number, **{**{name: getattr(loader, name) for name in names}, **options})

@@ -1,0 +1,136 @@
+"""`headrace profile`: what holds a training back, and what would help, by how much."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from headrace.cli.flags import count
+from headrace.cli.info import seconds
+from headrace.cli.output import Output, visible
+from headrace.errors import ConfigError, HeadraceError
+
+SUMMARY = "find what holds a training back, and measure what helps"
+DESCRIPTION = (
+    "Measure what holds a training back: the step, the number of workers, reading, decoding, a transform or a collate function; and what "
+    "would help, by how much. --apply measures each advice beside the loader as it is."
+)
+EXAMPLES = """\
+examples:
+  %(prog)s photos/train                              the loader of a path, with default options
+  %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
+  %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
+
+FILE.py:NAME and MODULE:NAME are imported: keep what begins a training under `if __name__ == "__main__":`.
+"""
+_TARGET = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verb."""
+    parser.add_argument("target", metavar="TARGET", help="a path, or MODULE:NAME of a loader, of a dataset, or of what returns one")
+    parser.add_argument("--step", metavar="MODULE:NAME", help="a function that is called with each batch: the training step")
+    parser.add_argument("--batch-size", type=count, default=64, metavar="N", help="of the loader of a path or a dataset (default: 64)")
+    parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="for all of it, about (default: 60)")
+    parser.add_argument("--apply", action="store_true", help="measure the advice too")
+    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing from elsewhere")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture, .png or .svg (pip install 'headrace[plot]')")
+
+
+def run(given: argparse.Namespace, output: Output) -> int:
+    """Profiles, prints the table, and writes page and picture."""
+    for name in ("html", "plot"):
+        folder = os.path.dirname(os.path.abspath(getattr(given, name) or "."))
+        if not os.path.isdir(folder):
+            raise ConfigError(f"--{name}: the folder {folder} does not exist: create it, or name another one")
+    if given.seconds < 1:
+        raise ConfigError("--seconds: nothing can be told in less than 1 second")
+    from headrace.profiling import profile_dataloader
+
+    step = None if given.step is None else _step_of(given.step)
+    loader, is_own = _loader_of(given.target, given.batch_size)
+    try:
+        profile = profile_dataloader(loader, step, given.seconds, apply=given.apply)
+    finally:
+        if is_own:
+            loader.close()
+    output.show(profile.as_dict(), map(visible, profile.lines()))
+    written = []
+    for name, save in (("html", profile.save_html), ("plot", profile.save_plot)):
+        path = getattr(given, name)
+        if path is not None:
+            save(path)
+            written.append(path)
+    if written:
+        output.show_lines([f"written: {', '.join(map(visible, written))}"])
+    return 0
+
+
+def _loader_of(target: str, batch_size: int) -> tuple[Any, bool]:
+    """The loader that is profiled, and whether it was made here."""
+    from torch.utils.data import DataLoader
+
+    from headrace import create_dataloader
+
+    if not _is_name(target):
+        return create_dataloader(target, batch_size=batch_size), True
+    found = _imported("TARGET", target)
+    if callable(found) and not hasattr(found, "__getitem__") and not isinstance(found, DataLoader):
+        found = _call(target, found)
+    if isinstance(found, DataLoader):
+        return found, False
+    return create_dataloader(found, batch_size=batch_size), True
+
+
+def _step_of(target: str) -> Callable[[Any], Any]:
+    if not _is_name(target):
+        raise ConfigError(f"--step: {target!r} names no function: write MODULE:NAME or FILE.py:NAME")
+    function = _imported("--step", target)
+    if not callable(function):
+        raise ConfigError(f"--step: {target} is no function, but a {type(function).__name__}")
+    return lambda batch: _call(target, function, batch)
+
+
+def _is_name(target: str) -> bool:
+    """True of ``module:name`` and ``file.py:name``, unless there is a file of that name."""
+    return _TARGET.fullmatch(target) is not None and not os.path.exists(target)
+
+
+def _imported(option: str, target: str) -> Any:
+    """What ``module:name`` or ``file.py:name`` names; the working folder is looked in first."""
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    module, folder = match["module"], os.getcwd()
+    if module.endswith(".py"):
+        path = os.path.abspath(os.path.expanduser(module))
+        if not os.path.isfile(path):
+            raise ConfigError(f"{option}: there is no file {path}")
+        folder, module = os.path.dirname(path), os.path.basename(path)[: -len(".py")]
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{option}: {module} can't be imported: {type(error).__name__}: {error}") from error
+    for name in match["name"].split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{option}: {module} has no {match['name']}")
+        found = getattr(found, name)
+    return found
+
+
+def _call(target: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Calls a function of the user's; what it raises is the user's."""
+    try:
+        return function(*given)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{target} raised {type(error).__name__}: {error}") from error

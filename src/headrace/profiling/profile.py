@@ -1,0 +1,258 @@
+"""Measures what holds a training back, and what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from headrace.arguments import check_callable, described
+from headrace.datasets.core.base import BaseDataset
+from headrace.errors import ConfigError
+from headrace.loader import Loader
+from headrace.loader.data import length_of
+from headrace.loader.plan import OrderPlan
+from headrace.memory.limits import usable_cpus
+from headrace.order import BatchRequest, EpochOrder, RankBatches, detect_world
+from headrace.order.seeding import preserved_rng
+from headrace.profiling.advice import Adviser, Found, collating_of, copy_of, find_limit
+from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeated
+from headrace.profiling.model import Costs
+from headrace.profiling.result import Profile, Stage
+from headrace.profiling.running import Running, Step, Turn, run_step, samples_of
+from headrace.profiling.trying import try_advice
+
+_KEPT = 4  # batches that stand for data that cost nothing
+_MOST = {"loop": 8.0, "alone": 4.0, "free": 3.0, "stages": 6.0}  # seconds: longer runs say no more
+_TRIED = 2  # pieces of advice that are measured
+
+
+def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, seconds: float = 60.0, *, apply: bool = False) -> Profile:
+    """Measures what holds a training back: the step, or which stage of loading; and what would help, by how much.
+
+    The loop runs as in a training, with the step, and beside it the step with batches that lie in memory: more cannot be gained from data.
+    Then the loader runs alone, and each stage by itself in this process. A copy of the loader is measured; the loader itself is left alone,
+    and the global random generators are put back.
+
+    ::
+
+        profile = headrace.profile_dataloader(loader, step, apply=True)
+        print(profile)
+        profile.save_html("profile.html")
+
+    Samples that the system's page cache holds come from there, but for "read (cold)", before which the system is told to forget them.
+
+    Args:
+        loader: of headrace's or of torch's.
+        step: called with each batch, the training step; it is called some hundred times, and changes the model. None: loading alone.
+        seconds: for all of it, about; batches that take longer are waited for.
+        apply: measure the advice too, beside the loader as it is: takes half of the time.
+
+    Raises:
+        ConfigError: an argument makes no sense, or there is no batch.
+        Exception: whatever loading, or the step, raises.
+    """
+    _check(loader, step, seconds)
+    began = time.perf_counter()
+    share = 0.45 if apply else 0.9
+    with preserved_rng():
+        found, told = _measure(loader, step, seconds * share)
+        limit = find_limit(found)
+        adviser = Adviser(found, limit)
+        chosen = [(advice, variant) for advice, variant in adviser.advice if variant is not None][:_TRIED] if apply else []
+        for number, (tried, variant) in enumerate(chosen):
+            left = max(2.0, seconds * 0.97 - (time.perf_counter() - began)) / (len(chosen) - number)
+            assert variant is not None
+            try_advice(loader, tried, variant, step, samples_of, left)
+    for one, made in adviser.advice:
+        if apply and made is None:
+            one.not_measured = "not measured: it writes a file"
+        elif apply and one.measured is None and not one.not_measured:
+            one.not_measured = "not measured: others are predicted to gain more"
+    profile = _result(loader, found, limit, step is not None, told)
+    profile.advice = [one for one, _ in adviser.advice]
+    profile.verdict = _verdict(profile, found)
+    profile.seconds = time.perf_counter() - began
+    return profile
+
+
+def _check(loader: Any, step: Any, seconds: Any) -> None:
+    door = "profile_dataloader"
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"{door}: loader must be a Loader or a torch DataLoader, not {described(loader)}: pass create_dataloader(dataset), or one "
+            "of the loaders of a MultiDataLoader or a DataModule"
+        )
+    check_callable(f"{door}: step", step)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < math.inf:
+        raise ConfigError(f"{door}: seconds must be a number of at least 1, not {seconds!r}")
+
+
+def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Turn]:
+    """The loop, the loader alone, the step alone, and each stage by itself."""
+    running = Running(copy_of(loader), samples_of)
+    try:
+        kept = running.first(1)
+        free = None
+        if step is not None:
+            kept += running.first(_KEPT - 1)
+            sizes = [samples_of(batch) for batch in kept]
+            free = run_step(kept, sizes, step, min(_MOST["free"], 0.12 * seconds))
+        del kept
+        loop = running.run(min(_MOST["loop"], 0.3 * seconds), step, looks=True)
+        alone = loop if step is None else running.run(min(_MOST["alone"], 0.2 * seconds))
+        if free is not None and step is not None:  # once more: the machine may have changed meanwhile
+            kept = running.first(_KEPT)
+            again = run_step(kept, sizes, step, min(_MOST["free"], 0.06 * seconds))
+            del kept
+            free = free if free.rate >= again.rate else again
+        config = running.loader
+    finally:
+        running.close()
+    requests = _requests_of(config if isinstance(config, Loader) else loader)
+    left = min(_MOST["stages"], 0.25 * seconds)
+    stages = Alone()
+    if requests is not None:
+        device = config.config.device if isinstance(config, Loader) else None
+        stages = measure_alone(config.dataset, collating_of(config), repeated(requests, 1_000_001), device, left)
+    found = Found(loader, loop, alone, free, stages, _costs(config, alone, loop, free, stages), requests)
+    if isinstance(config.dataset, BaseDataset) and requests is not None and not found.computes:
+        found.reading_gain = reading_gain(config.dataset, repeated(requests, 1_000_002), min(2.0, 0.08 * seconds))
+    return found, loop
+
+
+def _requests_of(loader: Any) -> Callable[[int], Iterator[BatchRequest]] | None:
+    """Epoch -> its batches; None where samples have no number."""
+    if isinstance(loader, Loader):
+        plan = loader._plan
+        return (lambda epoch: plan.requests(epoch, 0)) if isinstance(plan, OrderPlan) else None
+    count = length_of(loader.dataset)
+    if count is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return None
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    order = EpochOrder(count, shuffle=shuffle, global_batch=loader.batch_size)
+    batches = RankBatches(order, 0, 1, loader.batch_size, False, True)
+    plan = OrderPlan(batches)
+    return lambda epoch: plan.requests(epoch, 0)
+
+
+def _costs(loader: Any, alone: Turn, loop: Turn, free: Turn | None, stages: Alone) -> Costs:
+    workers, samples = int(getattr(loader, "num_workers", 0)), max(alone.samples, 1)
+    work, cpu = alone.a_sample("work_seconds"), alone.a_sample("work_cpu_seconds")
+    if not work:  # nobody counted in the workers: as it was in this process
+        work = sum(1 / rate for stage in ("sample", "collate") if (rate := stages.rate(stage)))
+        work = cpu = work or max(1, workers) / max(alone.rate, 1e-9)
+    own = alone.own_cpu / samples
+    main = own if workers else max(0.0, own - cpu)
+    step = step_cpu = 0.0
+    if free is not None:
+        step, step_cpu = 1 / max(free.rate, 1e-9), free.own_cpu / max(free.samples, 1)
+    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, max(1.0, _cores() - alone.others))
+    return costs.scaled_to(alone.rate)
+
+
+def _cores() -> int:
+    return max(1, len(usable_cpus()) // detect_world().local_world_size)
+
+
+# -- what came of it
+
+
+def _result(loader: Any, found: Found, limit: str, has_step: bool, told: Turn) -> Profile:
+    config: dict[str, Any] = {}
+    if isinstance(loader, Loader):
+        for field in dataclasses.fields(loader.config):
+            value = getattr(loader.config, field.name)
+            config[field.name] = value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    else:
+        config = {
+            name: getattr(loader, name) for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        }
+    return Profile(
+        loader=repr(loader) if isinstance(loader, Loader) else f"DataLoader({type(loader.dataset).__name__})",
+        verdict="",
+        limit=limit,
+        has_step=has_step,
+        samples_per_second=found.loop.rate,
+        loading_per_second=found.alone.rate,
+        free_per_second=None if found.free is None else found.free.rate,
+        most_gain=found.most_gain,
+        wait_fraction=found.loop.wait / max(found.loop.seconds, 1e-9),
+        gil_fraction=found.stages.gil,
+        own_code=found.stages.own_code,
+        workers=found.costs.workers,
+        cores=_cores(),
+        stages=_stages(found, limit),
+        config=config,
+        batches=[one._asdict() for one in told.told],
+        series=told.series,
+    )
+
+
+_CEILINGS = {
+    "read (warm)": "the same bytes by plain reads, out of memory",
+    "decode": "the decoder alone",
+    "transform": "the transforms alone",
+    "collate": "one copy of the batch's bytes",
+    "device": "one copy of the batch's bytes, in one piece",
+}
+
+
+def _stages(found: Found, limit: str) -> list[Stage]:
+    stages: list[Stage] = []
+    seconds, work = found.of_work(), max(found.costs.work, 1e-12)
+    if found.alone.times["work_seconds"]:
+        work = found.alone.a_sample("work_seconds")
+    for name in ("read (cold)", "read (warm)", "decode", "transform", "sample", "collate", "device"):
+        rate, ceiling = found.stages.rate(name), found.stages.ceiling(name)
+        if rate is None:
+            continue
+        stage = name.split(" ")[0]
+        is_counted = stage in seconds and name != "read (cold)"
+        share = seconds[stage] / work if is_counted else None
+        stages.append(Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_counted and stage == limit))
+    for one in stages:
+        one.is_limit = one.is_limit or (one.name == "device" and limit == "device")
+    costs = found.costs
+    if costs.workers:
+        ceiling = costs.workers / work
+        stages.append(Stage("workers", found.alone.rate, ceiling, f"{costs.workers} workers that never wait", is_limit=limit == "workers"))
+    elif limit == "workers":
+        stages.append(Stage("workers", found.alone.rate, None, "no workers: this process loads", is_limit=True))
+    if found.free is not None:
+        stages.append(Stage("step", found.free.rate, None, "", is_limit=limit == "step"))
+    return stages
+
+
+def _verdict(profile: Profile, found: Found) -> str:
+    most = profile.most_gain
+    if profile.limit == "step":
+        return (
+            f"Nothing to gain from data: the step takes {1000 * found.costs.step * samples_a_batch(found):.1f} ms a batch, and with data "
+            f"that cost nothing the loop would be x{most or 1.0:.2f} as fast."
+        )
+    share = next((stage.share for stage in profile.stages if stage.is_limit and stage.share is not None), None)
+    names = {
+        "workers": f"Too few workers ({profile.workers} on {profile.cores} cores)",
+        "read": "Reading", "decode": "Decoding", "transform": "The transform", "collate": "The collate function",
+        "sample": "The dataset's __getitem__", "device": "Copying to the device",
+    }  # fmt: skip
+    of_time = f", {share:.0%} of a worker's time," if share is not None else ""
+    holds = "hold" if profile.limit == "workers" else "holds"
+    whole = f" of at most x{most:.2f}" if most is not None else ""
+    advice = next((one for one in profile.advice if one.options), None)
+    if advice is None:
+        most_is = f", and x{most:.2f} is the most to gain" if most is not None else ""
+        return f"{names[profile.limit]}{of_time} {holds} the loop back; no option helps{most_is}."
+    gained = f"x{advice.measured:.2f} measured" if advice.measured is not None else f"x{advice.predicted:.2f} predicted"
+    options = ", ".join(f"{name}={value!r}" for name, value in advice.options.items())
+    return f"{names[profile.limit]}{of_time} {holds} the loop back: {options} gains {gained}{whole}."
+
+
+def samples_a_batch(found: Found) -> float:
+    """Samples of a batch, on average."""
+    return found.loop.samples / max(found.loop.batches, 1)

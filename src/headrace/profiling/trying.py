@@ -1,0 +1,64 @@
+"""Tries advice: the loader as it is and one that follows the advice take turns, so that both meet the same machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.profiling.advice import Variant, copy_of
+from headrace.profiling.result import Advice
+from headrace.profiling.running import Running, Step
+
+_ROUNDS = 3
+_LEAST = 0.4  # seconds of a turn
+_FILLING = 0.55  # of the time that there is, for an epoch that fills a cache
+
+
+def try_advice(loader: Any, advice: Advice, variant: Variant, step: Step | None, samples: Callable[[Any], int], seconds: float) -> None:
+    """Measures the gain of an advice, and notes it there: the median of the rounds, the least and the most of them.
+
+    Args:
+        loader: the user's, of which a copy runs.
+        advice: what is tried.
+        variant: makes the loader that follows it.
+        step: what is done with a batch.
+        samples: batch -> how many samples it has.
+        seconds: for all of it.
+    """
+    until = time.perf_counter() + seconds
+    base, other, owned = Running(copy_of(loader), samples), None, None
+    try:
+        made, owned = variant()
+        other = Running(made, samples)
+        if advice.options.get("loading_mode") == "cached" and not _fill(other, until - (1 - _FILLING) * seconds):
+            advice.not_measured = "an epoch takes longer than there is time for: profile with more seconds"
+            return
+        turn = max(_LEAST, 0.9 * (until - time.perf_counter()) / (2 * _ROUNDS + 1))
+        gains = []
+        base.run(turn / 2, step)
+        for number in range(_ROUNDS):
+            pair = (base, other) if number % 2 == 0 else (other, base)
+            rates = {id(one): one.run(turn, step).rate for one in pair}
+            gains.append(rates[id(other)] / max(rates[id(base)], 1e-9))
+        advice.measured, advice.spread = statistics.median(gains), (min(gains), max(gains))
+    except HeadraceError as error:
+        advice.not_measured = f"it could not be tried: {error}"
+    finally:
+        base.close()
+        if other is not None:
+            other.close()
+        if owned is not None:
+            owned.close()
+
+
+def _fill(running: Running, until: float) -> bool:
+    """Runs one epoch, so that all samples are cached. False: there was not enough time."""
+    loader = running.loader
+    for _ in range(len(loader)):
+        running.first(1)
+        if time.perf_counter() > until:
+            return False
+    return True
