@@ -25,6 +25,7 @@ from headrace.memory.locks import HAS_LOCKS, try_lock
 from headrace.memory.whole import write_full
 
 _log = logging.getLogger(__name__)
+_FLUSHED = 8 << 20  # bytes
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -60,7 +61,7 @@ class PartFile:
         self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}")
         self.fd: int = -1
         self.is_cancelled: Callable[[], bool] = lambda: False
-        self._overwrite, self._committed = overwrite, False
+        self._overwrite, self._committed, self._flushed = overwrite, False, 0
         self._check_target()
 
     def __enter__(self) -> PartFile:
@@ -134,6 +135,13 @@ class PartFile:
                     "are free: free some space, or use another disk"
                 )
             os.ftruncate(self.fd, nbytes)
+
+    def begin_flush(self, stop: int) -> None:
+        """Begins to send what was written before a place to the disk, where that is possible, and does not wait for it."""
+        if stop - self._flushed >= _FLUSHED and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
+                os.posix_fadvise(self.fd, self._flushed, stop - self._flushed, os.POSIX_FADV_DONTNEED)
+            self._flushed = stop
 
     def reread(self) -> None:
         """Make the file durable, and forget the pages in memory: what is read next comes from the disk, where that is possible."""

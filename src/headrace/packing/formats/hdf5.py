@@ -80,6 +80,7 @@ class PackedWriter:
             else:
                 self._write(block, self._at)
                 self._at += len(block)
+                self._part.begin_flush(self._at)
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
 

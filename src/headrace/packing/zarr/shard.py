@@ -112,6 +112,10 @@ class ShardWriter:
                 self._put(block)
                 continue
             self._done += len(block)
+            if not self._array.checked:
+                self._put(block.data)
+                self._in_chunk = (self._in_chunk + len(block)) % self._array.chunk_bytes
+                continue
             while len(block):
                 piece = block[: self._array.chunk_bytes - self._in_chunk]
                 self._write(piece)
@@ -142,6 +146,7 @@ class ShardWriter:
         with self._file.explained():
             write_full(self._file.fd, data, self._at)
         self._at += len(data)
+        self._file.begin_flush(self._at)
 
 
 def chunk_sizes(fd: int, array: ArrayLayout, nbytes: int) -> list[int]:
