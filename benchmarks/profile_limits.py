@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -20,12 +21,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from headrace import BaseDataset, Source, create_dataloader, profile_dataloader
 from headrace.collate import stack_collate
 
-SAMPLES, BATCH, BYTES = 2048, 16, 30_000
+SAMPLES, BATCH, BYTES = 1024, 16, 30_000
 
 
 class Records(Source):
@@ -98,17 +100,17 @@ def planted(name: str) -> tuple[Any, Any]:
     torch.set_num_threads(1)
     options: dict[str, Any] = {"batch_size": BATCH, "num_workers": 2}
     if name == "read":
-        return create_dataloader(Planted(read=0.002), **options), step_of(0.004)
+        return create_dataloader(Planted(read=0.002), **options), step_of(0.006)
     if name == "decode":
-        return create_dataloader(Planted(decode=0.002), **options), step_of(0.004)
+        return create_dataloader(Planted(decode=0.002), **options), step_of(0.006)
     if name == "transform":
-        return create_dataloader(Planted(transform=slow_transform), **options), step_of(0.004)
+        return create_dataloader(Planted(transform=slow_transform), **options), step_of(0.006)
     if name == "workers":
         return create_dataloader(Planted(decode=0.001), **{**options, "num_workers": 1}), step_of(0.010)
     if name == "step":
         return create_dataloader(Planted(decode=0.0002), **options), step_of(0.030)
     if name == "collate":
-        return create_dataloader(Planted(), collate_fn=slow_collate, **options), step_of(0.004)
+        return create_dataloader(Planted(), collate_fn=slow_collate, **options), step_of(0.006)
     if name == "idle-one":
         return create_dataloader(Planted(decode=0.0003), **{**options, "num_workers": 1}), step_of(0.025)
     if name == "idle-reading":
@@ -140,8 +142,15 @@ def run_one(name: str, seconds: float) -> dict[str, Any]:
         "kept": abs((profile.most_gain or math.inf) - 1) <= 0.2 if wanted == "step" else kept,
         "seconds": profile.seconds,
         "gil": profile.gil_fraction,
+        "others": 0.0,
         "text": str(profile),
     }
+
+
+def computed() -> float:
+    """Seconds that the machine's cores have computed."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))
 
 
 def main() -> None:
@@ -151,6 +160,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=(*LIMITS, *IDLE), default=(*LIMITS, *IDLE))
     parser.add_argument("--json", action="store_true", help="a document a run")
     parser.add_argument("--text", action="store_true", help="each profile as text")
+    parser.add_argument("--idle", action="store_true", help="wait before each run until the machine is idle")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -160,10 +170,16 @@ def main() -> None:
     for _ in range(given.runs):
         for name in given.only:
             command = [sys.executable, __file__, "--one", name, "--seconds", str(given.seconds)]
+            if given.idle:
+                while psutil.cpu_percent(2.0) > 10.0 * len(psutil.Process().cpu_affinity() or [0]):
+                    pass
+            began, busy, own = time.perf_counter(), computed(), sum(os.times()[2:4])
             done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+            others = (computed() - busy - (sum(os.times()[2:4]) - own)) / (time.perf_counter() - began)
             if done.returncode:
                 raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr}")
             result = json.loads(done.stdout.splitlines()[-1])
+            result["others"] = others
             results.append(result)
             if given.json:
                 print(json.dumps(result), flush=True)
@@ -171,7 +187,8 @@ def main() -> None:
             gained = "-" if result["measured"] is None else f"x{result['measured']:.2f}"
             marks = f"{'right' if result['right'] else 'WRONG'}, {'kept' if result['kept'] else 'MISSED'}"
             told = f"{result['case']:<13} named {result['named']:<10} {marks:<15} {result['advice'] or '':<13}"
-            print(f"{told} predicted x{result['predicted']:.2f} measured {gained}  {result['seconds']:.1f} s", flush=True)
+            beside = f"{result['seconds']:.1f} s, {others:.1f} cores busy with others"
+            print(f"{told} predicted x{result['predicted']:.2f} measured {gained}  {beside}", flush=True)
             if given.text:
                 print(result["text"], "\n", flush=True)
     limits = [result for result in results if result["case"] in LIMITS]

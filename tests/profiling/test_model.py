@@ -80,3 +80,13 @@ def test_code_that_holds_the_lock_is_told_from_code_that_lets_go() -> None:
     held = sorted(gil_fraction(in_python, 0.3) or 0.0 for _ in range(5))[2]
     free = sorted(gil_fraction(in_c, 0.3) or 0.0 for _ in range(5))[2]
     assert held > 0.5 > free
+
+
+# -- with other programs beside
+
+
+def test_workers_get_a_share_of_busy_cores() -> None:
+    beside = costs(cores=2, others=1.0)
+    assert beside.loop() == pytest.approx(100)
+    assert beside.with_workers(2).loop() == pytest.approx(100 * 4 / 3)
+    assert costs(cores=2, others=9.0, cpu=0.001).with_workers(2).loop() == pytest.approx(200), "who waits needs no core"

@@ -18,8 +18,13 @@ import headrace
 from headrace import BaseDataset, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
 from headrace.cli.main import main
 from headrace.monitor.hooks import STAGES
+from headrace.profiling.advice import Candidate, Found, find_limit
+from headrace.profiling.alone import Alone
 from headrace.profiling.frozen import Frozen
+from headrace.profiling.model import Costs
+from headrace.profiling.profile import _after_trying
 from headrace.profiling.result import Advice, Stage
+from headrace.profiling.running import Turn, joined
 
 SECONDS = 2.0
 
@@ -171,6 +176,27 @@ def test_images_are_read_cold_and_warm(photos: Path) -> None:
     assert all(stage.ceiling for stage in profile.stages if stage.name in ("read (warm)", "decode", "collate"))
 
 
+@pytest.mark.parametrize(("measured", "limit"), [(None, "workers"), (1.5, "workers"), (1.02, "decode")])
+def test_more_workers_that_do_not_help_are_not_the_limit(measured: float | None, limit: str) -> None:
+    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {"decode_seconds": 9.0, "work_seconds": 10.0, "work_cpu_seconds": 10.0}
+    turn = Turn(samples=1000, batches=10, seconds=10.0, wait=8.0, times=times)
+    costs = Costs(work=0.01, cpu=0.01, main=0.0, step=0.002, step_cpu=0.0, workers=1, cores=4)
+    found = Found(loader_of(Slow()), turn, turn, Turn(), 5.0, Alone(), costs, None)
+    assert find_limit(found) == "workers"
+    candidate = Candidate(Advice("num_workers", "", "", 4.0, measured, options={"num_workers": 4}), None)
+    assert _after_trying("workers", [candidate], found) == limit
+
+
+def test_workers_that_wait_are_not_too_few() -> None:
+    times = {f"{stage}_seconds": 0.0 for stage in STAGES} | {"read_seconds": 9.0, "work_seconds": 10.0, "work_cpu_seconds": 1.0}
+    turn = Turn(samples=1000, batches=10, seconds=10.0, wait=8.0, times=times)
+    costs = Costs(work=0.01, cpu=0.001, main=0.0, step=0.002, step_cpu=0.0, workers=1, cores=4)
+    found = Found(loader_of(Slow()), turn, turn, Turn(), 5.0, Alone(), costs, None)
+    assert find_limit(found) == "read" and found.waiting == pytest.approx(0.9)
+    turn.queued = 8.0
+    assert find_limit(found) == "workers", "what is ready and has no core does not wait for a disk"
+
+
 # -- what is refused
 
 
@@ -245,6 +271,14 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"save_plot: .*profile\.none"):
         made().save_plot(tmp_path / "profile.none")
+
+
+def test_turns_are_joined() -> None:
+    first = Turn(10, 2, 1.0, 0.5, series=[(0.5, 10.0, 7)], others=1.0)
+    second = Turn(30, 4, 3.0, 0.5, series=[(1.0, 20.0, 8)], others=2.0)
+    whole = joined([first, second])
+    assert (whole.samples, whole.batches, whole.seconds, whole.wait, whole.others) == (40, 6, 4.0, 1.0, 1.5)
+    assert whole.series == [(0.5, 10.0, 7), (2.0, 20.0, 8)] and whole.rate == 10.0
 
 
 def test_frozen_code_is_called_once() -> None:

@@ -33,6 +33,8 @@ from headrace.profiling.workers import plain_loader
 
 _SAMPLES = 64  # that are cached to try what cached samples cost
 _COMPUTES = 0.5  # of a worker's time: below it waits rather than computes
+_MORE_WORKERS = 1.15  # a gain that makes their number the limit
+_HARDLY, _UNSURE = 0.08, 1.2  # a loop that hardly waits is held back by its step, unless it is clearly slower than the step alone
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Found:
         loader: the user's, which is left alone; a `Loader`, or a torch `DataLoader`.
         loop: with the step, if there is one; `alone`: the loader without; `free`: the step with batches in memory.
         stages: of the dataset by itself.
+        most_gain: by which the loop would be faster if data cost nothing.
         costs: of a sample, which agree with the rate of the loader alone.
         requests: epoch -> its batches; None: not known.
     """
@@ -51,6 +54,7 @@ class Found:
     loop: Turn
     alone: Turn
     free: Turn | None
+    most_gain: float | None
     stages: Alone
     costs: Costs
     requests: Callable[[int], Iterator[BatchRequest]] | None
@@ -66,22 +70,46 @@ class Found:
     @property
     def computes(self) -> bool:
         """True if workers compute, rather than wait for a disk or a server."""
-        return self.costs.cpu >= _COMPUTES * self.costs.work
+        return self.waiting <= 1 - _COMPUTES
 
     @property
-    def most_gain(self) -> float | None:
-        """By which the loop would be faster if data cost nothing."""
-        return None if self.free is None else self.free.rate / max(self.loop.rate, 1e-9)
+    def waiting(self) -> float:
+        """The share of a worker's time in which it neither computes nor is ready to."""
+        turn, workers = self.alone, self.costs.workers
+        busy, whole = turn.times["work_cpu_seconds"] + turn.queued, turn.times["work_seconds"]
+        if not whole:  # nobody counted in the workers: alone, a loader's workers are at it all the time
+            busy, whole = busy if workers else turn.own_cpu, turn.seconds * max(1, workers)
+        return max(0.0, 1 - busy / max(whole, 1e-9))
 
 
 Variant = Callable[[], tuple[Any, Any]]
 """Makes a loader with a change, and the dataset that it has of its own, to be closed, or None."""
 
 
-def find_limit(found: Found) -> str:
-    """What holds the loop back: "step", "workers", "device", or the stage that takes most of the workers' time."""
-    most = found.most_gain
-    if most is not None and most < WORTH:
+@dataclass(slots=True)
+class Candidate:
+    """An advice that may be tried.
+
+    Attributes:
+        advice: what the user is told.
+        variant: makes the loader that follows it; None: it can't be tried.
+        unlimited: the gain that is predicted for a step that takes nothing; None: it does not depend on the step.
+    """
+
+    advice: Advice
+    variant: Variant | None
+    unlimited: float | None = None
+
+
+def find_limit(found: Found, *, more_workers: bool = True) -> str:
+    """What holds the loop back: "step", "workers", "device", or the stage that takes most of the workers' time.
+
+    Args:
+        found: what was measured.
+        more_workers: False: more workers were tried, and did not help.
+    """
+    most, waited = found.most_gain, found.loop.wait / max(found.loop.seconds, 1e-9)
+    if most is not None and (most < WORTH or (waited < _HARDLY and most < _UNSURE)):
         return "step"
     seconds = found.of_work()
     slowest = max(seconds, key=lambda stage: seconds[stage])
@@ -89,11 +117,10 @@ def find_limit(found: Found) -> str:
     if moving is not None and 1 / moving > max(found.costs.work / max(found.costs.workers, 1), found.costs.step):
         return "device"
     number = _more_workers(found)
-    if number is not None:
+    if number is not None and more_workers:
         then = found.costs.with_workers(number)
         gained = gain(found.costs, then)
-        keeps_up = found.free is not None and then.loop() >= 0.85 * found.free.rate
-        if gained >= WORTH and found.computes and (keeps_up or found.free is None):
+        if found.computes and gained >= _MORE_WORKERS:
             return "workers"
     return slowest
 
@@ -102,7 +129,7 @@ def _more_workers(found: Found) -> int | None:
     """The number of workers that is predicted to be best; None: there are as many already."""
     costs = found.costs
     if found.computes:
-        numbers = list(range(costs.workers, max(round(costs.cores), costs.workers) + 1))
+        numbers = list(range(costs.workers, max(costs.cores, costs.workers) + 1))
     else:
         most = max(1, int(costs.workers or 1) * 4)
         numbers = [number for number in (costs.workers, 1, 2, 4, 8, 16) if costs.workers <= number <= most]
@@ -123,7 +150,7 @@ class Adviser:
 
     def __init__(self, found: Found, limit: str) -> None:
         self._found, self._limit = found, limit
-        self.advice: list[tuple[Advice, Variant | None]] = []
+        self.candidates: list[Candidate] = []
         if limit == "step":
             return
         self._workers()
@@ -132,23 +159,36 @@ class Adviser:
         self._block()
         self._cached()
         self._own_code()
-        self.advice.sort(key=lambda pair: -pair[0].predicted)
+        self.candidates.sort(key=lambda one: -one.advice.predicted)
 
     # -- options of the loader
 
-    def _add(self, name: str, why: str, code: str, predicted: float, options: dict[str, Any], variant: Variant | None) -> None:
+    def _add(
+        self,
+        name: str,
+        why: str,
+        code: str,
+        predicted: float,
+        options: dict[str, Any],
+        variant: Variant | None,
+        unlimited: float | None = None,
+    ) -> None:
         most = self._found.most_gain
         predicted = min(predicted, most) if most is not None else predicted
         if predicted >= WORTH:
-            self.advice.append((Advice(name, why, code, predicted, options=options), variant))
+            self.candidates.append(Candidate(Advice(name, why, code, predicted, options=options), variant, unlimited))
 
-    def _option(self, why: str, predicted: float, **options: Any) -> None:
+    def _unlimited(self, then: Costs) -> float | None:
+        """The gain where the step takes nothing; without workers the step takes its time in any case."""
+        return then.loading() / self._found.costs.loop() if then.workers else None
+
+    def _option(self, why: str, predicted: float, unlimited: float | None = None, **options: Any) -> None:
         text = ", ".join(f"{name}={value!r}" for name, value in options.items())
         loader = self._found.loader
         code = f"create_dataloader(dataset, {text})  # and your other options"
         if not isinstance(loader, Loader):
             code = f"DataLoader(dataset, {text})  # and your other options"
-        self._add(next(iter(options)), why, code, predicted, options, lambda: (copy_of(loader, **options), None))
+        self._add(next(iter(options)), why, code, predicted, options, lambda: (copy_of(loader, **options), None), unlimited)
 
     def _workers(self) -> None:
         found = self._found
@@ -156,18 +196,18 @@ class Adviser:
         if number is None:
             return
         then = found.costs.with_workers(number)
-        predicted = gain(found.costs, then)
+        predicted, unlimited = gain(found.costs, then), self._unlimited(then)
         if not found.computes:
             reads = max(found.of_work(), key=lambda stage: found.of_work()[stage]) == "read"
             if reads and found.reading_gain is None:
                 return
             if reads:
-                predicted = min(predicted, max(1.0, found.reading_gain or 1.0))
-            waiting = 1 - found.costs.cpu / max(found.costs.work, 1e-12)
-            why = f"a worker waits for {waiting:.0%} of its time: more of them wait at the same time"
+                most = max(1.0, found.reading_gain or 1.0)
+                predicted, unlimited = min(predicted, most), min(unlimited or most, most)
+            why = f"a worker waits for {found.waiting:.0%} of its time: more of them wait at the same time"
         else:
-            why = f"{found.costs.workers} of about {found.costs.cores:.0f} free cores make batches"
-        self._option(why, predicted, num_workers=number)
+            why = f"{found.costs.workers} of {found.costs.cores} cores make batches"
+        self._option(why, predicted, unlimited, num_workers=number)
 
     def _prefetch(self) -> None:
         found = self._found
@@ -205,7 +245,7 @@ class Adviser:
         reading = stats.a_sample("read_seconds")
         why = f"{together:,.0f} samples share each block of the storage, which a full shuffle reads and decodes for each of them"
         then = found.costs.without(reading * (1 - 1 / together), computes=found.computes)
-        self._option(why, gain(found.costs, then), shuffle="block")
+        self._option(why, gain(found.costs, then), self._unlimited(then), shuffle="block")
 
     # -- the dataset
 
@@ -234,7 +274,7 @@ class Adviser:
             cached = in_mode(dataset, LoadingMode.CACHED)
             return copy_of(loader, cached), cached
 
-        self._add("loading_mode", why, code, gain(found.costs, then), {"loading_mode": "cached"}, variant)
+        self._add("loading_mode", why, code, gain(found.costs, then), {"loading_mode": "cached"}, variant, self._unlimited(then))
 
     def _pack(self, dataset: BaseDataset, held: float, fixed: float, whole: int) -> None:
         """The samples don't fit memory: decoded pixels in one file."""
@@ -254,6 +294,9 @@ class Adviser:
         inside = max(found.costs.work - found.of_work()["read"], 1e-9)
         factor = min(max(inside / max(fixed, 1e-9), 0.7), 2.0)
         work = min(held * factor, found.costs.work)
+        if is_transformed(found.loader.dataset):  # nothing else becomes faster
+            seconds, counted = found.of_work(), found.alone.a_sample("work_seconds")
+            work = max(work, found.costs.work * (1 - (seconds["read"] + seconds["decode"]) / max(counted, 1e-12)))
         return dataclasses.replace(found.costs, work=work, cpu=min(work, found.costs.cpu))
 
     def _try_cached(self, dataset: BaseDataset) -> tuple[float, float, int] | None:
@@ -322,7 +365,8 @@ class Adviser:
             self._ablation("collate_fn", why, seconds["collate"], lambda: (copy_of(loader, collate_fn=Frozen(function)), None))
 
     def _ablation(self, name: str, why: str, seconds: float, variant: Variant) -> None:
-        self._add(name, why, "", gain(self._found.costs, self._found.costs.without(seconds, computes=self._found.computes)), {}, variant)
+        then = self._found.costs.without(seconds, computes=self._found.computes)
+        self._add(name, why, "", gain(self._found.costs, then), {}, variant, self._unlimited(then))
 
 
 def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:

@@ -21,7 +21,8 @@ class Costs:
         step: of the user's step; 0: there is none.
         step_cpu: of these, how many cores compute.
         workers: processes that make batches.
-        cores: that are free for all of it.
+        cores: of the machine, for this rank.
+        others: cores that other processes keep busy.
     """
 
     work: float
@@ -30,7 +31,8 @@ class Costs:
     step: float
     step_cpu: float
     workers: int
-    cores: float
+    cores: int
+    others: float = 0.0
 
     def loading(self) -> float:
         """Samples a second of the loader alone."""
@@ -41,8 +43,13 @@ class Costs:
         taking = self.main + self.step
         if not self.workers:
             return 1 / max(self.work + taking, 1e-12)
-        computing = (self.cpu + self.main + self.step_cpu) / self.cores
+        computing = (self.cpu + self.main + self.step_cpu) / self._free_cores()
         return 1 / max(self.work / self.workers, taking, computing, 1e-12)
+
+    def _free_cores(self) -> float:
+        """Cores that are idle, or that a fair scheduler shares out to the workers."""
+        others = min(self.others, self.cores)
+        return max(self.cores - others, self.cores * self.workers / (self.workers + others), 0.1)
 
     def scaled_to(self, loading: float) -> Costs:
         """The same, with a worker's time such that the loader alone is as fast as was measured: what workers take from each other."""

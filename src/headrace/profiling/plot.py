@@ -29,8 +29,7 @@ def save_plot(profile: dict[str, Any], path: str | os.PathLike[str]) -> None:
     bars, curve = figure.subplots(2, 1, height_ratios=[max(1, len(stages)), 4])
     names = [stage["name"] for stage in stages]
     colors = [_COLORS["limit" if stage["is_limit"] else "value"] for stage in stages]
-    ceilings = [stage["ceiling"] or stage["samples_per_second"] for stage in stages]
-    bars.barh(names, ceilings, color=_COLORS["ceiling"], height=0.8)
+    bars.barh(names, [stage["ceiling"] or 0.0 for stage in stages], color=_COLORS["ceiling"], height=0.8)
     bars.barh(names, [stage["samples_per_second"] for stage in stages], color=colors, height=0.5)
     if stages:
         bars.set_xscale("log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,13 +20,14 @@ from headrace.loader.plan import OrderPlan
 from headrace.memory.limits import usable_cpus
 from headrace.order import BatchRequest, EpochOrder, RankBatches, detect_world
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.advice import Adviser, Found, collating_of, copy_of, find_limit
+from headrace.profiling.advice import Adviser, Candidate, Found, collating_of, copy_of, find_limit
 from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeated
 from headrace.profiling.model import Costs
-from headrace.profiling.result import Profile, Stage
-from headrace.profiling.running import Running, Step, Turn, run_step, samples_of
+from headrace.profiling.result import WORTH, Advice, Profile, Stage
+from headrace.profiling.running import Running, Step, Turn, joined, run_step, samples_of
 from headrace.profiling.trying import try_advice
 
+_ROUNDS = 3
 _KEPT = 4  # batches that stand for data that cost nothing
 _MOST = {"loop": 8.0, "alone": 4.0, "free": 3.0, "stages": 6.0}  # seconds: longer runs say no more
 _TRIED = 2  # pieces of advice that are measured
@@ -62,22 +64,35 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     with preserved_rng():
         found, told = _measure(loader, step, seconds * share)
         limit = find_limit(found)
-        adviser = Adviser(found, limit)
-        chosen = [(advice, variant) for advice, variant in adviser.advice if variant is not None][:_TRIED] if apply else []
-        for number, (tried, variant) in enumerate(chosen):
-            left = max(2.0, seconds * 0.97 - (time.perf_counter() - began)) / (len(chosen) - number)
-            assert variant is not None
-            try_advice(loader, tried, variant, step, samples_of, left)
-    for one, made in adviser.advice:
-        if apply and made is None:
-            one.not_measured = "not measured: it writes a file"
-        elif apply and one.measured is None and not one.not_measured:
-            one.not_measured = "not measured: others are predicted to gain more"
+        candidates = Adviser(found, limit).candidates
+        if apply:
+            _try_best(loader, candidates, found, step, began + 0.97 * seconds)
+            limit = _after_trying(limit, candidates, found)
     profile = _result(loader, found, limit, step is not None, told)
-    profile.advice = [one for one, _ in adviser.advice]
+    profile.advice = [one.advice for one in candidates]
     profile.verdict = _verdict(profile, found)
     profile.seconds = time.perf_counter() - began
     return profile
+
+
+def _try_best(loader: Any, candidates: list[Candidate], found: Found, step: Step | None, until: float) -> None:
+    """Tries some candidates, options before what has none."""
+    possible = sorted((one for one in candidates if one.variant is not None), key=lambda one: not one.advice.options)
+    for number, candidate in enumerate(chosen := possible[:_TRIED]):
+        left = max(2.0, until - time.perf_counter()) / (len(chosen) - number)
+        try_advice(loader, candidate, None if found.free is None else found.free.rate, step, samples_of, left)
+    for one in candidates:
+        if one.variant is None:
+            one.advice.not_measured = "not measured: it writes a file"
+        elif one.advice.measured is None and not one.advice.not_measured:
+            one.advice.not_measured = "not measured: others are predicted to gain more"
+
+
+def _after_trying(limit: str, candidates: list[Candidate], found: Found) -> str:
+    """What holds the loop back, where more workers have not helped."""
+    workers = next((one.advice for one in candidates if one.advice.name == "num_workers"), None)
+    is_refuted = workers is not None and workers.measured is not None and workers.measured < WORTH
+    return find_limit(found, more_workers=False) if limit == "workers" and is_refuted else limit
 
 
 def _check(loader: Any, step: Any, seconds: Any) -> None:
@@ -96,20 +111,18 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Tur
     """The loop, the loader alone, the step alone, and each stage by itself."""
     running = Running(copy_of(loader), samples_of)
     try:
-        kept = running.first(1)
-        free = None
-        if step is not None:
-            kept += running.first(_KEPT - 1)
-            sizes = [samples_of(batch) for batch in kept]
-            free = run_step(kept, sizes, step, min(_MOST["free"], 0.12 * seconds))
+        kept = running.first(1 if step is None else _KEPT)
+        sizes = [samples_of(batch) for batch in kept]
+        loops, frees = [], []
+        for _ in range(1 if step is None else _ROUNDS):  # in turns: the machine may change meanwhile
+            rounds = 1 if step is None else _ROUNDS
+            loops.append(running.run(min(_MOST["loop"], 0.3 * seconds) / rounds, step, looks=True))
+            if step is not None:
+                frees.append(run_step(kept, sizes, step, min(_MOST["free"], 0.15 * seconds) / rounds))
         del kept
-        loop = running.run(min(_MOST["loop"], 0.3 * seconds), step, looks=True)
+        loop, free = joined(loops), joined(frees) if frees else None
+        most = statistics.median(f.rate / max(one.rate, 1e-9) for one, f in zip(loops, frees, strict=True)) if frees else None
         alone = loop if step is None else running.run(min(_MOST["alone"], 0.2 * seconds))
-        if free is not None and step is not None:  # once more: the machine may have changed meanwhile
-            kept = running.first(_KEPT)
-            again = run_step(kept, sizes, step, min(_MOST["free"], 0.06 * seconds))
-            del kept
-            free = free if free.rate >= again.rate else again
         config = running.loader
     finally:
         running.close()
@@ -119,7 +132,7 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Tur
     if requests is not None:
         device = config.config.device if isinstance(config, Loader) else None
         stages = measure_alone(config.dataset, collating_of(config), repeated(requests, 1_000_001), device, left)
-    found = Found(loader, loop, alone, free, stages, _costs(config, alone, loop, free, stages), requests)
+    found = Found(loader, loop, alone, free, most, stages, _costs(config, alone, free, stages), requests)
     if isinstance(config.dataset, BaseDataset) and requests is not None and not found.computes:
         found.reading_gain = reading_gain(config.dataset, repeated(requests, 1_000_002), min(2.0, 0.08 * seconds))
     return found, loop
@@ -140,18 +153,19 @@ def _requests_of(loader: Any) -> Callable[[int], Iterator[BatchRequest]] | None:
     return lambda epoch: plan.requests(epoch, 0)
 
 
-def _costs(loader: Any, alone: Turn, loop: Turn, free: Turn | None, stages: Alone) -> Costs:
+def _costs(loader: Any, alone: Turn, free: Turn | None, stages: Alone) -> Costs:
     workers, samples = int(getattr(loader, "num_workers", 0)), max(alone.samples, 1)
     work, cpu = alone.a_sample("work_seconds"), alone.a_sample("work_cpu_seconds")
     if not work:  # nobody counted in the workers: as it was in this process
         work = sum(1 / rate for stage in ("sample", "collate") if (rate := stages.rate(stage)))
-        work = cpu = work or max(1, workers) / max(alone.rate, 1e-9)
+        work = work or max(1, workers) / max(alone.rate, 1e-9)
+        cpu = alone.a_sample("work_cpu_seconds") if workers else min(work, alone.own_cpu / samples)
     own = alone.own_cpu / samples
     main = own if workers else max(0.0, own - cpu)
     step = step_cpu = 0.0
     if free is not None:
         step, step_cpu = 1 / max(free.rate, 1e-9), free.own_cpu / max(free.samples, 1)
-    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, max(1.0, _cores() - alone.others))
+    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, _cores(), alone.others)
     return costs.scaled_to(alone.rate)
 
 
@@ -167,6 +181,8 @@ def _result(loader: Any, found: Found, limit: str, has_step: bool, told: Turn) -
     if isinstance(loader, Loader):
         for field in dataclasses.fields(loader.config):
             value = getattr(loader.config, field.name)
+            if hasattr(value, "get_start_method"):
+                value = value.get_start_method()
             config[field.name] = value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
     else:
         config = {
@@ -220,7 +236,8 @@ def _stages(found: Found, limit: str) -> list[Stage]:
     costs = found.costs
     if costs.workers:
         ceiling = costs.workers / work
-        stages.append(Stage("workers", found.alone.rate, ceiling, f"{costs.workers} workers that never wait", is_limit=limit == "workers"))
+        what = "1 worker that never waits" if costs.workers == 1 else f"{costs.workers} workers that never wait"
+        stages.append(Stage("workers", found.alone.rate, ceiling, what, is_limit=limit == "workers"))
     elif limit == "workers":
         stages.append(Stage("workers", found.alone.rate, None, "no workers: this process loads", is_limit=True))
     if found.free is not None:
@@ -241,16 +258,26 @@ def _verdict(profile: Profile, found: Found) -> str:
         "read": "Reading", "decode": "Decoding", "transform": "The transform", "collate": "The collate function",
         "sample": "The dataset's __getitem__", "device": "Copying to the device",
     }  # fmt: skip
-    of_time = f", {share:.0%} of a worker's time," if share is not None else ""
+    whose = "a worker's time" if profile.workers else "the time that loading takes"
+    of_time = f", {share:.0%} of {whose}," if share is not None else ""
     holds = "hold" if profile.limit == "workers" else "holds"
-    whole = f" of at most x{most:.2f}" if most is not None else ""
-    advice = next((one for one in profile.advice if one.options), None)
-    if advice is None:
-        most_is = f", and x{most:.2f} is the most to gain" if most is not None else ""
-        return f"{names[profile.limit]}{of_time} {holds} the loop back; no option helps{most_is}."
-    gained = f"x{advice.measured:.2f} measured" if advice.measured is not None else f"x{advice.predicted:.2f} predicted"
-    options = ", ".join(f"{name}={value!r}" for name, value in advice.options.items())
-    return f"{names[profile.limit]}{of_time} {holds} the loop back: {options} gains {gained}{whole}."
+    most_is = f" of at most x{most:.2f}" if most is not None else ""
+    held = f"{names[profile.limit]}{of_time} {holds} the loop back"
+    measured = [one for one in profile.advice if one.measured is not None and one.options]
+    best = profile.best
+    if best is not None:
+        return f"{held}: {_named(best)} gains x{best.measured:.2f}, measured{most_is}."
+    untried = next((one for one in profile.advice if one.measured is None and one.options), None)
+    if untried is not None and not measured:
+        return f"{held}: {_named(untried)} is predicted to gain x{untried.predicted:.2f}{most_is}."
+    own = next((one for one in profile.advice if not one.options and one.name != "packing"), None)
+    faster = f", and a faster one gains at most x{own.measured or own.predicted:.2f}" if own is not None else ""
+    tried = "nothing that was tried helps" if measured else "no option helps"
+    return f"{held}; {tried}{faster}."
+
+
+def _named(advice: Advice) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in advice.options.items())
 
 
 def samples_a_batch(found: Found) -> float:

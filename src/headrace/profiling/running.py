@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -21,7 +22,7 @@ from headrace.profiling.room import finish_kernels
 from headrace.profiling.workers import endless
 
 Step = Callable[[Any], Any]
-_LOOK_EVERY = 0.5  # seconds between two looks at memory
+_LOOK_EVERY = 0.25  # seconds between two looks at memory
 _KEPT = 400  # batches of the time line
 _TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 
@@ -36,7 +37,8 @@ class Turn:
         wait: seconds blocked in ``next``; `step`: those of the step.
         own_cpu: seconds that this process computed.
         others: cores that other processes of the machine kept busy; 0 where that can't be told.
-        times: of the workers, by name: see `Loader.get_stats()`; all 0 for a loader that is not headrace's.
+        queued: seconds that workers were ready to compute and had no core; 0 where the system does not say.
+        times: of the workers, by name: see `Loader.get_stats()`; of a loader that is not headrace's only what they computed.
         told: each batch.
         series: seconds since the beginning, samples a second, and bytes of memory.
     """
@@ -48,6 +50,7 @@ class Turn:
     step: float = 0.0
     own_cpu: float = 0.0
     others: float = 0.0
+    queued: float = 0.0
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
     told: deque[BatchTimes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     series: list[tuple[float, float, int]] = field(default_factory=list)
@@ -74,7 +77,8 @@ class Running:
         self.loader: Any = loader
         self._samples = samples
         self._told: deque[BatchTimes] = deque(maxlen=_KEPT)
-        self._count = 0
+        self._count, self._own_pid = 0, os.getpid()
+        self._pids: set[int] = set()
         if isinstance(loader, Loader):
             loader.on_batch(self._tell)
         self._batches: Generator[Any, None, None] | None = None
@@ -82,6 +86,8 @@ class Running:
     def _tell(self, times: BatchTimes) -> None:
         self._told.append(times)
         self._count = times.samples
+        if times.worker_pid != self._own_pid:
+            self._pids.add(times.worker_pid)
 
     def _next(self) -> Any:
         if self._batches is None:
@@ -102,7 +108,8 @@ class Running:
         """
         turn, prefetched = Turn(), self._prefetched()
         began, begun_at, looked = time.perf_counter(), None, 0.0
-        seen, before, cpu, busy = 0, self._times(), 0.0, 0.0
+        seen, before, cpu, busy, paused = 0, self._times(), 0.0, 0.0, 0.0
+        queued: dict[int, float] = {}
         while True:
             asked = time.perf_counter()
             batch = self._next()
@@ -116,19 +123,23 @@ class Running:
             if begun_at is None:
                 if seen >= prefetched or now - began >= 0.4 * seconds:
                     finish_kernels()
-                    begun_at = looked = time.perf_counter()
-                    before, cpu, busy = self._times(), time.process_time(), _busy()
                     self._told.clear()
+                    queued = {pid: _queued(pid) for pid in self._pids}
+                    before, cpu, busy = self._times(), time.process_time(), _busy()
+                    begun_at = looked = time.perf_counter()
                 continue
             turn.batches, turn.samples = turn.batches + 1, turn.samples + count
             turn.wait, turn.step = turn.wait + got - asked, turn.step + now - got
-            if looks and (now - looked >= _LOOK_EVERY or not turn.series):
-                turn.series.append((now - begun_at, turn.samples / max(now - begun_at, 1e-9), self._memory()))
+            if looks and now - looked >= _LOOK_EVERY:
+                elapsed = now - begun_at - paused
+                turn.series.append((elapsed, turn.samples / max(elapsed, 1e-9), self._memory()))
                 looked = time.perf_counter()
+                paused += looked - now
             if now - begun_at >= seconds:
                 break
         finish_kernels()
-        turn.seconds, turn.own_cpu = time.perf_counter() - begun_at, time.process_time() - cpu
+        turn.seconds, turn.own_cpu = time.perf_counter() - begun_at - paused, time.process_time() - cpu
+        turn.queued = sum(max(0.0, _queued(pid) - before_it) for pid, before_it in queued.items())
         after = self._times()
         turn.times = {name: after[name] - before[name] for name in after}
         busy, own = _busy() - busy, turn.own_cpu + turn.times["work_cpu_seconds"]
@@ -145,16 +156,17 @@ class Running:
 
     def _times(self) -> dict[str, float]:
         if not isinstance(self.loader, Loader):
-            return dict.fromkeys(_TIMES, 0.0)
+            return {**dict.fromkeys(_TIMES, 0.0), "work_cpu_seconds": _computed_by_children()}
         stats = self.loader.get_stats()
         return {name: float(stats[name]) for name in _TIMES}
 
     def _memory(self) -> int:
         """Bytes of this process and its workers (PSS)."""
-        own = psutil.Process()
-        with contextlib.suppress(psutil.Error):
-            return sum(pss_of(one.pid) for one in (own, *own.children()))
-        return 0
+        pids = self._pids
+        if not isinstance(self.loader, Loader):
+            with contextlib.suppress(psutil.Error):
+                pids = {child.pid for child in psutil.Process().children()}
+        return sum(map(pss_of, (self._own_pid, *pids)))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -165,10 +177,42 @@ class Running:
             self.loader.close()
 
 
+def _queued(pid: int) -> float:
+    """Seconds that a process's first thread was ready and had no core, since it began; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _computed_by_children() -> float:
+    """Seconds that the children of this process have computed."""
+    seconds = 0.0
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
 def _busy() -> float:
     """Seconds that the machine's cores have computed, all together."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "nice", 0.0))
+
+
+def joined(turns: Sequence[Turn]) -> Turn:
+    """Several turns of one loader as one."""
+    whole = Turn()
+    for turn in turns:
+        whole.series += [(whole.seconds + seconds, rate, memory) for seconds, rate, memory in turn.series]
+        for name in ("samples", "batches", "seconds", "wait", "step", "own_cpu", "queued"):
+            setattr(whole, name, getattr(whole, name) + getattr(turn, name))
+        whole.times = {name: whole.times[name] + turn.times[name] for name in turn.times}
+        whole.told = turn.told or whole.told  # of one stretch: the time line has no holes
+        whole.others += turn.others / len(turns)
+    return whole
 
 
 def _differences(series: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
