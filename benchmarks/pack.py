@@ -265,7 +265,7 @@ def encoded(job: Job) -> Section:
     ratios = [
         Ratio("encoded: headrace, check header / cp", HEADER, ("limit: cp -r",)),
         Ratio("encoded: headrace, check header / MDS", HEADER, (MDS,)),
-        Ratio("encoded: headrace, check header / best peer", HEADER, (MDS, LITDATA, WEBDATASET)),
+        Ratio("encoded: headrace, parts, check header / MDS", "headrace, parts, check header", (MDS,)),
         Ratio("encoded: Zarr, check header / MDS", ZARR, (MDS,)),
     ]
     return Section("encoded", "img/s", MDS, contestants(job, "encoded", writers), ratios, len(job.files))
@@ -306,11 +306,11 @@ def decoded(job: Job) -> Section:
 
 
 def processes(job: Job) -> Section:
-    options: dict[str, Any] = {"store": "decoded", "size": SIZE, "parts": True, "workers": 1}
+    options: dict[str, Any] = {"store": "jpeg", "max_size": MAX_SIZE, "quality": QUALITY, "parts": True, "workers": 1}
     one, two = "1 process, 1 thread", "2 processes, 1 thread each"
     writers = {one: functools.partial(packed, **options), two: functools.partial(packed, processes=2, **options)}
     made = contestants(job, "processes", writers)
-    return Section("processes", "img/s", one, made, [Ratio("decoded: 2 processes / 1", two, (one,))], len(job.files))
+    return Section("processes", "img/s", one, made, [Ratio("jpeg: 2 processes / 1", two, (one,))], len(job.files))
 
 
 def read(job: Job) -> Section:
