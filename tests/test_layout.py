@@ -89,9 +89,10 @@ INSIDE: dict[str, list[str]] = {
     "packing/jobs": ["planning", "job", "running"],
     "packing/dry_run": ["measure", "plan"],
     "packing/zarr": ["layout", "shard", "part", "verify"],
+    "profiling/report": ["page", "plot", "result"],
     "profiling": [
-        *("room", "tune", "workers", "compare", "page", "plot", "result", "model", "gil", "frozen", "running", "alone", "advice"),
-        *("trying", "profile"),
+        *("room", "tune", "workers", "compare", "report", "model", "gil", "frozen", "running", "alone", "limit"),
+        *("images", "advice", "trying", "profile"),
     ],
     "previewing": ["batch", "panels", "table", "sheet"],
     "inspecting": [

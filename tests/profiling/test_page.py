@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.profiling.page import page_of
+from headrace.profiling.report.page import page_of
 from tests.profiling.test_profile import made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -15,16 +15,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import headrace
-from headrace import BaseDataset, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
+from headrace import BaseDataset, BudgetError, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
 from headrace.cli.main import main
 from headrace.monitor.hooks import STAGES
-from headrace.profiling.advice import Candidate, Found, find_limit
 from headrace.profiling.alone import Alone
 from headrace.profiling.frozen import Frozen
+from headrace.profiling.images import as_uint8, smaller_files
+from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
 from headrace.profiling.profile import _after_trying
-from headrace.profiling.result import Advice, Stage
+from headrace.profiling.report.result import Advice, Stage
 from headrace.profiling.running import Turn, joined
+from headrace.profiling.trying import try_advice
+from tests.data.make import make_photos
 
 SECONDS = 2.0
 
@@ -195,6 +198,41 @@ def test_workers_that_wait_are_not_too_few() -> None:
     assert find_limit(found) == "read" and found.waiting == pytest.approx(0.9)
     turn.queued = 8.0
     assert find_limit(found) == "workers", "what is ready and has no core does not wait for a disk"
+
+
+@pytest.fixture(scope="module")
+def large_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs of 640 x 480."""
+    return make_photos(tmp_path_factory.mktemp("large"), classes=("noise",), per_class=16, size=(640, 480))
+
+
+def test_images_may_be_smaller_and_uint8(large_photos: Path) -> None:
+    loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
+    profile = profile_dataloader(loader, rest, SECONDS)
+    advice = {one.name: one for one in profile.advice}
+    assert "--store jpeg --max-size 120 --quality 90" in advice["smaller files"].code and str(large_photos) in advice["smaller files"].code
+    assert advice["smaller files"].predicted > 1.2
+    view = as_uint8(loader.dataset)
+    assert view is not None and next(iter(loader_of(view)))[0].dtype == torch.uint8
+    assert as_uint8(view) is None and as_uint8(ImageDataset(large_photos, transform=lambda image: image)) is None
+    assert smaller_files(ImageDataset(large_photos, image_size=600), lambda epoch: loader._plan.requests(epoch, 0)) is None
+
+
+def test_of_other_batches_the_step_gets_one_that_it_knows(large_photos: Path) -> None:
+    loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
+    view, seen = as_uint8(loader.dataset), []
+    candidate = Candidate(Advice("uint8", "", "", 1.2), lambda: (loader_of(view), None), None, keeps_batch=True)
+    try_advice(loader, candidate, None, lambda batch: seen.append(batch[0].dtype), lambda batch: len(batch[0]), 3.0)
+    assert candidate.advice.measured is not None and set(seen) == {torch.float32}
+
+
+def test_advice_that_can_not_be_tried_says_so() -> None:
+    def variant() -> Any:
+        raise BudgetError("no room")
+
+    candidate = Candidate(Advice("num_workers", "", "", 2.0), variant)
+    try_advice(loader_of(Slow()), candidate, None, None, len, 1.0)
+    assert candidate.advice.measured is None and candidate.advice.not_measured == "it could not be tried: no room"
 
 
 # -- what is refused

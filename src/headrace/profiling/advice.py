@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
+import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,127 +17,21 @@ from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
 from headrace.errors import HeadraceWarning
+from headrace.io.paths import redact
 from headrace.loader import Loader
 from headrace.loader.data import length_of
 from headrace.memory.budget import format_size, size_of
 from headrace.modes import LoadingMode
-from headrace.monitor.hooks import STAGES
 from headrace.order import BatchRequest
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.alone import Alone
 from headrace.profiling.frozen import Frozen
-from headrace.profiling.model import Costs, fewest_workers, gain
-from headrace.profiling.result import WORTH, Advice
-from headrace.profiling.running import Turn
+from headrace.profiling.images import as_uint8, smaller_files, work_ratio
+from headrace.profiling.limit import Candidate, Found, Variant, more_workers
+from headrace.profiling.model import Costs, gain
+from headrace.profiling.report.result import WORTH, Advice
 from headrace.profiling.workers import plain_loader
 
 _SAMPLES = 64  # that are cached to try what cached samples cost
-_COMPUTES = 0.5  # of a worker's time: below it waits rather than computes
-_MORE_WORKERS = 1.15  # a gain that makes their number the limit
-_HARDLY, _UNSURE = 0.08, 1.2  # a loop that hardly waits is held back by its step, unless it is clearly slower than the step alone
-
-
-@dataclass(slots=True)
-class Found:
-    """What was measured before any advice.
-
-    Attributes:
-        loader: the user's, which is left alone; a `Loader`, or a torch `DataLoader`.
-        loop: with the step, if there is one; `alone`: the loader without; `free`: the step with batches in memory.
-        stages: of the dataset by itself.
-        most_gain: by which the loop would be faster if data cost nothing.
-        costs: of a sample, which agree with the rate of the loader alone.
-        requests: epoch -> its batches; None: not known.
-    """
-
-    loader: Any
-    loop: Turn
-    alone: Turn
-    free: Turn | None
-    most_gain: float | None
-    stages: Alone
-    costs: Costs
-    requests: Callable[[int], Iterator[BatchRequest]] | None
-    reading_gain: float | None = None
-
-    def of_work(self) -> dict[str, float]:
-        """Seconds of each stage for a sample: those of the workers, or, where nobody counted them, those of this process."""
-        if self.alone.times["work_seconds"]:
-            return {stage: self.alone.a_sample(f"{stage}_seconds") for stage in STAGES}
-        rates = {stage: self.stages.rate(stage) for stage in STAGES}
-        return {stage: 1 / rate if rate else 0.0 for stage, rate in rates.items()}
-
-    @property
-    def computes(self) -> bool:
-        """True if workers compute, rather than wait for a disk or a server."""
-        return self.waiting <= 1 - _COMPUTES
-
-    @property
-    def waiting(self) -> float:
-        """The share of a worker's time in which it neither computes nor is ready to."""
-        turn, workers = self.alone, self.costs.workers
-        busy, whole = turn.times["work_cpu_seconds"] + turn.queued, turn.times["work_seconds"]
-        if not whole:  # nobody counted in the workers: alone, a loader's workers are at it all the time
-            busy, whole = busy if workers else turn.own_cpu, turn.seconds * max(1, workers)
-        return max(0.0, 1 - busy / max(whole, 1e-9))
-
-
-Variant = Callable[[], tuple[Any, Any]]
-"""Makes a loader with a change, and the dataset that it has of its own, to be closed, or None."""
-
-
-@dataclass(slots=True)
-class Candidate:
-    """An advice that may be tried.
-
-    Attributes:
-        advice: what the user is told.
-        variant: makes the loader that follows it; None: it can't be tried.
-        unlimited: the gain that is predicted for a step that takes nothing; None: it does not depend on the step.
-    """
-
-    advice: Advice
-    variant: Variant | None
-    unlimited: float | None = None
-
-
-def find_limit(found: Found, *, more_workers: bool = True) -> str:
-    """What holds the loop back: "step", "workers", "device", or the stage that takes most of the workers' time.
-
-    Args:
-        found: what was measured.
-        more_workers: False: more workers were tried, and did not help.
-    """
-    most, waited = found.most_gain, found.loop.wait / max(found.loop.seconds, 1e-9)
-    if most is not None and (most < WORTH or (waited < _HARDLY and most < _UNSURE)):
-        return "step"
-    seconds = found.of_work()
-    slowest = max(seconds, key=lambda stage: seconds[stage])
-    moving = found.stages.rate("device")
-    if moving is not None and 1 / moving > max(found.costs.work / max(found.costs.workers, 1), found.costs.step):
-        return "device"
-    number = _more_workers(found)
-    if number is not None and more_workers:
-        then = found.costs.with_workers(number)
-        gained = gain(found.costs, then)
-        if found.computes and gained >= _MORE_WORKERS:
-            return "workers"
-    return slowest
-
-
-def _more_workers(found: Found) -> int | None:
-    """The number of workers that is predicted to be best; None: there are as many already."""
-    costs = found.costs
-    if found.computes:
-        numbers = list(range(costs.workers, max(costs.cores, costs.workers) + 1))
-    else:
-        most = max(1, int(costs.workers or 1) * 4)
-        numbers = [number for number in (costs.workers, 1, 2, 4, 8, 16) if costs.workers <= number <= most]
-    plan = getattr(found.loader, "_plan", None)
-    turns = None if plan is None else plan.parameters().get("turns")
-    numbers = [number for number in numbers if number == costs.workers or not turns or turns % number == 0]
-    best = fewest_workers(costs, numbers)
-    return best if best > costs.workers else None
 
 
 class Adviser:
@@ -158,6 +52,7 @@ class Adviser:
         self._persistent()
         self._block()
         self._cached()
+        self._images()
         self._own_code()
         self.candidates.sort(key=lambda one: -one.advice.predicted)
 
@@ -172,11 +67,12 @@ class Adviser:
         options: dict[str, Any],
         variant: Variant | None,
         unlimited: float | None = None,
+        keeps_batch: bool = False,
     ) -> None:
         most = self._found.most_gain
         predicted = min(predicted, most) if most is not None else predicted
         if predicted >= WORTH:
-            self.candidates.append(Candidate(Advice(name, why, code, predicted, options=options), variant, unlimited))
+            self.candidates.append(Candidate(Advice(name, why, code, predicted, options=options), variant, unlimited, keeps_batch))
 
     def _unlimited(self, then: Costs) -> float | None:
         """The gain where the step takes nothing; without workers the step takes its time in any case."""
@@ -192,7 +88,7 @@ class Adviser:
 
     def _workers(self) -> None:
         found = self._found
-        number = _more_workers(found)
+        number = more_workers(found)
         if number is None:
             return
         then = found.costs.with_workers(number)
@@ -280,12 +176,12 @@ class Adviser:
         """The samples don't fit memory: decoded pixels in one file."""
         found = self._found
         size = getattr(dataset, "image_size", None)
-        if size is None or dataset.data_path is None:
+        if size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
             return
         then = self._with_work(held, fixed)
         why = f"decoded samples, {format_size(whole)}, don't fit memory; in a packed file nothing is left to decode"
         shape = "x".join(map(str, size)) if isinstance(size, (tuple, list)) else str(size)
-        code = f"headrace pack {dataset.data_path} packed.h5 --store decoded --size {shape}"
+        code = f"headrace pack {shlex.quote(redact(os.fspath(dataset.data_path)))} packed.h5 --store decoded --size {shape}"
         self._add("packing", why, code, gain(found.costs, then), {}, None)
 
     def _with_work(self, held: float, fixed: float) -> Costs:
@@ -335,6 +231,28 @@ class Adviser:
             return best / count, (filling - reading) / count, size_of(value)
         finally:
             cached.close()
+
+    def _images(self) -> None:
+        found, loader = self._found, self._found.loader
+        dataset = getattr(loader, "dataset", None)
+        if not isinstance(loader, Loader) or found.requests is None or not isinstance(dataset, BaseDataset):
+            return
+        view = as_uint8(dataset)
+        if view is not None:
+            ratio = work_ratio(dataset, view, collating_of(loader), found.requests(1_000_004))  # type: ignore[arg-type]  # of images
+            then = found.costs.without((1 - min(ratio, 1.0)) * found.costs.work, computes=found.computes)
+            why = "batches of uint8 are a quarter of the bytes, and normalised on the device (where that takes its time)"
+            code = "ImageDataset(..., normalize=False)  # and in the step: (images / 255 - mean) / std"
+            variant: Variant = lambda: (copy_of(loader, view), None)  # noqa: E731
+            self._add("uint8", why, code, gain(found.costs, then), {}, variant, self._unlimited(then), keeps_batch=True)
+        if dataset.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
+            return
+        smaller = smaller_files(dataset, found.requests)
+        if smaller is not None:
+            saved = found.of_work()["decode"] * (1 - min(smaller.ratio, 1.0))
+            then = found.costs.without(saved, computes=found.computes)
+            why = f"images of at most {smaller.side} pixels decode in {smaller.ratio:.0%} of the time, and are resized to samples as before"
+            self._add("smaller files", why, smaller.command, gain(found.costs, then), {}, None, self._unlimited(then))
 
     # -- the user's own code
 

@@ -20,10 +20,11 @@ from headrace.loader.plan import OrderPlan
 from headrace.memory.limits import usable_cpus
 from headrace.order import BatchRequest, EpochOrder, RankBatches, detect_world
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.advice import Adviser, Candidate, Found, collating_of, copy_of, find_limit
+from headrace.profiling.advice import Adviser, collating_of, copy_of
 from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeated
+from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
-from headrace.profiling.result import WORTH, Advice, Profile, Stage
+from headrace.profiling.report.result import WORTH, Advice, Profile, Stage
 from headrace.profiling.running import Running, Step, Turn, joined, run_step, samples_of
 from headrace.profiling.trying import try_advice
 
@@ -92,7 +93,7 @@ def _after_trying(limit: str, candidates: list[Candidate], found: Found) -> str:
     """What holds the loop back, where more workers have not helped."""
     workers = next((one.advice for one in candidates if one.advice.name == "num_workers"), None)
     is_refuted = workers is not None and workers.measured is not None and workers.measured < WORTH
-    return find_limit(found, more_workers=False) if limit == "workers" and is_refuted else limit
+    return find_limit(found, may_be_workers=False) if limit == "workers" and is_refuted else limit
 
 
 def _check(loader: Any, step: Any, seconds: Any) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.profiling.advice import Candidate, copy_of
+from headrace.profiling.advice import copy_of
+from headrace.profiling.limit import Candidate
 from headrace.profiling.running import Running, Step
 
 _ROUNDS = 3
@@ -43,11 +44,15 @@ def try_advice(
             advice.not_measured = "an epoch takes longer than there is time for: profile with more seconds"
             return
         turn = max(_LEAST, 0.9 * (until - time.perf_counter()) / (2 * _ROUNDS + 1))
+        own_step = step
+        if candidate.keeps_batch and step is not None:
+            known, call = base.first(1)[0], step
+            own_step = lambda batch: call(known)  # noqa: E731
         gains, before = [], []
         base.run(turn / 2, step)
         for number in range(_ROUNDS):
             pair = (base, other) if number % 2 == 0 else (other, base)
-            rates = {id(one): one.run(turn, step).rate for one in pair}
+            rates = {id(one): one.run(turn, step if one is base else own_step).rate for one in pair}
             before.append(rates[id(base)])
             gains.append(rates[id(other)] / max(rates[id(base)], 1e-9))
         if free is not None and candidate.unlimited is not None:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.display import Lines
-from headrace.profiling.page import page_of
-from headrace.profiling.plot import save_plot
+from headrace.profiling.report.page import page_of
+from headrace.profiling.report.plot import save_plot
 
 WORTH = 1.08
 """A gain below this is within what two runs of the same loader differ by."""

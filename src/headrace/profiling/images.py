@@ -1,0 +1,112 @@
+"""Advice that only images have: uint8 until the device, and smaller files."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from headrace.datasets import ImageDataset
+from headrace.datasets.core.batch import Collating
+from headrace.datasets.core.finishing import is_transformed
+from headrace.datasets.core.ways import choose_way
+from headrace.io.paths import redact
+from headrace.order import BatchRequest
+from headrace.order.seeding import preserved_rng
+
+_TRIED = 24  # images
+_MARGIN, _QUALITY = 1.25, 90  # of the files that are tried: their longer side by that of a sample, and the quality of their JPEG
+
+
+def as_uint8(dataset: Any) -> ImageDataset | None:
+    """A view of images that are left uint8; None: they are already, or a transform makes them what they are."""
+    if not isinstance(dataset, ImageDataset) or is_transformed(dataset) or not dataset._format.normalize:
+        return None
+    view = dataset.subset(np.arange(len(dataset)))
+    view._format = dataclasses.replace(dataset._format, normalize=False)
+    return view
+
+
+def work_ratio(dataset: ImageDataset, other: ImageDataset, collating: Collating, requests: Iterable[BatchRequest]) -> float:
+    """What a batch of another dataset costs in this process, by what one of this dataset costs: the best of three each, in turns."""
+    some = _first(requests, _TRIED)
+    ways, best = [choose_way(one, collating) for one in (dataset, other)], [float("inf")] * 2
+    with preserved_rng():
+        for _ in range(3):
+            for number, way in enumerate(ways):
+                start = time.perf_counter()
+                for request in some:
+                    way.make(request)
+                best[number] = min(best[number], time.perf_counter() - start)
+    for one in (dataset, other):
+        one.sample_reader.reset_report()
+    return best[1] / best[0]
+
+
+def _first(requests: Iterable[BatchRequest], samples: int) -> list[BatchRequest]:
+    some: list[BatchRequest] = []
+    for request in requests:
+        some.append(request)
+        if sum(map(len, some)) >= samples:
+            break
+    return some
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Smaller:
+    """Files of smaller images.
+
+    Attributes:
+        side: pixels of the longer side.
+        ratio: what decoding one costs, by what decoding an image as it is costs.
+        command: that writes them.
+    """
+
+    side: int
+    ratio: float
+    command: str
+
+
+def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]]) -> Smaller | None:
+    """Some images, encoded anew a little larger than samples are, and decoded; None: they are as small already, or no files to pack."""
+    if not isinstance(dataset, ImageDataset) or dataset.image_size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
+        return None
+    format_ = dataset._format
+    if format_.is_stored_decoded or format_.is_encoded:
+        return None
+    side = int(_MARGIN * max(dataset.image_size))
+    indices = [index for request in _first(requests(1_000_005), _TRIED) for index in request][:_TRIED]
+    records = dataset.sample_source.read(dataset.whole_indices(indices).tolist())
+    made = [_smaller(bytes(record), side) for record in records]
+    if sum(one is not None for one in made) < len(made) / 2:
+        return None
+    others = [bytes(record) if one is None else one for record, one in zip(records, made, strict=True)]
+    best = [float("inf")] * 2
+    for _ in range(3):
+        for number, some in enumerate((records, others)):
+            start = time.perf_counter()
+            for record in some:
+                format_.decode(record)
+            best[number] = min(best[number], time.perf_counter() - start)
+    path = shlex.quote(redact(os.fspath(dataset.data_path)))
+    command = f"headrace pack {path} smaller.h5 --store jpeg --max-size {side} --quality {_QUALITY}"
+    return Smaller(side, best[1] / best[0], command)
+
+
+def _smaller(record: bytes, side: int) -> bytes | None:
+    """An image as a JPEG of that longer side; None: it is no larger."""
+    with Image.open(io.BytesIO(record)) as image:
+        if max(image.size) <= side:
+            return None
+        small = image.convert("RGB")
+        small.thumbnail((side, side), Image.Resampling.BILINEAR)
+        stream = io.BytesIO()
+        small.save(stream, "JPEG", quality=_QUALITY)
+        return stream.getvalue()
