@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import FormatError
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -62,10 +62,12 @@ def packed_groups(data_path: DataPath | FileSet, options: RemoteOptions) -> tupl
 
 
 def packed_zarr_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
-    """What `headrace.pack` made the first of some Zarr stores of ("image", "array"); "": it did not make it."""
+    """What `headrace.pack` made the first of some Zarr stores of ("image", "array"); "": it did not make it, or there is none."""
     paths, opened = packed_groups(data_path, options)
     try:
         info = packed_group(opened.store(paths[0]))
+    except DataNotFoundError:  # a dataset says what is missing
+        return ""
     finally:
         if not isinstance(data_path, FileSet):
             opened.close()
