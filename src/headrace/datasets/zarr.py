@@ -135,7 +135,8 @@ class ZarrDataset(ArrayDataset):
         elif boxes is not None and len(paths) > 1:
             raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
         arrays = list[ZarrArray]()
-        is_pack = patch_shape is None and scale is None and dataset_name in (None, DATA) and _are_packs(opened, paths, target_name)
+        is_pack = patch_shape is None and scale is None and dataset_name in (None, DATA)
+        is_pack = is_pack and all(packed_group(opened.store(path, [dataset_name, target_name])) is not None for path in paths)
         if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
             arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
         if patch_shape is None:
@@ -216,11 +217,6 @@ class ZarrDataset(ArrayDataset):
         if "decode" in self._overridden:
             return None
         return sum(patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes)
-
-
-def _are_packs(opened: OpenZarr, paths: Sequence[str], target_name: str | None) -> bool:
-    """True if `headrace.pack` wrote all of these stores."""
-    return all(packed_group(opened.store(path, [DATA, target_name])) is not None for path in paths)
 
 
 def _joined_volumes(volumes: Sequence[tuple[PatchSource, ZarrArray]]) -> PatchSource | ConcatSource[PatchSource]:
