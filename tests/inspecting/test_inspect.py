@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import h5py
@@ -105,7 +104,6 @@ def test_a_file_that_is_open_for_writing_elsewhere(tmp_path: Path) -> None:
 
 def test_a_server_that_hangs_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        url, start = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5", time.monotonic()
-        with pytest.raises(RemoteError):
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/a.h5"
+        with pytest.raises(RemoteError, match="deadline=1"):
             inspect(url, reach=RemoteOptions(retries=1, deadline=1.0))
-        assert time.monotonic() - start < 60

@@ -77,6 +77,13 @@ def rest(batch: Any) -> None:
     time.sleep(0.001)
 
 
+def step_ms(verdict: str) -> float:
+    """What a verdict says that the step takes, where there is nothing to gain."""
+    match = re.match(r"Nothing to gain from data: the step takes ([\d.]+) ms a batch, ", verdict)
+    assert match is not None, verdict
+    return float(match[1])
+
+
 # -- what is found; the waits are so long that other work on the machine does not change the answer
 
 
@@ -102,7 +109,7 @@ def test_the_slow_stage_is_named(dataset: Any, options: dict[str, Any], limit: s
 def test_a_slow_step_has_nothing_to_gain() -> None:
     profile = profile_dataloader(loader_of(Slow()), lambda batch: time.sleep(0.05), SECONDS)
     assert profile.limit == "step" and not profile.is_limited_by_data and profile.advice == []
-    assert profile.verdict.startswith("Nothing to gain from data: the step takes 5")
+    assert step_ms(profile.verdict) >= 50
     assert "step" in {stage.name for stage in profile.stages if stage.is_limit}
 
 
@@ -371,7 +378,7 @@ def test_the_command(program: str, ending: str, tmp_path: Path, capsys: pytest.C
     command = ["profile", f"{program}{ending}:loader", "--step", f"{program}:step", "--seconds", "2", "--html", str(page)]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("Nothing to gain from data: the step takes 8") and f"written: {page}" in shown
+    assert step_ms(shown) >= 80 and f"written: {page}" in shown
     assert page.read_text().startswith("<!doctype html>")
 
 
