@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def test_the_command_writes_a_picture(
         "import numpy, torch\ndef upside(image):\n    return torch.from_numpy(numpy.array(image)[::-1].copy())\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
     assert main(["preview", str(photos), "-o", "a.png", "--count", "5", "--transform", "turned:upside", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["samples"]) == 5 and told["facts"]["batch"] == "(uint8 [5, 48, 64, 3], int64 [5])"
@@ -140,8 +142,28 @@ def test_the_command_writes_a_picture(
 def test_wrong_use_is_told(arguments: list[str], said: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
     assert main(["preview", str(photos), *arguments]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import headrace\nnumber = 1 / 0", "can't be imported: ZeroDivisionError: division by zero"),
+        ("def augment(image:", "can't be imported: SyntaxError"),
+        ("def augment(image):\n    return image.turned", "augment raised AttributeError: "),
+    ],
+)
+def test_a_fault_of_a_transform_is_its_own(program: str, said: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    name = f"faulty_{abs(hash(program)) % 10**8}"
+    (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert main(["preview", str(photos), "-o", "a.png", "--transform", f"{name}:augment"]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "please report it" not in shown
 
 
 def test_terminals_get_pictures_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

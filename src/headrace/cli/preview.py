@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import base64
-import importlib
 import io
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.naming import imported, raised_by
 from headrace.cli.output import Output, visible, write
-from headrace.errors import ConfigError, WriteError
+from headrace.errors import ConfigError, HeadraceError, WriteError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="of the order and of random transforms (default: 42)")
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="whose first batch is shown (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
-    parser.add_argument("--transform", metavar="MODULE:NAME", help="a callable; MODULE is looked for in the working folder too")
+    parser.add_argument("--transform", metavar="MODULE:NAME", help="a callable, or FILE.py:NAME; the working folder comes first")
     parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
     parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels")
     parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
@@ -68,11 +67,17 @@ def run(given: argparse.Namespace, output: Output) -> int:
 
     names = ("dataset_name", "target_name", "patch_shape", "encoding")
     options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    transform = None if given.transform is None else _imported(given.transform)
+    transform = None if given.transform is None else _transform_of(given.transform)
     _check_output(given.output)
-    shown = preview(
-        given.path, count=given.count, seed=given.seed, epoch=given.epoch, shuffle=not given.in_order, transform=transform, **options
-    )
+    try:
+        shown = preview(
+            given.path, count=given.count, seed=given.seed, epoch=given.epoch, shuffle=not given.in_order, transform=transform, **options
+        )
+    except Exception as error:
+        notes = getattr(error, "__notes__", [])
+        if transform is None or isinstance(error, HeadraceError) or not any("while transforming" in note for note in notes):
+            raise
+        raise raised_by(f"--transform {given.transform}", error) from error
     told: dict[str, Any] = {"title": shown.title, "facts": shown.facts, "notes": shown.notes, "output": given.output}
     told["samples"] = [
         {"index": item.index, "where": item.where, "caption": item.caption, "text": item.text, "padding": item.padding}
@@ -94,27 +99,11 @@ def run(given: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _imported(name: str) -> Callable[[Any], Any]:
-    """The callable that ``module:name`` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ConfigError(f"--transform {name}: write MODULE:NAME, such as my_project.transforms:augment")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--transform {name}: {error}") from error
-    finally:
-        sys.path.remove(os.getcwd())
-    if not callable(found):
-        raise ConfigError(f"--transform {name}: it is {type(found).__name__}, and can't be called")
-    return found  # type: ignore[no-any-return]
+def _transform_of(name: str) -> Callable[[Any], Any]:
+    transform = imported("--transform", name)
+    if not callable(transform):
+        raise ConfigError(f"--transform {name}: it is {type(transform).__name__}, and can't be called")
+    return transform  # type: ignore[no-any-return]
 
 
 def _check_output(path: str | None) -> None:

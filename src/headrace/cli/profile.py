@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from headrace.cli.flags import count
 from headrace.cli.info import seconds
+from headrace.cli.naming import imported, is_name, raised_by
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError, HeadraceError
 
@@ -28,7 +26,6 @@ examples:
 
 FILE.py:NAME and MODULE:NAME are imported: keep what begins a training under `if __name__ == "__main__":`.
 """
-_TARGET = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +74,9 @@ def _loader_of(target: str, batch_size: int) -> tuple[Any, bool]:
 
     from headrace import create_dataloader
 
-    if not _is_name(target):
+    if not is_name(target):
         return create_dataloader(target, batch_size=batch_size), True
-    found = _imported("TARGET", target)
+    found = imported("TARGET", target)
     if callable(found) and not hasattr(found, "__getitem__") and not isinstance(found, DataLoader):
         found = _call(target, found)
     if isinstance(found, DataLoader):
@@ -88,42 +85,12 @@ def _loader_of(target: str, batch_size: int) -> tuple[Any, bool]:
 
 
 def _step_of(target: str) -> Callable[[Any], Any]:
-    if not _is_name(target):
+    if not is_name(target):
         raise ConfigError(f"--step: {target!r} names no function: write MODULE:NAME or FILE.py:NAME")
-    function = _imported("--step", target)
+    function = imported("--step", target)
     if not callable(function):
         raise ConfigError(f"--step: {target} is no function, but a {type(function).__name__}")
     return lambda batch: _call(target, function, batch)
-
-
-def _is_name(target: str) -> bool:
-    """True of ``module:name`` and ``file.py:name``, unless there is a file of that name."""
-    return _TARGET.fullmatch(target) is not None and not os.path.exists(target)
-
-
-def _imported(option: str, target: str) -> Any:
-    """What ``module:name`` or ``file.py:name`` names; the working folder is looked in first."""
-    match = _TARGET.fullmatch(target)
-    assert match is not None
-    module, folder = match["module"], os.getcwd()
-    if module.endswith(".py"):
-        path = os.path.abspath(os.path.expanduser(module))
-        if not os.path.isfile(path):
-            raise ConfigError(f"{option}: there is no file {path}")
-        folder, module = os.path.dirname(path), os.path.basename(path)[: -len(".py")]
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found: Any = importlib.import_module(module)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{option}: {module} can't be imported: {type(error).__name__}: {error}") from error
-    for name in match["name"].split("."):
-        if not hasattr(found, name):
-            raise ConfigError(f"{option}: {module} has no {match['name']}")
-        found = getattr(found, name)
-    return found
 
 
 def _call(target: str, function: Callable[..., Any], *given: Any) -> Any:
@@ -133,4 +100,4 @@ def _call(target: str, function: Callable[..., Any], *given: Any) -> Any:
     except HeadraceError:
         raise
     except Exception as error:
-        raise ConfigError(f"{target} raised {type(error).__name__}: {error}") from error
+        raise raised_by(target, error) from error
