@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import count
-from headrace.cli.info import seconds
+from headrace.cli.flags import count, number, seconds
 from headrace.cli.output import Output, visible
 
 if TYPE_CHECKING:
@@ -32,17 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="what `headrace.open_dataset` takes: a file, a folder, a glob or a URL")
     parser.add_argument("--batch-size", type=count, default=64, metavar="N", help="samples in a batch (default: 64)")
-    parser.add_argument("--workers", type=_workers, metavar="N", help="processes that load (default: as many as a loader takes here)")
+    parser.add_argument("--workers", type=number(0), metavar="N", help="processes that load (default: as many as a loader takes here)")
     parser.add_argument("--mode", action="append", choices=MODES, dest="modes", help="a mode to measure, may be given again (default: all)")
     parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="for all modes together, about (default: 60)")
     parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
     parser.add_argument("--encoding", help="of texts (default: utf-8)")
-
-
-def _workers(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes: write 0 or more")
-    return int(text)
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

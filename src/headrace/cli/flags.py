@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
-_FLAGS = {
-    **{name: f"--{name.replace('_', '-')}" for name in ("unit", "labels", "text_field", "target_field", "targets", "store", "color")},
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in ("encoding", "tokenizer", "end_token", "cache_dir", "dataset_name", "workers", "shard_size", "format")
-    },
-    "image_size": "--size",
-}
+_SAME = (
+    *("unit", "labels", "text_field", "target_field", "targets", "store", "color", "encoding", "tokenizer", "end_token", "cache_dir"),
+    *("dataset_name", "workers", "shard_size", "format"),
+)
+_FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
 _ARGUMENT = re.compile(rf"\b({'|'.join(_FLAGS)})=(?:'([\w-]+)'|\"([\w-]+)\"|([\w-]+)|\(height, width\))?")
 _IN_WORDS = {
     'pass on_error="skip"': "pass --skip-bad",
@@ -43,8 +41,28 @@ def _as_flag(found: re.Match[str]) -> str:
     return f"{_FLAGS[name]} {value}".rstrip()
 
 
-def count(text: str) -> int:
-    """A number of threads, processes or samples."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no such number: write 1 or more")
-    return int(text)
+def number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What reads an option: a number from `least` on, and up to `most` where that is given."""
+    wanted = f"{least} or more" if most is None else f"one from {least} to {most}"
+
+    def parsed(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) and (most is None or int(text) <= most)):
+            raise argparse.ArgumentTypeError(f"{text!r} is no such number: write {wanted}")
+        return int(text)
+
+    return parsed
+
+
+count = number(1)
+"""A number of threads, processes or samples."""
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, as an option has it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
+    return value

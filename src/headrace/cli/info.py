@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.flags import seconds
 from headrace.cli.output import Output, shortened, visible
 
 if TYPE_CHECKING:
@@ -38,17 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help=f"show all arrays and classes, and not the first {_NODES} and {_CLASSES}")
     parser.add_argument("--timeout", type=seconds, default=20.0, metavar="S", help="seconds that a server has to answer (default: 20)")
-
-
-def seconds(text: str) -> float:
-    """A number of seconds, as an option has it."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
-    return value
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

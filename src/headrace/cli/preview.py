@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.flags import number
 from headrace.cli.naming import imported, raised_by
 from headrace.cli.output import Output, visible, write
 from headrace.errors import ConfigError, HeadraceError, WriteError
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="what `headrace.open_dataset` takes: a file, a folder, a glob or a URL")
     parser.add_argument("-o", "--output", metavar="PNG", help="the picture to write (default: into a terminal that can show it)")
-    parser.add_argument("--count", type=_count, default=24, metavar="N", help="samples in the batch (default: 24)")
+    parser.add_argument("--count", type=number(1, _MOST), default=24, metavar="N", help="samples in the batch (default: 24)")
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="of the order and of random transforms (default: 42)")
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="whose first batch is shown (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
@@ -44,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels")
     parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
     parser.add_argument("--encoding", help="of texts (default: utf-8)")
-    parser.add_argument("--cell", type=_count, default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST}")
-    return int(text)
+    parser.add_argument("--cell", type=number(1, _MOST), default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
 
 
 def _extents(text: str) -> int | tuple[int, ...]:

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli.flags import count
-from headrace.cli.info import seconds
+from headrace.cli.flags import count, seconds
 from headrace.cli.naming import imported, is_name, raised_by
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError, HeadraceError
