@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -172,5 +173,9 @@ def test_an_array_is_named_by_a_flag(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["pack", str(tmp_path / "in.h5"), str(tmp_path / "out.h5"), "--no-progress"]
     assert main(arguments) == 2
     assert "in.h5 has 2 datasets: name one of them by --dataset-name: a [4, 3] float64, b" in capsys.readouterr().err
+    for verb in ("pack", "bench"):
+        assert main([verb, *arguments[1 : 3 if verb == "pack" else 2], "--json"]) == 2
+        told = json.loads(capsys.readouterr().out)["error"]
+        assert "name one of them by --dataset-name: " in told["message"] and told["type"] == "MissingNameError"
     assert main([*arguments, "--dataset-name", "b"]) == 0
     assert len(headrace.HDF5Dataset(tmp_path / "out.h5")) == 5

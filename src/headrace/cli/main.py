@@ -105,8 +105,10 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
     except (HeadraceError, OSError) as error:
         code = 1 if isinstance(error, _WRONG_DATA) else 2
         message = _one_line(error)
-        _tell(program, "error", as_flags(message) if "dataset_name" in given else message, next_command(error, given))
-        output.show_error(error, code)
+        if "dataset_name" in given:  # a verb that opens data: arguments that its messages name are flags here
+            message = as_flags(message)
+        _tell(program, "error", message, next_command(error, given))
+        output.show_error(error, message, code)
         return code
     except KeyboardInterrupt:
         _tell(program, "interrupted")
@@ -114,7 +116,7 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
     except Exception as error:  # a fault of headrace's own
         traceback.print_exc()
         _tell(program, "error", f"{type(error).__name__}, which headrace does not expect: please report it", "headrace env")
-        output.show_error(error, 2)
+        output.show_error(error, _one_line(error), 2)
         return 2
 
 

@@ -69,9 +69,9 @@ class Output:
         if self.as_json:
             self._print(json.dumps(_plain(value), indent=1, ensure_ascii=not _can_print("é", self.stream), allow_nan=False))
 
-    def show_error(self, error: BaseException, code: int) -> None:
+    def show_error(self, error: BaseException, message: str, code: int) -> None:
         """Prints an error as JSON, where JSON is wanted; people read it elsewhere."""
-        self.show_json({"error": {"type": type(error).__name__, "message": " ".join(str(error).split()), "exit_code": code}})
+        self.show_json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
 
     def _print(self, text: str) -> None:
         if self._is_ascii and not self.as_json:

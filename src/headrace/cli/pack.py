@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import as_flags, count
+from headrace.cli.flags import count
 from headrace.cli.output import Output
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.datasets import BaseDataset
@@ -121,8 +121,6 @@ def run(given: argparse.Namespace, output: Output) -> int:
                 overwrite=given.overwrite,
                 progress=False if given.no_progress else None,
             )
-    except HeadraceError as error:
-        raise type(error)(as_flags(str(error))) from error
     except KeyboardInterrupt:
         is_parts = given.shard_size is not None or given.format == "zarr"
         kept = "finished parts are kept" if is_parts else "nothing was written"
