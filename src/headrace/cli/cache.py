@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,6 @@ def run(given: argparse.Namespace, output: Output) -> int:
 
 def _kinds(entries: Sequence[CacheEntry]) -> list[dict[str, Any]]:
     """Number, bytes and ages of what is of one kind and one user; the largest first."""
-    import time
-
     by_kind: dict[tuple[str, int], list[CacheEntry]] = defaultdict(list)
     for entry in entries:
         by_kind[entry.what, entry.user].append(entry)

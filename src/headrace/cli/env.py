@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,20 +20,8 @@ examples:
   %(prog)s --json > env.json
 """
 _PACKAGES = (
-    *("torch", "numpy", "h5py", "zarr", "numcodecs", "isal", "zstandard", "google-crc32c", "fsspec", "pillow", "simplejpeg"),
-    *(
-        "cachetools",
-        "psutil",
-        "tqdm",
-        "aiohttp",
-        "s3fs",
-        "hdf5plugin",
-        "distributed",
-        "tokenizers",
-        "lightning",
-        "accelerate",
-        "transformers",
-    ),
+    *("torch", "numpy", "h5py", "zarr", "numcodecs", "isal", "zstandard", "google-crc32c", "fsspec", "pillow", "simplejpeg", "cachetools"),
+    *("psutil", "tqdm", "aiohttp", "s3fs", "hdf5plugin", "distributed", "tokenizers", "lightning", "accelerate", "transformers"),
 )
 _VARIABLES = ("HDF5_USE_FILE_LOCKING", "HDF5_PLUGIN_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "SLURM_NTASKS")
 
@@ -128,8 +117,6 @@ def _lines(told: dict[str, Any], output: Output) -> Iterator[str]:
     yield line("python", told["python"])
     yield line("system", told["system"])
     packages = [f"{name} {version}" for name, version in told["packages"].items()]
-    import textwrap
-
     for number, part in enumerate(textwrap.wrap(", ".join(packages), max(26, output.columns - 14), break_on_hyphens=False)):
         yield line("" if number else "packages", part)
     yield line("HDF5", told["hdf5"])

@@ -6,10 +6,8 @@ import argparse
 import os
 import shlex
 
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, RemoteError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.paths import is_url, redact
-
-_HELP = "headrace {} --help"
 
 
 def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
@@ -24,9 +22,7 @@ def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
         return None if nearest is None else f"headrace info {shlex.quote(nearest)}"
     if isinstance(error, MissingNameError | FormatError) and path is not None and verb != "info":
         return f"headrace info {shlex.quote(redact(path))}"
-    if isinstance(error, RemoteError):
-        return None
-    return _HELP.format(verb) if isinstance(error, ConfigError) else None
+    return f"headrace {verb} --help" if isinstance(error, ConfigError) else None
 
 
 def _path_of(given: argparse.Namespace) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,6 @@ class _Page:
 
     def _wrapped(self, name: str, text: str) -> Iterator[str]:
         """A name and what there is to say of it, on as many lines as the terminal needs."""
-        import textwrap
-
         room = (self._output.width or 10**6) - 14
         first, *rest = textwrap.wrap(text, max(20, room), break_long_words=False, break_on_hyphens=False) or [""]
         yield f"  {self._output.paint(f'{shortened(name, 11):<11}', 'dim')} {first}"

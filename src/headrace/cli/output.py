@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-_ASCII = {"├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "█": "#", "▏": "#", "▌": "#", "·": "-", "…": "...", "→": "->"}
+_STYLES = {"bold": "1", "dim": "2", "green": "32", "cyan": "36"}
+_ASCII = {"├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "█": "#", "…": "...", "→": "->"}
 _WIDE = 100  # columns where there is no terminal
 _NARROWEST = 40
 
@@ -48,11 +48,9 @@ class Output:
         """Columns that a table may take."""
         return self.width or _WIDE
 
-    def paint(self, text: str, *styles: str) -> str:
-        """Text in colours, where there are some."""
-        if self._is_plain or not styles or not text:
-            return text
-        return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m"
+    def paint(self, text: str, style: str) -> str:
+        """Text in a colour, where there are some."""
+        return text if self._is_plain or not text else f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
     def show(self, value: Any, lines: Iterable[str]) -> None:
         """Prints a result: `value` as JSON, or the lines."""
@@ -82,10 +80,8 @@ class Output:
 
 def write(text: str, stream: TextIO) -> None:
     """Writes text, whatever its encoding; where nobody reads any more (``| head``), the rest is dropped, and the exit code stays true."""
-    try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8", "strict")
-    except UnicodeError:
-        encoding = getattr(stream, "encoding", None) or "utf-8"
+    if not _can_print(text, stream):
+        encoding = _encoding_of(stream)
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         stream.write(text)
@@ -113,10 +109,14 @@ def has_colors(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def _encoding_of(stream: TextIO) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
 def _can_print(text: str, stream: TextIO) -> bool:
     try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeError, LookupError):
+        text.encode(_encoding_of(stream))
+    except UnicodeError:
         return False
     return True
 

@@ -78,16 +78,14 @@ def run(given: argparse.Namespace, output: Output) -> int:
         {"index": item.index, "where": item.where, "caption": item.caption, "text": item.text, "padding": item.padding}
         for item in shown.items
     ]
-    way = _way_of_terminal(output)
-    if given.output is None and way is None and not shown.is_text and not output.as_json and not output.quiet:
-        raise ConfigError("this terminal shows no pictures: pass -o sheet.png")
-    lines = (
-        [visible(line) for line in table_lines(shown, output.columns)] if given.output is None and (way is None or shown.is_text) else []
-    )
     if given.output is not None:
         _save(draw_sheet(shown, cell=given.cell), given.output)
         lines = [f"{visible(given.output)}: {len(shown.items):,} samples, {visible(shown.title)}", *map(visible, shown.notes)]
-    elif way is not None and not shown.is_text and not output.as_json and not output.quiet:
+    elif shown.is_text or output.as_json or output.quiet:
+        lines = [visible(line) for line in table_lines(shown, output.columns)]
+    elif (way := _way_of_terminal(output)) is None:
+        raise ConfigError("this terminal shows no pictures: pass -o sheet.png")
+    else:
         write(way(draw_sheet(shown, cell=given.cell)) + "\n", output.stream)
         lines = [visible(shown.title), *map(visible, shown.notes)]
     output.show(told, lines)
