@@ -81,6 +81,13 @@ def test_records_are_counted(name: str, tmp_path: Path) -> None:
     assert report.details["fields"] == {"text": "str", "label": "int" if "json" in name else "str"}
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": "mill", "n": 3}\n'), ("a.csv", "text,n\nmill,3\n")])
+def test_a_mark_is_no_part_of_the_first_field(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    report = inspect(tmp_path / name)
+    assert report.details["encoding"] == "utf-8 with a mark" and list(report.details["fields"]) == ["text", "n"] and report.samples == 1
+
+
 def test_records_of_large_files_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.inspecting.texts._SCANNED", 1000)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"row {number % 10}"}) + "\n" for number in range(5000)))

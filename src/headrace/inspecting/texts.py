@@ -225,7 +225,7 @@ def _counted(files: FileSet) -> tuple[int, bool]:
 
 def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
     """The fields of the first record, and what is in each."""
-    text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff")
     ending = os.path.splitext(without_compression(without_query(name)))[1].lower()
     if ending in records.DELIMITERS:
         rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=records.DELIMITERS[ending]), 2))
