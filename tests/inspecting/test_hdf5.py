@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace.errors import FormatError, MissingNameError
 from headrace.inspecting import inspect
-from headrace.inspecting.hdf5_nodes import MOST_NODES
+from headrace.inspecting.report import MOST_NODES
 from headrace.storage.hdf5.rows import HDF5Source
 
 ROWS = 90

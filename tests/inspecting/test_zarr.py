@@ -136,6 +136,16 @@ def test_groups_are_told_from_arrays(tmp_path: Path) -> None:
         inspect(tmp_path / "a.zarr", dataset_name="none")
 
 
+@pytest.mark.parametrize(("most", "is_cut"), [(2, True), (3, False)])
+def test_nodes_are_cut_off_where_there_are_more(most: int, is_cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name in "xy":
+        group.create_array(name, shape=(6,), dtype="f4")
+    monkeypatch.setattr("headrace.inspecting.zarr.MOST_NODES", most)
+    report = inspect(tmp_path / "a.zarr")
+    assert len(report.nodes) == most and any("there are more" in note for note in report.notes) == is_cut
+
+
 def test_a_zip_is_a_store(tmp_path: Path) -> None:
     with zarr.storage.ZipStore(tmp_path / "a.zarr.zip", mode="w") as store:
         zarr.create_array(store, shape=(ROWS, 12, 10), chunks=(16, 12, 10), dtype="u2")[:] = pixels()

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
-from headrace.inspecting.report import Access, Node, Report
+from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
@@ -139,7 +139,7 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         return
     report.format = str(report.details.pop("written by", "")) + "HDF5"
     if found.primary is None:
-        report.notes.append("there is no array with an axis of samples")
+        report.notes.append(NO_SAMPLES)
         return
     node = next(node for node in found.nodes if node.path == found.primary)
     assert node.shape is not None
@@ -198,12 +198,7 @@ def _primary(
         return name.strip("/")
     if info is not None or any(node.path == DATA for node in arrays):
         return DATA
-    if len(arrays) > 1:
-        known = {node.path for node in arrays}
-        largest = max(arrays, key=lambda node: node.nbytes).path
-        notes.append(f"there are {len(known):,} arrays: {largest!r} is the largest; name another one by --dataset-name")
-        return largest
-    return arrays[0].path if arrays else None
+    return largest_of(arrays, notes) if arrays else None
 
 
 def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5, is_planned: bool) -> Access | None:

@@ -10,11 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from headrace.inspecting.report import Node
+from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
 from headrace.storage.hdf5.filters import name_of
 
-MOST_NODES = 2000
-"""Groups and arrays that are looked at."""
 _COUNTED = 200_000  # chunks up to which those that were written are counted
 _SAMPLED = 256  # chunks of a remote file whose sizes are looked at
 _LOOKED_AT = 32  # arrays that may say which library wrote them
@@ -28,7 +26,7 @@ def walked(file: h5py.File, notes: list[str]) -> Iterator[tuple[str, Any]]:
         where, item = waiting.pop()
         count += 1
         if count > MOST_NODES:
-            notes.append(f"the first {MOST_NODES:,} groups and arrays are shown, there are more")
+            notes.append(CUT_OFF)
             return
         if not isinstance(item, h5py.Group):
             yield where, item

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+MOST_NODES = 2000
+"""Groups and arrays of a file that are looked at."""
+CUT_OFF = f"the first {MOST_NODES:,} groups and arrays are shown, there are more"
+NO_SAMPLES = "there is no array with an axis of samples"
 
 
 @dataclass(slots=True)
@@ -37,6 +43,14 @@ class Node:
     is_estimate: bool = False
     chunks_written: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def largest_of(arrays: Sequence[Node], notes: list[str]) -> str:
+    """The path of the largest array, where nobody has named one; of several a note says so."""
+    largest = max(arrays, key=lambda node: node.nbytes).path
+    if len(arrays) > 1:
+        notes.append(f"there are {len(arrays):,} arrays: {largest!r} is the largest; name another one by --dataset-name")
+    return largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.report import Access, Node, Report
+from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of
 from headrace.inspecting.zarr_nodes import node_of, zarr_nodes
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -31,7 +31,6 @@ from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
 
-MOST_NODES = 2000
 _STORES = 256  # whose metadata are all looked at
 _IMAGES = 8  # of OME-NGFF, whose levels are told
 _OPENED = 32  # arrays of which it is found out by which path they are read
@@ -88,9 +87,10 @@ def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
 
 def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Report:
     notes: list[str] = []
-    metadata = dict(itertools.islice(zarr_nodes(store, name), MOST_NODES))
-    if len(metadata) == MOST_NODES:
-        notes.append(f"the first {MOST_NODES:,} groups and arrays are shown, there are more")
+    metadata = dict(itertools.islice(zarr_nodes(store, name), MOST_NODES + 1))
+    if len(metadata) > MOST_NODES:
+        metadata.popitem()
+        notes.append(CUT_OFF)
     nodes = [node_of(store, path, one) for path, one in metadata.items()]
     images = _images(store, metadata, notes)
     info = _packed(store)
@@ -150,7 +150,7 @@ def _tell_samples(
     if images:
         report.format = f"OME-NGFF, {report.format}"
     if primary is None:
-        report.notes.append("there is no array with an axis of samples")
+        report.notes.append(NO_SAMPLES)
         return
     node = next(node for node in arrays if node.path == primary)
     assert node.shape is not None and node.chunks is not None
@@ -246,12 +246,7 @@ def _primary(
         return DATA, patches
     if images:
         return next(iter(images.values())).levels[0].path, patches
-    if not arrays:
-        return None, patches
-    largest = max(arrays, key=lambda node: node.nbytes).path
-    if len(arrays) > 1:
-        notes.append(f"there are {len(arrays):,} arrays: {largest!r} is the largest; name another one by --dataset-name")
-    return largest, patches
+    return (largest_of(arrays, notes) if arrays else None), patches
 
 
 def _patch(store: Store, node: Node, images: dict[str, Image]) -> list[int] | None:
