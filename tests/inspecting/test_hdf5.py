@@ -119,6 +119,24 @@ def test_it_opens_as_it_says(name: str, tmp_path: Path) -> None:
         inspect(tmp_path / "a.h5", dataset_name="lables")
 
 
+def test_an_array_is_named_through_a_link(tmp_path: Path) -> None:
+    everything(tmp_path / "all.h5")
+    for name, samples in (("soft", 5), ("z/again/raw", ROWS)):
+        report = inspect(tmp_path / "all.h5", dataset_name=name)
+        with eval(str(report.opens_as), {"headrace": headrace}) as dataset:
+            assert (report.samples, report.access[0].name) == (len(dataset), name) == (samples, name)
+    for name in ("scalar", "none"):
+        with pytest.raises(FormatError, match="is a single value, it has no axis of samples"):
+            inspect(tmp_path / "all.h5", dataset_name=name)
+
+
+def test_an_array_is_named_beyond_those_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything(tmp_path / "all.h5")
+    monkeypatch.setattr("headrace.inspecting.hdf5_nodes.MOST_NODES", 3)
+    report = inspect(tmp_path / "all.h5", dataset_name="names")
+    assert len(report.nodes) == 3 and report.samples == ROWS and report.access[0].name == "names"
+
+
 def test_packs_tell_what_was_packed(photos: Path, tmp_path: Path) -> None:
     headrace.pack(headrace.ImageDataset(photos), tmp_path / "one.h5", progress=False)
     headrace.pack(headrace.ImageDataset(photos), tmp_path / "parts", shard_size="16kB", progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,8 @@ def test_groups_are_told_from_arrays(tmp_path: Path) -> None:
     assert next(cost.way for cost in report.access if cost.name == "names") == "zarr-python: strings of any length"
     with pytest.raises(MissingNameError):
         inspect(tmp_path / "a.zarr", dataset_name="none")
+    with pytest.raises(FormatError, match="'single' is a single value"):
+        inspect(tmp_path / "a.zarr", dataset_name="single")
 
 
 @pytest.mark.parametrize(("most", "is_cut"), [(2, True), (3, False)])
@@ -144,6 +147,18 @@ def test_nodes_are_cut_off_where_there_are_more(most: int, is_cut: bool, tmp_pat
     monkeypatch.setattr("headrace.inspecting.zarr.MOST_NODES", most)
     report = inspect(tmp_path / "a.zarr")
     assert len(report.nodes) == most and any("there are more" in note for note in report.notes) == is_cut
+    assert inspect(tmp_path / "a.zarr", dataset_name="y").access[0].name == "y"
+
+
+def test_a_grid_that_nobody_knows(tmp_path: Path) -> None:
+    written(tmp_path / "a.zarr", chunks=(16, 12, 10))
+    path = tmp_path / "a.zarr" / "zarr.json"
+    metadata = json.loads(path.read_text())
+    metadata["chunk_grid"] = {"name": "unheard-of", "configuration": {"chunk_shape": [[16, 74], [12], [10]]}}
+    path.write_text(json.dumps(metadata))
+    report = inspect(tmp_path / "a.zarr")
+    assert report.samples == ROWS and report.nodes[0].details["grid"] == "unheard-of" and not report.advice
+    assert report.access[0].way.startswith("not at all: ")
 
 
 def test_a_zip_is_a_store(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from headrace.errors import HeadraceError, RemoteError
+from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of
@@ -24,6 +23,7 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import DATA, TARGETS, PackedInfo
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, obstacle_of, rows_of
+from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
@@ -44,7 +44,7 @@ class _Found(NamedTuple):
     details: dict[str, Any]
     access: list[Access]
     info: PackedInfo | None
-    primary: str | None
+    primary: Node | None
     rows: int | None
     kind: str
     height: int
@@ -84,9 +84,10 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     report.fingerprint = found.fingerprint
     report.access = found.access
     _tell_samples(report, found, paths)
-    main = next((one for one in found.access if one.name == found.primary), None)
-    if main is not None and found.info is None:
-        names_array = found.primary != DATA and len([node for node in found.nodes if node.kind == "array" and node.shape]) > 1
+    primary = found.primary
+    main = next((one for one in found.access if primary is not None and one.name == primary.path), None)
+    if primary is not None and main is not None and found.info is None:
+        names_array = primary.path != DATA and len([node for node in found.nodes if node.kind == "array" and node.shape]) > 1
         of = paths[0] if len(paths) == 1 else shown
         report.advice = advice.for_rows(main, of, found.kind, names_array=names_array, height=found.height)
     if len(paths) > 1:
@@ -101,11 +102,11 @@ def _rows_together(opened: OpenHDF5, paths: list[str], found: _Found) -> tuple[i
     rows, prints = 0, list[str]()
     for path in paths:
         with opened.hdf5.reading(path) as file:
-            dataset = file.get(found.primary)
+            dataset = file.get(found.primary.path)
             if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
                 return None, []
             rows += int(dataset.shape[0])
-            prints.append(layout_fingerprint([found.primary, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks]))
+            prints.append(layout_fingerprint([found.primary.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks]))
     return rows, prints
 
 
@@ -138,14 +139,14 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         report.opens_as = f"headrace.{_CLASSES.get(info.kind, 'HDF5Dataset')}({report.path!r})"
         return
     report.format = str(report.details.pop("written by", "")) + "HDF5"
-    if found.primary is None:
+    node = found.primary
+    if node is None:
         report.notes.append(NO_SAMPLES)
         return
-    node = next(node for node in found.nodes if node.path == found.primary)
     assert node.shape is not None
     report.samples = found.rows
-    report.samples_are = f"rows of {found.primary!r}, {node.dtype} {list(node.shape[1:])}"
-    named = "" if found.primary == DATA else f", {found.primary!r}"
+    report.samples_are = f"rows of {node.path!r}, {node.dtype} {list(node.shape[1:])}"
+    named = "" if node.path == DATA else f", {node.path!r}"
     report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
 
 
@@ -158,16 +159,15 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         primary = _primary(file, arrays, name, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
-        largest = sorted(arrays, key=lambda node: (node.path != primary, -node.nbytes))
-        for number, node in enumerate(largest[: _OPENED if info is None else 1]):
+        others = sorted((node for node in arrays if node is not primary), key=lambda node: -node.nbytes)
+        for node in [*([primary] if primary is not None else []), *others][: _OPENED if info is None else 1]:
             dataset = hdf5.dataset(file, node.path, path)
-            with contextlib.suppress(RemoteError):
-                cost = _cost(dataset, node, path, opened, is_planned=is_remote or number >= _OPENED)
-                if info is not None and node.path == DATA and info.is_flat:
-                    cost = _of_flat(cost, dataset, info)
-                if cost is not None:
-                    access.append(cost)
-            if node.path == primary:
+            cost = _cost(dataset, node, path, opened)
+            if info is not None and node.path == DATA and info.is_flat:
+                cost = _of_flat(cost, dataset, info)
+            if cost is not None:
+                access.append(cost)
+            if node is primary:
                 kind, height, rows = dataset.dtype.kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
                 fingerprint = layout_fingerprint([node.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
         if info is not None:
@@ -190,18 +190,22 @@ def _grid_shape(dataset: h5py.Dataset) -> tuple[int, ...]:
 
 
 def _primary(
-    file: h5py.File, arrays: list[Node], name: str | None, info: PackedInfo | None, hdf5: Any, path: str, notes: list[str]
-) -> str | None:
+    file: h5py.File, arrays: list[Node], name: str | None, info: PackedInfo | None, hdf5: HDF5Files, path: str, notes: list[str]
+) -> Node | None:
     """The array whose rows are the samples."""
-    if name is not None:
-        hdf5.dataset(file, name, path)  # says which there are, if this is none
-        return name.strip("/")
-    if info is not None or any(node.path == DATA for node in arrays):
-        return DATA
-    return largest_of(arrays, notes) if arrays else None
+    if name is None and info is None and not any(node.path == DATA for node in arrays):
+        return largest_of(arrays, notes) if arrays else None
+    wanted = DATA if name is None else name.strip("/")
+    known = next((node for node in arrays if node.path == wanted), None)
+    if known is not None:
+        return known
+    dataset = hdf5.dataset(file, wanted, path)  # a link leads to it, or it was not looked at; or the error says which there are
+    if not dataset.shape:
+        raise FormatError(f"{redact(path)}: {wanted!r} is a single value, it has no axis of samples")
+    return node_of(dataset, wanted, hdf5.files.is_remote)
 
 
-def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5, is_planned: bool) -> Access | None:
+def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5) -> Access | None:
     """What a random row costs; as it will be read, where a table of the chunks is made in no time, else as its header says."""
     grid = Grid(tuple(dataset.shape), dataset.chunks or (1, *dataset.shape[1:]))
     count = math.prod(grid.counts)
@@ -210,12 +214,14 @@ def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5, is_pla
     try:
         if holds_objects(dataset.dtype, node.path):
             return Access(node.path, "a row", "h5py: elements of any size", read=int(stored), by_library=True)
-        if not is_planned and count <= _LISTED:
+        if not opened.hdf5.files.is_remote and count <= _LISTED:
             rows = rows_of(dataset, path, node.path, opened.hdf5, opened.library)
             return None if isinstance(rows, ObjectRows) else costs.of_row(node.path, rows, stored)
         if (why := obstacle_of(dataset)) is not None:
             return costs.row_cost(node.path, f"h5py: {why}", grid, dataset.dtype.itemsize, stored, False, False)
         pipeline = Pipeline(codecs_of(dataset) if dataset.chunks is not None else [])
+    except RemoteError:
+        raise
     except (HeadraceError, OSError, ValueError) as error:
         return Access(node.path, "a row", f"not at all: {' '.join(str(error).split())}", by_library=True)
     start = "ranges" if opened.hdf5.files.is_remote else "pread"

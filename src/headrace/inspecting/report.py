@@ -45,11 +45,11 @@ class Node:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def largest_of(arrays: Sequence[Node], notes: list[str]) -> str:
-    """The path of the largest array, where nobody has named one; of several a note says so."""
-    largest = max(arrays, key=lambda node: node.nbytes).path
+def largest_of(arrays: Sequence[Node], notes: list[str]) -> Node:
+    """The largest array, where nobody has named one; of several a note says so."""
+    largest = max(arrays, key=lambda node: node.nbytes)
     if len(arrays) > 1:
-        notes.append(f"there are {len(arrays):,} arrays: {largest!r} is the largest; name another one by --dataset-name")
+        notes.append(f"there are {len(arrays):,} arrays: {largest.path!r} is the largest; name another one by --dataset-name")
     return largest
 
 

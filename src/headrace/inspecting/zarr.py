@@ -76,9 +76,8 @@ def _join(report: Report, opened: OpenZarr, paths: list[str]) -> None:
         return
     rows, prints = 0, list[str]()
     for path in paths:
-        try:
-            layout = layout_of(opened.store(path).metadata(name) or {})
-        except UnknownLayout:
+        layout = _layout(opened.store(path).metadata(name) or {})
+        if layout is None or not layout.shape:
             return
         rows += layout.shape[0]
         prints.append(layout_fingerprint([name, layout.shape, layout.dtype.str, layout.chunks]))
@@ -95,7 +94,9 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     images = _images(store, metadata, notes)
     info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
-    primary, patches = _primary(store, arrays, images, name, info, notes)
+    primary = _primary(store, arrays, images, name, info, notes)
+    with_primary = arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
+    patches = {node.path: patch for node in with_primary if (patch := _patch(store, node, images)) is not None}
     version = (metadata.get("") or next(iter(metadata.values()), {})).get("zarr_format", 2)
     report = Report(shown, f"Zarr {version}", nodes=nodes, notes=notes)
     report.stored = sum(node.stored or 0 for node in nodes) if all(node.stored is not None for node in arrays) else None
@@ -105,10 +106,8 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
         node.details["axes"] = "".join(axis.name for axis in image.axes)
         if len(report.details) < _IMAGES:
             report.details[f"image {path}".strip()] = {"axes": node.details["axes"], "levels": _levels(image, nodes)}
-    largest = sorted(arrays, key=lambda node: (node.path != primary, -node.nbytes))
-    for node in largest[: _OPENED if info is None else 1]:
-        is_patch = patches and node.path in patches
-        report.access.append(_cost(store, node, metadata[node.path], opened, patches[node.path] if is_patch else None))
+    for node in sorted(with_primary, key=lambda node: (node is not primary, -node.nbytes))[: _OPENED if info is None else 1]:
+        report.access.append(_cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path)))
     if info is not None:
         report.access = [_of_flat(cost, info) if info.is_flat else cost for cost in report.access]
         _tell_classes(report, store, opened, info, metadata)
@@ -136,7 +135,7 @@ def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedIn
 
 
 def _tell_samples(
-    report: Report, store: Store, primary: str | None, patches: dict[str, list[int]], images: dict[str, Image],
+    report: Report, store: Store, primary: Node | None, patches: dict[str, list[int]], images: dict[str, Image],
     info: PackedInfo | None, arrays: list[Node],
 ) -> None:  # fmt: skip
     """What a sample is, how it is opened, and what would make it faster."""
@@ -152,26 +151,25 @@ def _tell_samples(
     if primary is None:
         report.notes.append(NO_SAMPLES)
         return
-    node = next(node for node in arrays if node.path == primary)
-    assert node.shape is not None and node.chunks is not None
-    cost = next((one for one in report.access if one.name == primary), None)
-    group = next((path for path, image in images.items() if primary == image.levels[0].path), None)
-    argument = group if group is not None else primary
+    path, shape = primary.path, primary.shape
+    assert shape is not None
+    cost = next((one for one in report.access if one.name == path), None)
+    group = next((name for name, image in images.items() if path == image.levels[0].path), None)
+    argument = group if group is not None else path
     named = f", {argument!r}" if argument else ""
-    if primary in patches:
-        extents = [extent for extent, full in zip(patches[primary], node.shape, strict=True)]
-        report.samples_are = f"patches of {_quoted(primary)}, {node.dtype} {list(node.shape)}, as large as you say"
-        report.opens_as = f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(extents)})"
-        report.advice = advice.for_patches(cost, node.chunks) if cost is not None else []
+    if path in patches:
+        assert primary.chunks is not None
+        report.samples_are = f"patches of {_quoted(path)}, {primary.dtype} {list(shape)}, as large as you say"
+        report.opens_as = f"headrace.ZarrDataset({shown!r}{named}, patch_shape={tuple(patches[path])})"
+        report.advice = advice.for_patches(cost, primary.chunks) if cost is not None else []
         return
-    report.samples = node.shape[0]
-    report.samples_are = f"rows of {_quoted(primary)}, {node.dtype} {list(node.shape[1:])}"
+    report.samples = shape[0]
+    report.samples_are = f"rows of {_quoted(path)}, {primary.dtype} {list(shape[1:])}"
     report.opens_as = f"headrace.ZarrDataset({shown!r}{named})"
-    report.fingerprint = _fingerprint(store, node)
-    if cost is not None:
-        kind = "O" if node.dtype is None else _kind(node.dtype)
-        height = node.chunks[0]
-        report.advice = advice.for_rows(cost, shown, kind, names_array=bool(primary) and len(arrays) > 1, height=height)
+    report.fingerprint = _fingerprint(store, primary)
+    if cost is not None and primary.chunks is not None:
+        kind = "O" if primary.dtype is None else _kind(primary.dtype)
+        report.advice = advice.for_rows(cost, shown, kind, names_array=bool(path) and len(arrays) > 1, height=primary.chunks[0])
 
 
 def _quoted(name: str) -> str:
@@ -187,12 +185,8 @@ def _kind(dtype: str) -> str:
 
 def _fingerprint(store: Store, node: Node) -> str | None:
     """That of a `ZarrSource` of the array; None where only zarr-python knows its dtype."""
-    metadata = store.metadata(node.path) or {}
-    try:
-        layout = layout_of(metadata)
-    except UnknownLayout:
-        return None
-    return layout_fingerprint([node.path, layout.shape, layout.dtype.str, layout.chunks])
+    layout = _layout(store.metadata(node.path) or {})
+    return None if layout is None else layout_fingerprint([node.path, layout.shape, layout.dtype.str, layout.chunks])
 
 
 # -- what is of interest
@@ -234,19 +228,26 @@ def _packed(store: Store) -> PackedInfo | None:
 
 def _primary(
     store: Store, arrays: list[Node], images: dict[str, Image], name: str | None, info: PackedInfo | None, notes: list[str]
-) -> tuple[str | None, dict[str, list[int]]]:
-    """The array that is of interest, and for each volume the extents of a patch along its axes."""
-    patches = {node.path: patch for node in arrays if (patch := _patch(store, node, images)) is not None}
+) -> Node | None:
+    """The array that is of interest."""
+    wanted: str | None = None
     if name is not None:
-        wanted = name.strip("/")
-        if wanted in images:
-            return images[wanted].levels[0].path, patches
-        return store.array(name)[0], patches
-    if info is not None:
-        return DATA, patches
-    if images:
-        return next(iter(images.values())).levels[0].path, patches
-    return (largest_of(arrays, notes) if arrays else None), patches
+        image = images.get(name.strip("/"))
+        wanted = image.levels[0].path if image is not None else name
+    elif info is not None:
+        wanted = DATA
+    elif images:
+        wanted = next(iter(images.values())).levels[0].path
+    if wanted is None:
+        return largest_of(arrays, notes) if arrays else None
+    path, metadata = store.array(wanted)
+    known = next((node for node in arrays if node.path == path), None)
+    if known is not None:
+        return known
+    node = node_of(store, path, metadata)  # of a store of many, it was not looked at
+    if not node.shape:
+        raise FormatError(f"{redact(store.path)}: {path!r} is a single value, it has no axis of samples")
+    return node
 
 
 def _patch(store: Store, node: Node, images: dict[str, Image]) -> list[int] | None:
@@ -285,7 +286,7 @@ def _cost(store: Store, node: Node, metadata: dict[str, Any], opened: OpenZarr, 
     except (HeadraceError, OSError) as error:
         return Access(node.path, "a row", f"not at all: {' '.join(str(error).split())}", by_library=True)
     assert isinstance(reader, ArrayReader)
-    chunks, stored = reader.chunks, _stored_chunk(node)
+    chunks, stored = reader.chunks, _stored_chunk(node, reader.chunks.grid)
     if patch is None:
         return costs.of_row(node.path, chunks, stored)
     return costs.patch_cost(node.path, chunks.how, chunks.grid, chunks.dtype.itemsize, stored, chunks.is_direct, patch)
@@ -304,14 +305,12 @@ def _planned(store: Store, node: Node, layout: Layout, patch: list[int] | None) 
     in_parts = patch is None and not pipeline and layout.order == "C" and layout.chunks[0] > 1
     way = "files fetched whole" if store.reads_whole and not is_sharded and not in_parts else "ranges"
     way = (f"{way} + {pipeline}" if pipeline else way) + (" out of shards" if is_sharded else "")
-    itemsize, stored = layout.dtype.itemsize, _stored_chunk(node)
+    itemsize, stored = layout.dtype.itemsize, _stored_chunk(node, grid)
     if patch is not None:
         return costs.patch_cost(node.path, way, grid, itemsize, stored, True, patch)
     return costs.row_cost(node.path, way, grid, itemsize, stored, True, not pipeline and layout.order == "C" and way.startswith("ranges"))
 
 
-def _stored_chunk(node: Node) -> float:
+def _stored_chunk(node: Node, grid: Grid) -> float:
     """Bytes of a chunk, on average."""
-    assert node.shape is not None and node.chunks is not None
-    count = math.prod(-(-extent // chunk) for extent, chunk in zip(node.shape, node.chunks, strict=True))
-    return (node.stored or 0) / max(1, count)
+    return (node.stored or 0) / max(1, math.prod(grid.counts))
