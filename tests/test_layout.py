@@ -97,6 +97,7 @@ INSIDE: dict[str, list[str]] = {
     "previewing": ["batch", "panels", "table", "sheet"],
     "inspecting": [
         "report",
+        "sizes",
         "formats",
         "costs",
         "advice",

@@ -29,8 +29,8 @@ def test_photographs(photos: Path) -> None:
 
 
 def test_sizes_of_many_files_are_sampled(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.inspecting.images._COUNTED", 10)
-    monkeypatch.setattr("headrace.inspecting.images._SAMPLED", 12)
+    monkeypatch.setattr("headrace.inspecting.sizes._COUNTED", 10)
+    monkeypatch.setattr("headrace.inspecting.sizes._SAMPLED", 12)
     report = inspect(photos)
     assert report.is_estimate and report.stored == pytest.approx(sum(path.stat().st_size for path in photos.rglob("*.*")), rel=0.3)
     assert report.samples == 24

@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from headrace.errors import ConfigError, DataNotFoundError
 from headrace.inspecting import advice
 from headrace.inspecting.report import Access, Advice, Report
+from headrace.inspecting.sizes import ASKED, evenly, sizes_of, spread_of, stored_in
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
@@ -22,8 +23,7 @@ from headrace.storage.class_folders import folder_targets
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.kinds import EXTENSIONS
 
-_COUNTED, _SAMPLED, _REMOTE = 20_000, 1000, 16  # files whose sizes are all looked at; of more; of remote ones, which are fetched
-_HEADS = 64  # images whose headers are read
+_HEADS = 64  # images whose headers are read; remote ones are fetched
 _SIDE, _MAX_SIDE = 224, 512
 _FASTER = 0.35  # of the gain in pixels, what is left in time at least: a header, a resize
 
@@ -51,35 +51,20 @@ def inspect_images(data_path: Any, reach: RemoteOptions) -> Report:
     files = source.listing
     try:
         report = Report(redact(data_path), "images", files=len(files), samples=len(files), samples_are="one image a file")
-        sizes, picked = _sizes(source)
-        report.stored, report.is_estimate = int(sizes.sum()) if len(sizes) == len(files) else int(sizes.mean() * len(files)), False
-        report.is_estimate = len(sizes) < len(files)
+        sizes = sizes_of(source)
+        report.stored, report.is_estimate = stored_in(len(files), sizes)
         endings = Counter(PurePosixPath(name.decode("utf-8", "replace")).suffix.lower() for name in files.names)
         report.details["endings"] = dict(endings.most_common(8))
-        report.details["file sizes"] = {"least": int(sizes.min()), "median": int(np.median(sizes)), "most": int(sizes.max())}
+        report.details["file sizes"] = spread_of(sizes)
         _tell_classes(report, files)
-        look = _looked_at(source, picked)
+        look = _looked_at(source, evenly(len(files), ASKED if files.is_remote else _HEADS).tolist())
     finally:
-        if source.listing.server is not None:
-            source.listing.server.close()
+        if files.server is not None:
+            files.server.close()
     _tell_pixels(report, look, int(np.median(sizes)), files)
     report.fingerprint = fingerprint_names(*files.names.arrays)
     report.opens_as = f"headrace.ImageDataset({report.path!r})"
     return report
-
-
-def _sizes(source: FilesSource) -> tuple[Any, list[int]]:
-    """Bytes of files, of all or some; and the numbers of those whose headers are read."""
-    count, is_remote = len(source), source.listing.is_remote
-    if is_remote:
-        picked = np.unique(np.linspace(0, count - 1, min(count, _REMOTE)).astype(np.int64)).tolist()
-        server = source.listing.server
-        assert server is not None
-        sizes = [size or 0 for size in server.sizes([source.listing.url(number) for number in picked])]
-        return np.array(sizes, np.int64), picked
-    picked = np.unique(np.linspace(0, count - 1, min(count, _HEADS)).astype(np.int64)).tolist()
-    some = np.arange(count) if count <= _COUNTED else np.unique(np.linspace(0, count - 1, _SAMPLED).astype(np.int64))
-    return source.sizes(some), picked
 
 
 def _tell_classes(report: Report, files: FileSet) -> None:

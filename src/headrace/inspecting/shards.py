@@ -8,10 +8,9 @@ import tarfile
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from headrace.errors import FormatError
 from headrace.inspecting.report import Access, Report
+from headrace.inspecting.sizes import ASKED, evenly, stored_in
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -22,6 +21,7 @@ from headrace.storage.tar.source import COMPRESSED_TARS, TARS, TarSource
 _SCANNED = 1 << 30  # bytes of tars up to which all headers are read
 _HEAD = 2 << 20  # bytes of a tar whose headers are read, where there are more
 _SHARDS = 10_000  # whose sizes are all looked at
+_LOOKED_AT = 64  # samples whose members are
 
 
 def inspect_tars(data_path: Any, reach: RemoteOptions) -> Report:
@@ -41,7 +41,7 @@ def inspect_tars(data_path: Any, reach: RemoteOptions) -> Report:
     report.opens_as = f"headrace.StreamingDataset({shown!r})"
     try:
         sizes = _sizes(files, paths)
-        report.stored, report.is_estimate = int(np.mean(sizes) * len(paths)), len(sizes) < len(paths)
+        report.stored, report.is_estimate = stored_in(len(paths), sizes)
         if any(path.lower().endswith(COMPRESSED_TARS) for path in paths):
             TarSource(files, reach=reach)  # says what to do
         if files.server is None and report.stored <= _SCANNED:
@@ -60,7 +60,7 @@ def inspect_tars(data_path: Any, reach: RemoteOptions) -> Report:
 
 def _sizes(files: FileSet, paths: list[str]) -> list[int]:
     if files.server is not None:
-        return [size or 0 for size in files.server.sizes(paths[:16])]
+        return [size or 0 for size in files.server.sizes(paths[:ASKED])]
     return [os.stat(path).st_size for path in paths[:_SHARDS]]
 
 
@@ -70,8 +70,7 @@ def _scan(report: Report, files: FileSet, reach: RemoteOptions) -> None:
     try:
         report.samples, report.fingerprint = len(source), source.fingerprint()
         kinds = Counter[str]()
-        some = np.unique(np.linspace(0, len(source) - 1, min(len(source), 64)).astype(np.int64)).tolist() if len(source) else []
-        for record in source.read(some):
+        for record in source.read(evenly(len(source), _LOOKED_AT).tolist()):
             kinds.update(key for key in record if not key.startswith("__"))
         report.details["members"] = [kind for kind, _ in kinds.most_common(16)]
         report.samples_are = "members of one key, by extension"

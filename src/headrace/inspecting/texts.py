@@ -16,10 +16,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.inspecting import advice
 from headrace.inspecting.report import Access, Advice, Report
+from headrace.inspecting.sizes import ASKED, evenly, sizes_of, spread_of, stored_in
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -34,8 +36,6 @@ from headrace.storage.text.source import LinesSource
 
 _SCANNED = 64 << 20  # bytes of text up to which all records are counted
 _HEAD = 256 << 10  # bytes of a file that are looked at
-_LOOKED_AT = 16  # files
-_SIZED = 20_000  # files whose sizes are all looked at
 _MANY = 10_000  # texts
 _OTHERS = ("utf-16", "cp1252", "latin-1")
 _MARKS = {codecs.BOM_UTF8: "utf-8 with a mark", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -55,12 +55,12 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
     files = source.listing
     try:
         report = Report(redact(data_path), "texts", files=len(files))
-        sizes = _sizes(source)
-        report.stored, report.is_estimate = int(sizes.mean() * len(files)), len(sizes) < len(files)
+        sizes = sizes_of(source)
+        report.stored, report.is_estimate = stored_in(len(files), sizes)
         names = [without_query(name.decode("utf-8", "replace")).lower() for name in files.names]
         report.details["endings"] = dict(Counter(map(_ending, names)).most_common(8))
-        report.details["file sizes"] = {"least": int(sizes.min()), "median": int(np.median(sizes)), "most": int(sizes.max())}
-        heads = [(name, head) for name, head in _heads(source) if head]
+        report.details["file sizes"] = spread_of(sizes)
+        heads = [(name, head) for name, head in _heads(source, sizes) if head]
         _tell_encoding(report, heads)
         unit = _unit(report, files)
         if unit == "record":
@@ -81,62 +81,50 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
     return report
 
 
-def _sizes(source: FilesSource) -> Any:
-    count = len(source)
-    if source.listing.is_remote:
-        server = source.listing.server
-        assert server is not None
-        some = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
-        return np.array([size or 0 for size in server.sizes([source.listing.url(number) for number in some])], np.int64)
-    return source.sizes(None if count <= _SIZED else np.unique(np.linspace(0, count - 1, 1000).astype(np.int64)))
-
-
 def _ending(name: str) -> str:
     plain = without_compression(name)
     return PurePosixPath(plain).suffix + name[len(plain) :]
 
 
 def _through_copy(names: list[str]) -> str:
-    return ", decompressed" if any(map(is_compressed, names[:_LOOKED_AT])) else ""
+    return ", decompressed" if any(map(is_compressed, names[:ASKED])) else ""
 
 
 # -- what is in them
 
 
-def _heads(source: FilesSource) -> Iterator[tuple[str, bytes]]:
-    """Names, and the first bytes of some files, decompressed."""
-    count, files = len(source), source.listing
-    some = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
+def _heads(source: FilesSource, sizes: npt.NDArray[np.int64]) -> Iterator[tuple[str, bytes]]:
+    """Names, and the first bytes of some files, decompressed. (`sizes`: as `sizes_of` gives them.)"""
+    files, some = source.listing, evenly(len(source), ASKED).tolist()
     if files.server is None:
         for number in some:
             path = os.fsdecode(files.path(number))
             yield path, _head(pieces_of(path))
         return
     urls = [files.url(number) for number in some]
-    sizes = files.server.sizes(urls)
-    found = files.server.read(ByteRanges.of((url, 0, min(_HEAD, size or 0)) for url, size in zip(urls, sizes, strict=True)))
+    found = files.server.read(ByteRanges.of((url, 0, min(_HEAD, size)) for url, size in zip(urls, sizes.tolist(), strict=True)))
     for url, data in zip(urls, found, strict=True):
         yield url, _opened_head(bytes(data or b""), without_query(url))
 
 
 def _head(pieces: Iterator[bytes]) -> bytes:
-    found = b""
+    found = bytearray()
     for piece in pieces:
         found += piece
         if len(found) >= _HEAD:
             break
-    return found[:_HEAD]
+    return bytes(found[:_HEAD])
 
 
 def _opened_head(data: bytes, name: str) -> bytes:
     """The first bytes of a file that was not fetched to its end, decompressed."""
-    if not is_compressed(name):
-        return data
-    found = b""
-    with contextlib.suppress(FormatError, OSError):  # cut short, as it is
-        for piece in pieces_of(name, lambda: io.BytesIO(data)):
-            found += piece
-    return found[:_HEAD]
+    return _head(_until_cut(pieces_of(name, lambda: io.BytesIO(data)))) if is_compressed(name) else data
+
+
+def _until_cut(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of what is cut short, up to there."""
+    with contextlib.suppress(FormatError, OSError):
+        yield from pieces
 
 
 def _tell_encoding(report: Report, heads: list[tuple[str, bytes]]) -> None:
@@ -176,7 +164,7 @@ def _unit(report: Report, files: FileSet) -> str | None:
 
 def _tell_folders(report: Report, files: FileSet) -> None:
     """Texts of each first-level folder, which are classes where labels="folders" says so."""
-    with contextlib.suppress(HeadraceError):
+    with contextlib.suppress(ConfigError, DataNotFoundError):  # these folders are no classes
         targets, classes = folder_targets(files)
         if targets is not None:
             report.classes_are = "folders"
@@ -240,7 +228,7 @@ def _fields(name: str, head: bytes, encoding: str) -> dict[str, str] | None:
 
 def _advice(report: Report, files: FileSet, encoding: str | None) -> list[Advice]:
     """Tokens that are made once, where texts are many or must be decompressed."""
-    if (report.samples or 0) < _MANY and not any(is_compressed(os.fsdecode(name)) for name in files.names[:_LOOKED_AT]):
+    if (report.samples or 0) < _MANY and not any(is_compressed(os.fsdecode(name)) for name in files.names[:ASKED]):
         return []
     source, target = shlex.quote(report.path), shlex.quote(advice.packed_name(report.path))
     why = "each text is tokenised again each time that it is read"

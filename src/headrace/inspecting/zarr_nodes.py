@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.inspecting.report import Node
+from headrace.inspecting.sizes import evenly
 from headrace.io.paths import redact
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.ome import image_at
@@ -132,7 +133,7 @@ def _measure(store: Store, node: Node, metadata: dict[str, Any]) -> None:
     layout = layout_of(metadata)
     files = ArrayFiles(store, node.path, layout)
     most = _ASKED if store.files.is_remote else _COUNTED if files.count <= _COUNTED else _SAMPLED
-    numbers = np.arange(files.count) if files.count <= most else np.unique(np.linspace(0, files.count - 1, most).astype(np.int64))
+    numbers = evenly(files.count, most)
     if not len(numbers):
         node.stored = node.chunks_written = 0
         return
