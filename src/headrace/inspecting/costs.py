@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from headrace.inspecting.report import Access
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
+from headrace.storage.arrays.packed import PackedInfo
 
 _BATCH = 64
 _CACHED = 64 << 20  # decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
-_DECODE, _BY_LIBRARY, _RAW = 1500.0, 1500.0, 2000.0  # bytes a microsecond
+_DECODE, _RAW = 1500.0, 2000.0  # bytes a microsecond
 _INFLATE, _CHUNK = 100.0, 20.0  # bytes a microsecond, and microseconds, that decoding a small chunk takes at most
 _DIRECT_CALL, _LIBRARY_CALL, _ROW = 1.0, 30.0, 20.0  # microseconds
 
@@ -72,6 +73,14 @@ def patch_cost(name: str, way: str, grid: Grid, itemsize: int, stored: float, is
     )  # fmt: skip
 
 
+def of_flat(cost: Access, info: PackedInfo) -> Access:
+    """What a random sample of a pack costs whose samples lie flat: it is not a row, but as many as it has."""
+    if not info.count:
+        return cost
+    mean, sample = cost.total // info.count, "a document" if info.kind == "text" else "a sample"
+    return Access(cost.name, sample, cost.way, mean, read=mean, by_library=cost.by_library, total=cost.total)
+
+
 def least_time(access: Access) -> float:
     """Microseconds that a random row takes at least, from memory, in one process: neighbours in a batch of 64 that share a chunk decode it
     once, and 64 MiB of decoded chunks stay."""
@@ -81,8 +90,7 @@ def least_time(access: Access) -> float:
     shared = bands * (1 - (1 - 1 / bands) ** _BATCH) / _BATCH
     missing = max(0.0, 1 - _CACHED / access.total) if access.total and not (access.chunks == 1 and access.decoded == access.nbytes) else 1.0
     call = _LIBRARY_CALL if access.by_library else _DIRECT_CALL
-    rate = _BY_LIBRARY if access.by_library else _DECODE
-    return shared * missing * (access.chunks * call + access.decoded / rate) + (access.nbytes or 0) / (8 * _RAW)
+    return shared * missing * (access.chunks * call + access.decoded / _DECODE) + (access.nbytes or 0) / (8 * _RAW)
 
 
 def most_time_packed(nbytes: int) -> float:

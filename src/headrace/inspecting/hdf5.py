@@ -14,7 +14,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
-from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of
+from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
@@ -133,7 +133,7 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         report.samples = (info.part[3] if many else info.count) if info.part is not None else (None if many else info.count)
         if many:
             report.details.pop("part", None)
-        report.samples_are = {"image": "images", "text": "texts as tokens"}.get(info.kind, "arrays") + f", stored {info.store}"
+        report.samples_are = samples_of_pack(info.kind, info.store)
         if info.part is not None and many:
             report.fingerprint = info.part[2]
         report.opens_as = f"headrace.{_CLASSES.get(info.kind, 'HDF5Dataset')}({report.path!r})"
@@ -163,10 +163,8 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         for node in [*([primary] if primary is not None else []), *others][: _OPENED if info is None else 1]:
             dataset = hdf5.dataset(file, node.path, path)
             cost = _cost(dataset, node, path, opened)
-            if info is not None and node.path == DATA and info.is_flat:
-                cost = _of_flat(cost, dataset, info)
             if cost is not None:
-                access.append(cost)
+                access.append(costs.of_flat(cost, info) if info is not None and node.path == DATA and info.is_flat else cost)
             if node is primary:
                 kind, height, rows = dataset.dtype.kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
                 fingerprint = layout_fingerprint([node.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
@@ -227,15 +225,6 @@ def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5) -> Acc
     start = "ranges" if opened.hdf5.files.is_remote else "pread"
     way = f"{start} + {pipeline}" if pipeline else start
     return costs.row_cost(node.path, way, grid, dataset.dtype.itemsize, stored, True, not pipeline)
-
-
-def _of_flat(cost: Access | None, dataset: h5py.Dataset, info: PackedInfo) -> Access | None:
-    """Of samples that lie flat one is not a row, but as many as it has."""
-    if cost is None or not info.count:
-        return cost
-    mean = int(dataset.nbytes // info.count)
-    sample = "a document" if info.kind == "text" else "a sample"
-    return Access(cost.name, sample, cost.way, mean, 0, 0, mean, 1, cost.by_library, int(dataset.nbytes), 0)
 
 
 def _classes(file: h5py.File, info: PackedInfo | None, rows: int | None) -> tuple[dict[str, int], str] | None:

@@ -53,6 +53,11 @@ def largest_of(arrays: Sequence[Node], notes: list[str]) -> Node:
     return largest
 
 
+def samples_of_pack(kind: str, store: str) -> str:
+    """What the samples of a pack are."""
+    return {"image": "images", "text": "texts as tokens"}.get(kind, "arrays") + f", stored {store}"
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """What one random sample costs, with nothing in memory.

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of
+from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.zarr_nodes import node_of, zarr_nodes
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -109,18 +109,10 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     for node in sorted(with_primary, key=lambda node: (node is not primary, -node.nbytes))[: _OPENED if info is None else 1]:
         report.access.append(_cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path)))
     if info is not None:
-        report.access = [_of_flat(cost, info) if info.is_flat else cost for cost in report.access]
+        report.access = [costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost for cost in report.access]
         _tell_classes(report, store, opened, info, metadata)
     _tell_samples(report, store, primary, patches, images, info, arrays)
     return report
-
-
-def _of_flat(cost: Access, info: PackedInfo) -> Access:
-    """Of samples that lie flat one is as many rows as it has, about."""
-    mean = cost.total // max(1, info.count)
-    return Access(
-        cost.name, "a document" if info.kind == "text" else "a sample", cost.way, mean, 0, 0, mean, 1, cost.by_library, cost.total
-    )
 
 
 def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedInfo, metadata: dict[str, dict[str, Any]]) -> None:
@@ -143,7 +135,7 @@ def _tell_samples(
     if info is not None:
         report.format += ", packed by headrace"
         report.samples, report.fingerprint = info.count, info.fingerprint
-        report.samples_are = {"image": "images", "text": "texts as tokens"}.get(info.kind, "arrays") + f", stored {info.store}"
+        report.samples_are = samples_of_pack(info.kind, info.store)
         report.opens_as = f"headrace.open_dataset({shown!r})"
         return
     if images:
