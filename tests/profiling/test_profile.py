@@ -25,7 +25,7 @@ from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
 from headrace.profiling.profile import _after_trying
 from headrace.profiling.report.result import Advice, Stage
-from headrace.profiling.running import Turn, joined
+from headrace.profiling.running import Running, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
 from tests.data.make import make_photos
 
@@ -229,7 +229,7 @@ def test_of_other_batches_the_step_gets_one_that_it_knows(large_photos: Path) ->
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
     view, seen = as_uint8(loader.dataset), []
     candidate = Candidate(Advice("uint8", "", "", 1.2), lambda: (loader_of(view), None), None, keeps_batch=True)
-    try_advice(loader, candidate, None, lambda batch: seen.append(batch[0].dtype), lambda batch: len(batch[0]), 3.0)
+    try_advice(loader, candidate, None, lambda batch: seen.append(batch[0].dtype), 3.0)
     assert candidate.advice.measured is not None and set(seen) == {torch.float32}
 
 
@@ -238,7 +238,7 @@ def test_advice_that_can_not_be_tried_says_so() -> None:
         raise BudgetError("no room")
 
     candidate = Candidate(Advice("num_workers", "", "", 2.0), variant)
-    try_advice(loader_of(Slow()), candidate, None, None, len, 1.0)
+    try_advice(loader_of(Slow()), candidate, None, None, 1.0)
     assert candidate.advice.measured is None and candidate.advice.not_measured == "it could not be tried: no room"
 
 
@@ -316,6 +316,17 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"save_plot: .*profile\.none"):
         made().save_plot(tmp_path / "profile.none")
+
+
+def test_a_list_of_tensors_is_as_many_samples() -> None:
+    running = Running(loader_of(Slow(transform=torch.as_tensor), collate_fn="list"))
+    try:
+        kept = running.first(2)
+        assert [(len(batch), batch[0].shape, samples) for batch, samples in kept] == [(4, (8,), 4)] * 2
+        free, loop = run_step(kept, rest, 0.01), running.run(0.01, rest)
+        assert (free.samples, loop.samples) == (4 * free.batches, 4 * loop.batches)
+    finally:
+        running.close()
 
 
 def test_turns_are_joined() -> None:

@@ -25,7 +25,7 @@ from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeate
 from headrace.profiling.limit import Candidate, Found, find_limit
 from headrace.profiling.model import Costs
 from headrace.profiling.report.result import WORTH, Advice, Profile, Stage
-from headrace.profiling.running import Running, Step, Turn, joined, run_step, samples_of
+from headrace.profiling.running import Running, Step, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
 
 _ROUNDS = 3
@@ -81,7 +81,7 @@ def _try_best(loader: Any, candidates: list[Candidate], found: Found, step: Step
     possible = sorted((one for one in candidates if one.variant is not None), key=lambda one: not one.advice.options)
     for number, candidate in enumerate(chosen := possible[:_TRIED]):
         left = max(2.0, until - time.perf_counter()) / (len(chosen) - number)
-        try_advice(loader, candidate, None if found.free is None else found.free.rate, step, samples_of, left)
+        try_advice(loader, candidate, None if found.free is None else found.free.rate, step, left)
     for one in candidates:
         if one.variant is None:
             one.advice.not_measured = "not measured: it writes a file"
@@ -110,16 +110,14 @@ def _check(loader: Any, step: Any, seconds: Any) -> None:
 
 def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Turn]:
     """The loop, the loader alone, the step alone, and each stage by itself."""
-    running = Running(copy_of(loader), samples_of)
+    running, rounds = Running(copy_of(loader)), 1 if step is None else _ROUNDS
     try:
         kept = running.first(1 if step is None else _KEPT)
-        sizes = [samples_of(batch) for batch in kept]
         loops, frees = [], []
-        for _ in range(1 if step is None else _ROUNDS):  # in turns: the machine may change meanwhile
-            rounds = 1 if step is None else _ROUNDS
+        for _ in range(rounds):  # in turns: the machine may change meanwhile
             loops.append(running.run(min(_MOST["loop"], 0.3 * seconds) / rounds, step, looks=True))
             if step is not None:
-                frees.append(run_step(kept, sizes, step, min(_MOST["free"], 0.15 * seconds) / rounds))
+                frees.append(run_step(kept, step, min(_MOST["free"], 0.15 * seconds) / rounds))
         del kept
         loop, free = joined(loops), joined(frees) if frees else None
         most = statistics.median(f.rate / max(one.rate, 1e-9) for one, f in zip(loops, frees, strict=True)) if frees else None

@@ -34,7 +34,7 @@ class Turn:
     Attributes:
         samples, batches: that came.
         seconds: from the first of them to the last.
-        wait: seconds blocked in ``next``; `step`: those of the step.
+        wait: seconds blocked in ``next``.
         own_cpu: seconds that this process computed.
         others: cores that other processes of the machine kept busy; 0 where that can't be told.
         queued: seconds that workers were ready to compute and had no core; 0 where the system does not say.
@@ -47,7 +47,6 @@ class Turn:
     batches: int = 0
     seconds: float = 0.0
     wait: float = 0.0
-    step: float = 0.0
     own_cpu: float = 0.0
     others: float = 0.0
     queued: float = 0.0
@@ -70,12 +69,10 @@ class Running:
 
     Args:
         loader: of headrace's or of torch's; ended by `close`.
-        samples: batch -> how many samples it has; for loaders that are not headrace's.
     """
 
-    def __init__(self, loader: Any, samples: Callable[[Any], int]) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader: Any = loader
-        self._samples = samples
         self._told: deque[BatchTimes] = deque(maxlen=_KEPT)
         self._count, self._own_pid = 0, os.getpid()
         self._pids: set[int] = set()
@@ -94,9 +91,17 @@ class Running:
             self._batches = endless(self.loader)
         return next(self._batches)
 
-    def first(self, number: int) -> list[Any]:
-        """Some batches, to be kept."""
-        return [self._next() for _ in range(number)]
+    def _samples_of(self, batch: Any) -> int:
+        """The samples of the last batch; of a list of samples only headrace's loaders say how many they are."""
+        return self._count if isinstance(self.loader, Loader) else samples_of(batch)
+
+    def first(self, number: int) -> list[tuple[Any, int]]:
+        """Some batches, to be kept, and how many samples each has."""
+        kept = []
+        for _ in range(number):
+            batch = self._next()
+            kept.append((batch, self._samples_of(batch)))
+        return kept
 
     def run(self, seconds: float, step: Step | None = None, *, looks: bool = False) -> Turn:
         """Takes batches for some seconds, after those that were made ahead.
@@ -114,7 +119,7 @@ class Running:
             asked = time.perf_counter()
             batch = self._next()
             got = time.perf_counter()
-            count = self._count if isinstance(self.loader, Loader) else self._samples(batch)
+            count = self._samples_of(batch)
             if step is not None:
                 step(batch)
             del batch
@@ -129,7 +134,7 @@ class Running:
                     begun_at = looked = time.perf_counter()
                 continue
             turn.batches, turn.samples = turn.batches + 1, turn.samples + count
-            turn.wait, turn.step = turn.wait + got - asked, turn.step + now - got
+            turn.wait += got - asked
             if looks and now - looked >= _LOOK_EVERY:
                 elapsed = now - begun_at - paused
                 turn.series.append((elapsed, turn.samples / max(elapsed, 1e-9), self._memory()))
@@ -207,7 +212,7 @@ def joined(turns: Sequence[Turn]) -> Turn:
     whole = Turn()
     for turn in turns:
         whole.series += [(whole.seconds + seconds, rate, memory) for seconds, rate, memory in turn.series]
-        for name in ("samples", "batches", "seconds", "wait", "step", "own_cpu", "queued"):
+        for name in ("samples", "batches", "seconds", "wait", "own_cpu", "queued"):
             setattr(whole, name, getattr(whole, name) + getattr(turn, name))
         whole.times = {name: whole.times[name] + turn.times[name] for name in turn.times}
         whole.told = turn.told or whole.told  # of one stretch: the time line has no holes
@@ -224,20 +229,19 @@ def _differences(series: list[tuple[float, float, int]]) -> list[tuple[float, fl
     return made
 
 
-def run_step(batches: Sequence[Any], sizes: Sequence[int], step: Step, seconds: float) -> Turn:
-    """Calls a step with batches that lie in memory, for some seconds."""
+def run_step(batches: Sequence[tuple[Any, int]], step: Step, seconds: float) -> Turn:
+    """Calls a step with batches that lie in memory, for some seconds. (`batches`: as `Running.first` gives them.)"""
     turn = Turn()
-    step(batches[0])  # what is made once is made
+    step(batches[0][0])  # what is made once is made
     finish_kernels()
     cpu, began = time.process_time(), time.perf_counter()
     while turn.seconds < seconds:
-        number = turn.batches % len(batches)
-        step(batches[number])
-        turn.batches, turn.samples = turn.batches + 1, turn.samples + sizes[number]
+        batch, samples = batches[turn.batches % len(batches)]
+        step(batch)
+        turn.batches, turn.samples = turn.batches + 1, turn.samples + samples
         turn.seconds = time.perf_counter() - began
     finish_kernels()
     turn.seconds, turn.own_cpu = time.perf_counter() - began, time.process_time() - cpu
-    turn.step = turn.seconds
     return turn
 
 

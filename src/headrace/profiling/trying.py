@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import HeadraceError
@@ -17,9 +16,7 @@ _LEAST = 0.4  # seconds of a turn
 _FILLING = 0.55  # of the time that there is, for an epoch that fills a cache
 
 
-def try_advice(
-    loader: Any, candidate: Candidate, free: float | None, step: Step | None, samples: Callable[[Any], int], seconds: float
-) -> None:
+def try_advice(loader: Any, candidate: Candidate, free: float | None, step: Step | None, seconds: float) -> None:
     """Measures the gain of an advice, and notes it there: the median of the rounds, the least and the most of them.
 
     How much the step lets through is known as a rate, and the gain up to there depends on how fast the loader is as it is. That is measured
@@ -30,23 +27,22 @@ def try_advice(
         candidate: what is tried.
         free: samples a second of the step with batches in memory; None: there is no step.
         step: what is done with a batch.
-        samples: batch -> how many samples it has.
         seconds: for all of it.
     """
     advice, variant = candidate.advice, candidate.variant
     assert variant is not None
     until = time.perf_counter() + seconds
-    base, other, owned = Running(copy_of(loader), samples), None, None
+    base, other, owned = Running(copy_of(loader)), None, None
     try:
         made, owned = variant()
-        other = Running(made, samples)
+        other = Running(made)
         if advice.options.get("loading_mode") == "cached" and not _fill(other, until - (1 - _FILLING) * seconds):
             advice.not_measured = "an epoch takes longer than there is time for: profile with more seconds"
             return
         turn = max(_LEAST, 0.9 * (until - time.perf_counter()) / (2 * _ROUNDS + 1))
         own_step = step
         if candidate.keeps_batch and step is not None:
-            known, call = base.first(1)[0], step
+            (known, _), call = base.first(1)[0], step
             own_step = lambda batch: call(known)  # noqa: E731
         gains, before = [], []
         base.run(turn / 2, step)
