@@ -18,7 +18,7 @@ import headrace
 from headrace import BaseDataset, BudgetError, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
 from headrace.cli.main import main
 from headrace.monitor.hooks import STAGES
-from headrace.profiling.alone import Alone
+from headrace.profiling.alone import Alone, reading_gain, repeated
 from headrace.profiling.frozen import Frozen
 from headrace.profiling.images import as_uint8, smaller_files
 from headrace.profiling.limit import Candidate, Found, find_limit
@@ -28,6 +28,7 @@ from headrace.profiling.report.result import Advice, Stage
 from headrace.profiling.running import Running, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
 from tests.data.make import make_photos
+from tests.testing.test_contract import SquareDataset, bad_photos
 
 SECONDS = 2.0
 
@@ -143,6 +144,46 @@ def test_the_loader_is_left_as_it_is() -> None:
     profile_dataloader(loader, rest, SECONDS)
     assert loader.state_dict() == state and torch.equal(torch.get_rng_state(), random) and loader.get_stats()["batches"] == 1
     assert len(list(iterator)) == 23 and first.shape == (4, 8)
+
+
+def test_what_a_profile_counts_is_not_the_loader_s() -> None:
+    loader = loader_of(Slow(transform=slow))
+    profile_dataloader(loader, rest, SECONDS)
+    next(iter(loader))
+    stats = loader.get_stats()
+    assert stats["cache_misses"] == 4 and stats["transform_seconds"] <= stats["work_seconds"]
+
+
+@pytest.mark.parametrize("kind", ["squares", "photos"])
+def test_samples_that_are_skipped_are_skipped(kind: str, tmp_path: Path) -> None:
+    if kind == "photos":
+        loader = loader_of(ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8)
+    else:
+        loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"))
+    profile = profile_dataloader(loader, rest, SECONDS)
+    assert profile.samples_per_second > 0 and {stage.name for stage in profile.stages} >= {"read (warm)", "decode", "collate"}
+    assert loader.get_stats()["skipped"] == 0
+
+
+class Gone(Waiting):
+    """Records that are there at first."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self._reads = 0
+
+    def read(self, indices: Any) -> list[Any]:
+        self._reads += 1
+        if self._reads > 2:
+            raise OSError("the disk is gone")
+        return super().read(indices)
+
+
+def test_an_error_of_a_thread_that_reads_is_raised() -> None:
+    dataset = BaseDataset(Gone())
+    requests = repeated(lambda epoch: loader_of(dataset)._plan.requests(epoch, 0), 0)
+    with pytest.raises(OSError, match="the disk is gone"):
+        reading_gain(dataset, requests, 20.0)
 
 
 def test_a_cache_is_not_filled_by_the_way() -> None:

@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,40 +103,37 @@ def measure_alone(
 
 
 def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]:
-    """The finished samples of a batch of a dataset of headrace's."""
+    """The finished samples of a batch of a dataset of headrace's, without those that it skips."""
     indices, source, format_ = dataset.whole_indices(request).tolist(), dataset.sample_source, dataset.sample_format
-    count = len(indices)
+    count, reader = len(indices), dataset.sample_reader
     ranges = _ranges(source, indices)
+
+    def read() -> list[Any]:
+        return reader.records(indices, source.read)
+
     if ranges is not None and hasattr(os, "posix_fadvise"):
         for path in {path for path, *_ in ranges}:
             forget(path)
-        alone.timed("read (cold)", count, lambda: source.read(indices))
+        alone.timed("read (cold)", count, read)
     elif getattr(source, "is_remote", False):
-        alone.timed("read (cold)", count, lambda: source.read(indices))
-    records = alone.timed("read (warm)", count, lambda: source.read(indices))
+        alone.timed("read (cold)", count, read)
+    pairs = list(zip(indices, alone.timed("read (warm)", count, read), strict=True))
     if ranges is not None:
         _bare_read(alone, ranges)
     if format_.decodes_batches:
-        pairs = list(zip(indices, records, strict=True))
-        values = alone.timed("decode", count, lambda: format_.decode_batch(pairs, _failed))
+        values = alone.timed("decode", count, lambda: reader.decode_together(pairs, format_))
     else:
-        reader = dataset.sample_reader
-        values = alone.timed("decode", count, lambda: [reader.decoded(i, r, format_) for i, r in zip(indices, records, strict=True)])
-        alone.timed_bare("decode", lambda: [format_.decode(record) for record in records])
-    for value in values:
-        if isinstance(value, SampleError):
-            raise value
+        values = alone.timed("decode", count, lambda: [reader.decoded(*pair, format_) for pair in pairs])
+        sound = [record for (_, record), value in zip(pairs, values, strict=True) if not isinstance(value, SampleError)]
+        alone.timed_bare("decode", lambda: [format_.decode(record) for record in sound])
     finisher, own = dataset.sample_finisher, dataset.transform or dataset.transforms
-    inputs = [format_.to_input(value) for value in values] if own is not None and dataset.transforms is None else []
+    are_inputs_known = own is not None and dataset.transforms is None
+    inputs = [format_.to_input(value) for value in values if not isinstance(value, SampleError)] if are_inputs_known else []
     samples: list[Any]
     samples, _ = alone.timed("transform", count, lambda: finisher.finish(dataset, request, values))
     if inputs and dataset.transform is not None:
         alone.timed_bare("transform", lambda: [dataset.transform(one) for one in inputs])  # type: ignore[misc]
     return samples
-
-
-def _failed(position: int, what: str, error: Exception) -> SampleError:
-    raise error
 
 
 def _foreign(alone: Alone, dataset: Any, request: BatchRequest) -> list[Any]:
@@ -252,43 +250,40 @@ def _look_at_gil(alone: Alone, dataset: Any, collating: Collating, samples: list
 
 
 def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], seconds: float) -> float | None:
-    """By which several threads, each with a source of its own, read faster than one; None: the source can't be copied."""
+    """By which several threads, each with a source of its own, read faster than one; None: the source can't be copied.
+
+    Raises:
+        Exception: whatever reading raises.
+    """
     try:
         sources = [pickle.loads(pickle.dumps(dataset.sample_source)) for _ in range(_THREADS)]
     except Exception:  # a source of the user's that stays in its process
         return None
     lock = threading.Lock()
 
-    def work(source: Any, until: float, counts: list[int]) -> None:
+    def read(source: Any, until: float) -> int:
+        count = 0
         while time.perf_counter() < until:
             with lock:
                 request = next(requests, None)
             if request is None:
-                return
+                break
             indices = dataset.whole_indices(request).tolist()
-            source.read(indices)
-            counts.append(len(indices))
+            dataset.sample_reader.records(indices, source.read)
+            count += len(indices)
+        return count
 
     def rate(number: int) -> float:
-        counts: list[int] = []
         start = time.perf_counter()
-        threads = [
-            threading.Thread(target=work, args=(source, start + seconds / 2, counts), name="headrace-reading", daemon=True)
-            for source in sources[:number]
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sum(counts) / max(time.perf_counter() - start, 1e-9)
+        with ThreadPoolExecutor(number, "headrace-reading") as threads:
+            count = sum(threads.map(read, sources[:number], itertools.repeat(start + seconds / 2)))
+        return count / max(time.perf_counter() - start, 1e-9)
 
-    try:
+    with contextlib.ExitStack() as closing:
+        for source in sources:
+            closing.callback(source.close)
         one = rate(1)
         return rate(_THREADS) / one if one else None
-    finally:
-        for source in sources:
-            with contextlib.suppress(Exception):
-                source.close()
 
 
 def repeated(requests: Callable[[int], Iterator[BatchRequest]], first: int) -> Iterator[BatchRequest]:

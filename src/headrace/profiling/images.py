@@ -17,6 +17,7 @@ from headrace.datasets import ImageDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import choose_way
+from headrace.errors import SampleError
 from headrace.io.paths import redact
 from headrace.order import BatchRequest
 from headrace.order.seeding import preserved_rng
@@ -45,8 +46,6 @@ def work_ratio(dataset: ImageDataset, other: ImageDataset, collating: Collating,
                 for request in some:
                     way.make(request)
                 best[number] = min(best[number], time.perf_counter() - start)
-    for one in (dataset, other):
-        one.sample_reader.reset_report()
     return best[1] / best[0]
 
 
@@ -75,7 +74,8 @@ class Smaller:
 
 
 def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]]) -> Smaller | None:
-    """Some images, encoded anew a little larger than samples are, and decoded; None: they are as small already, or no files to pack."""
+    """Some images, encoded anew a little larger than samples are, and decoded; None: they are as small already, no files to pack, or
+    none can be read."""
     if not isinstance(dataset, ImageDataset) or dataset.image_size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
         return None
     format_ = dataset._format
@@ -83,7 +83,11 @@ def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]
         return None
     side = int(_MARGIN * max(dataset.image_size))
     indices = [index for request in _first(requests(1_000_005), _TRIED) for index in request][:_TRIED]
-    records = dataset.sample_source.read(dataset.whole_indices(indices).tolist())
+    reader, numbers = dataset.sample_reader, dataset.whole_indices(indices).tolist()
+    pairs = zip(numbers, reader.records(numbers, dataset.sample_source.read), strict=True)
+    records = [record for number, record in pairs if not isinstance(reader.decoded(number, record, format_), SampleError)]
+    if not records:
+        return None
     made = [_smaller(bytes(record), side) for record in records]
     if sum(one is not None for one in made) < len(made) / 2:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -15,7 +16,7 @@ from headrace.arguments import check_callable, described
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader import Loader
-from headrace.loader.data import length_of
+from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.plan import OrderPlan
 from headrace.memory.limits import usable_cpus
 from headrace.order import BatchRequest, EpochOrder, RankBatches, detect_world
@@ -62,7 +63,7 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     _check(loader, step, seconds)
     began = time.perf_counter()
     share = 0.45 if apply else 0.9
-    with preserved_rng():
+    with preserved_rng(), _counting_apart(loader):
         found, told = _measure(loader, step, seconds * share)
         limit = find_limit(found)
         candidates = Adviser(found, limit).candidates
@@ -74,6 +75,16 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     profile.verdict = _verdict(profile, found)
     profile.seconds = time.perf_counter() - began
     return profile
+
+
+@contextlib.contextmanager
+def _counting_apart(loader: Any) -> Iterator[None]:
+    """What is counted inside of it by the loader's datasets in this process is not told as the loader's."""
+    try:
+        yield
+    finally:
+        for dataset in inner_datasets(loader.dataset):
+            dataset.sample_reader.take_report()
 
 
 def _try_best(loader: Any, candidates: list[Candidate], found: Found, step: Step | None, until: float) -> None:

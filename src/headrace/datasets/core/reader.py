@@ -126,7 +126,7 @@ class SampleReader:
         if access.holds_encoded:
             return records
         if access.format.decodes_batches:
-            return self._decode_together(list(zip(indices, records, strict=True)), access.format)
+            return self.decode_together(list(zip(indices, records, strict=True)), access.format)
         return [self.decoded(i, r, access.format) for i, r in zip(indices, records, strict=True)]
 
     def fetch(self, indices: list[int], access: Access, error: Exception | None = None) -> list[Fetched]:
@@ -178,7 +178,7 @@ class SampleReader:
         """As `value` for each."""
         values = [one.value for one in fetched]
         todo = [number for number, one in enumerate(fetched) if one.is_record or access.holds_encoded]
-        made = self._decode_together([fetched[number][:2] for number in todo], access.format)
+        made = self.decode_together([fetched[number][:2] for number in todo], access.format)
         for number, value in zip(todo, made, strict=True):
             index, record, is_record = fetched[number]
             if is_record and not isinstance(value, SampleError):
@@ -186,7 +186,7 @@ class SampleReader:
             values[number] = value
         return values
 
-    def _decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
+    def decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
         """Values of records, some of which may be a SampleError already."""
         values = [record for _, record in items]
         sound = [number for number, record in enumerate(values) if not isinstance(record, SampleError)]
