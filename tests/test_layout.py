@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
     "collate": {"memory", "tokenizer"},
     "datasets": {"collate", "modes", "storage", "io", "memory", "order", "monitor", "tokenizer"},
     "loader": {"datasets", "collate", "modes", "memory", "order", "monitor"},
-    "profiling": {"loader", "datasets", "modes", "io", "memory", "order", "monitor"},
+    "profiling": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "monitor"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
     "previewing": {"loader", "datasets", "tokenizer"},

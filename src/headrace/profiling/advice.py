@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import shlex
@@ -22,14 +21,14 @@ from headrace.loader import Loader
 from headrace.loader.data import length_of
 from headrace.memory.budget import format_size, size_of
 from headrace.modes import LoadingMode
-from headrace.order import BatchRequest
 from headrace.order.seeding import preserved_rng
+from headrace.profiling.alone import first_requests
 from headrace.profiling.frozen import Frozen
 from headrace.profiling.images import as_uint8, smaller_files, work_ratio
 from headrace.profiling.limit import Candidate, Found, Variant, more_workers
 from headrace.profiling.model import Costs, gain
 from headrace.profiling.report.result import WORTH, Advice
-from headrace.profiling.workers import plain_loader
+from headrace.profiling.workers import in_mode, plain_loader
 
 _SAMPLES = 64  # that are cached to try what cached samples cost
 
@@ -43,7 +42,7 @@ class Adviser:
     """
 
     def __init__(self, found: Found, limit: str) -> None:
-        self._found, self._limit = found, limit
+        self._found = found
         self.candidates: list[Candidate] = []
         if limit == "step":
             return
@@ -94,7 +93,7 @@ class Adviser:
         then = found.costs.with_workers(number)
         predicted, unlimited = gain(found.costs, then), self._unlimited(then)
         if not found.computes:
-            reads = max(found.of_work(), key=lambda stage: found.of_work()[stage]) == "read"
+            reads = found.slowest == "read"
             if reads and found.reading_gain is None:
                 return
             if reads:
@@ -202,11 +201,7 @@ class Adviser:
         assert found.requests is not None
         collating = collating_of(found.loader)
         cached = in_mode(dataset, LoadingMode.CACHED)
-        requests: list[BatchRequest] = []
-        for request in found.requests(1_000_003):
-            requests.append(request)
-            if sum(map(len, requests)) >= _SAMPLES:
-                break
+        requests = first_requests(found.requests(1_000_003), _SAMPLES)
         count = sum(map(len, requests))
         if not count:
             return None
@@ -276,26 +271,15 @@ class Adviser:
                 return copy_of(loader, view), None
 
             self._ablation("transform", why, seconds["transform"], frozen)
-        function = collating_of(loader).function
-        if function is not None and not getattr(function, "__module__", "").startswith("headrace."):
+        collating = collating_of(loader)
+        if collating.is_users:
             share = seconds["collate"] / max(found.costs.work, 1e-12)
             why = f"collate_fn takes {share:.0%} of a worker's time: this much is gained if it costs nothing"
-            self._ablation("collate_fn", why, seconds["collate"], lambda: (copy_of(loader, collate_fn=Frozen(function)), None))
+            self._ablation("collate_fn", why, seconds["collate"], lambda: (copy_of(loader, collate_fn=Frozen(collating.function)), None))
 
     def _ablation(self, name: str, why: str, seconds: float, variant: Variant) -> None:
         then = self._found.costs.without(seconds, computes=self._found.computes)
         self._add(name, why, "", gain(self._found.costs, then), {}, variant, self._unlimited(then))
-
-
-def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
-    """The dataset in another mode: handles, store and budget stay behind."""
-    if dataset.loading_mode is LoadingMode.STREAMING:
-        other: BaseDataset = copy.copy(dataset)
-        other.__class__ = getattr(type(other), "_plain_class", type(other))
-    else:
-        other = copy.copy(dataset)
-    other.loading_mode = mode
-    return other
 
 
 def collating_of(loader: Any) -> Collating:

@@ -27,6 +27,8 @@ from headrace.order import BatchRequest
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.gil import gil_fraction
 from headrace.profiling.room import finish_kernels
+from headrace.storage.files import FilesSource
+from headrace.storage.source import Locatable, Source
 
 _THREADS = 4  # that read at the same time
 
@@ -115,7 +117,7 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
         for path in {path for path, *_ in ranges}:
             forget(path)
         alone.timed("read (cold)", count, read)
-    elif getattr(source, "is_remote", False):
+    elif _is_remote(source):
         alone.timed("read (cold)", count, read)
     pairs = list(zip(indices, alone.timed("read (warm)", count, read), strict=True))
     if ranges is not None:
@@ -142,20 +144,21 @@ def _foreign(alone: Alone, dataset: Any, request: BatchRequest) -> list[Any]:
     return samples
 
 
-def _ranges(source: Any, indices: list[int]) -> list[tuple[str, int, int]] | None:
+def _is_remote(source: Source) -> bool:
+    return source.listing.is_remote if isinstance(source, FilesSource) else isinstance(source, Locatable) and source.is_remote
+
+
+def _ranges(source: Source, indices: list[int]) -> list[tuple[str, int, int]] | None:
     """Local file, first byte and end (-1: that of the file) of records; None: they are not known, or remote."""
-    locate, listing = getattr(source, "byte_ranges", None), getattr(source, "listing", None)
-    if locate is not None:
-        try:
-            found = locate(np.asarray(indices, np.int64))
-        except Exception:  # some sources know no ranges of what h5py or zarr-python read for them
-            return None
+    if _is_remote(source):
+        return None
+    ranges: list[tuple[str, int, int]] = []
+    if isinstance(source, Locatable):
+        found = source.byte_ranges(np.asarray(indices, np.int64))
         columns = zip(found.file.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
         ranges = [(os.fspath(found.paths[number]), start, stop) for number, start, stop in columns if start >= 0]
-    elif listing is not None:  # a file each
-        ranges = [(os.fsdecode(listing.path(index)), 0, -1) for index in indices]
-    else:
-        return None
+    elif isinstance(source, FilesSource):
+        ranges = [(os.fsdecode(source.listing.path(index)), 0, -1) for index in indices]
     return ranges if ranges and all(os.path.isfile(path) for path in {path for path, *_ in ranges}) else None
 
 
@@ -242,7 +245,7 @@ def _look_at_gil(alone: Alone, dataset: Any, collating: Collating, samples: list
             codes["transform"] = alone.seconds.get("transform", 0.0), lambda: finish(dataset, request, list(values))
     else:
         codes["dataset"] = alone.seconds.get("sample", 0.0), lambda: [dataset[index] for index in request]
-    if collating.function is not None and not getattr(collating.function, "__module__", "").startswith("headrace."):
+    if collating.is_users:
         codes["collate_fn"] = alone.seconds.get("collate", 0.0), lambda: collating(list(samples), request, str)
     if codes:
         alone.own_code = max(codes, key=lambda name: codes[name][0])
@@ -284,6 +287,16 @@ def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], seconds
             closing.callback(source.close)
         one = rate(1)
         return rate(_THREADS) / one if one else None
+
+
+def first_requests(requests: Iterable[BatchRequest], samples: int) -> list[BatchRequest]:
+    """The first batches that have so many samples together; fewer where there are no more."""
+    some: list[BatchRequest] = []
+    for request in requests:
+        some.append(request)
+        if sum(map(len, some)) >= samples:
+            break
+    return some
 
 
 def repeated(requests: Callable[[int], Iterator[BatchRequest]], first: int) -> Iterator[BatchRequest]:

@@ -21,6 +21,7 @@ from headrace.errors import SampleError
 from headrace.io.paths import redact
 from headrace.order import BatchRequest
 from headrace.order.seeding import preserved_rng
+from headrace.profiling.alone import first_requests
 
 _TRIED = 24  # images
 _MARGIN, _QUALITY = 1.25, 90  # of the files that are tried: their longer side by that of a sample, and the quality of their JPEG
@@ -37,7 +38,7 @@ def as_uint8(dataset: Any) -> ImageDataset | None:
 
 def work_ratio(dataset: ImageDataset, other: ImageDataset, collating: Collating, requests: Iterable[BatchRequest]) -> float:
     """What a batch of another dataset costs in this process, by what one of this dataset costs: the best of three each, in turns."""
-    some = _first(requests, _TRIED)
+    some = first_requests(requests, _TRIED)
     ways, best = [choose_way(one, collating) for one in (dataset, other)], [float("inf")] * 2
     with preserved_rng():
         for _ in range(3):
@@ -47,15 +48,6 @@ def work_ratio(dataset: ImageDataset, other: ImageDataset, collating: Collating,
                     way.make(request)
                 best[number] = min(best[number], time.perf_counter() - start)
     return best[1] / best[0]
-
-
-def _first(requests: Iterable[BatchRequest], samples: int) -> list[BatchRequest]:
-    some: list[BatchRequest] = []
-    for request in requests:
-        some.append(request)
-        if sum(map(len, some)) >= samples:
-            break
-    return some
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +74,7 @@ def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]
     if format_.is_stored_decoded or format_.is_encoded:
         return None
     side = int(_MARGIN * max(dataset.image_size))
-    indices = [index for request in _first(requests(1_000_005), _TRIED) for index in request][:_TRIED]
+    indices = [index for request in first_requests(requests(1_000_005), _TRIED) for index in request][:_TRIED]
     reader, numbers = dataset.sample_reader, dataset.whole_indices(indices).tolist()
     pairs = zip(numbers, reader.records(numbers, dataset.sample_source.read), strict=True)
     records = [record for number, record in pairs if not isinstance(reader.decoded(number, record, format_), SampleError)]

@@ -49,6 +49,12 @@ class Found:
         return {stage: 1 / rate if rate else 0.0 for stage, rate in rates.items()}
 
     @property
+    def slowest(self) -> str:
+        """The stage that takes most of the work."""
+        seconds = self.of_work()
+        return max(seconds, key=lambda stage: seconds[stage])
+
+    @property
     def computes(self) -> bool:
         """True if workers compute, rather than wait for a disk or a server."""
         return self.waiting <= 1 - _COMPUTES
@@ -94,18 +100,13 @@ def find_limit(found: Found, *, may_be_workers: bool = True) -> str:
     most, waited = found.most_gain, found.loop.wait / max(found.loop.seconds, 1e-9)
     if most is not None and (most < WORTH or (waited < _HARDLY and most < _UNSURE)):
         return "step"
-    seconds = found.of_work()
-    slowest = max(seconds, key=lambda stage: seconds[stage])
     moving = found.stages.rate("device")
     if moving is not None and 1 / moving > max(found.costs.work / max(found.costs.workers, 1), found.costs.step):
         return "device"
     number = more_workers(found)
-    if number is not None and may_be_workers:
-        then = found.costs.with_workers(number)
-        gained = gain(found.costs, then)
-        if found.computes and gained >= _MORE_WORKERS:
-            return "workers"
-    return slowest
+    if number is not None and may_be_workers and found.computes and gain(found.costs, found.costs.with_workers(number)) >= _MORE_WORKERS:
+        return "workers"
+    return found.slowest
 
 
 def more_workers(found: Found) -> int | None:

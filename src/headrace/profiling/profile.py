@@ -18,8 +18,7 @@ from headrace.errors import ConfigError
 from headrace.loader import Loader
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.plan import OrderPlan
-from headrace.memory.limits import usable_cpus
-from headrace.order import BatchRequest, EpochOrder, RankBatches, detect_world
+from headrace.order import BatchRequest, EpochOrder, RankBatches
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.advice import Adviser, collating_of, copy_of
 from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeated
@@ -28,6 +27,7 @@ from headrace.profiling.model import Costs
 from headrace.profiling.report.result import WORTH, Advice, Profile, Stage
 from headrace.profiling.running import Running, Step, Turn, joined, run_step
 from headrace.profiling.trying import try_advice
+from headrace.profiling.workers import cores_of_rank
 
 _ROUNDS = 3
 _KEPT = 4  # batches that stand for data that cost nothing
@@ -64,13 +64,13 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
     began = time.perf_counter()
     share = 0.45 if apply else 0.9
     with preserved_rng(), _counting_apart(loader):
-        found, told = _measure(loader, step, seconds * share)
+        found = _measure(loader, step, seconds * share)
         limit = find_limit(found)
         candidates = Adviser(found, limit).candidates
         if apply:
             _try_best(loader, candidates, found, step, began + 0.97 * seconds)
             limit = _after_trying(limit, candidates, found)
-    profile = _result(loader, found, limit, step is not None, told)
+    profile = _result(loader, found, limit)
     profile.advice = [one.advice for one in candidates]
     profile.verdict = _verdict(profile, found)
     profile.seconds = time.perf_counter() - began
@@ -119,7 +119,7 @@ def _check(loader: Any, step: Any, seconds: Any) -> None:
         raise ConfigError(f"{door}: seconds must be a number of at least 1, not {seconds!r}")
 
 
-def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Turn]:
+def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
     """The loop, the loader alone, the step alone, and each stage by itself."""
     running, rounds = Running(copy_of(loader)), 1 if step is None else _ROUNDS
     try:
@@ -133,19 +133,19 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> tuple[Found, Tur
         loop, free = joined(loops), joined(frees) if frees else None
         most = statistics.median(f.rate / max(one.rate, 1e-9) for one, f in zip(loops, frees, strict=True)) if frees else None
         alone = loop if step is None else running.run(min(_MOST["alone"], 0.2 * seconds))
-        config = running.loader
+        copied = running.loader
     finally:
         running.close()
-    requests = _requests_of(config if isinstance(config, Loader) else loader)
+    requests = _requests_of(copied if isinstance(copied, Loader) else loader)
     left = min(_MOST["stages"], 0.25 * seconds)
     stages = Alone()
     if requests is not None:
-        device = config.config.device if isinstance(config, Loader) else None
-        stages = measure_alone(config.dataset, collating_of(config), repeated(requests, 1_000_001), device, left)
-    found = Found(loader, loop, alone, free, most, stages, _costs(config, alone, free, stages), requests)
-    if isinstance(config.dataset, BaseDataset) and requests is not None and not found.computes:
-        found.reading_gain = reading_gain(config.dataset, repeated(requests, 1_000_002), min(2.0, 0.08 * seconds))
-    return found, loop
+        device = copied.config.device if isinstance(copied, Loader) else None
+        stages = measure_alone(copied.dataset, collating_of(copied), repeated(requests, 1_000_001), device, left)
+    found = Found(loader, loop, alone, free, most, stages, _costs(copied, alone, free, stages), requests)
+    if isinstance(copied.dataset, BaseDataset) and requests is not None and not found.computes:
+        found.reading_gain = reading_gain(copied.dataset, repeated(requests, 1_000_002), min(2.0, 0.08 * seconds))
+    return found
 
 
 def _requests_of(loader: Any) -> Callable[[int], Iterator[BatchRequest]] | None:
@@ -175,18 +175,14 @@ def _costs(loader: Any, alone: Turn, free: Turn | None, stages: Alone) -> Costs:
     step = step_cpu = 0.0
     if free is not None:
         step, step_cpu = 1 / max(free.rate, 1e-9), free.own_cpu / max(free.samples, 1)
-    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, _cores(), alone.others)
+    costs = Costs(work, min(cpu, work), main, step, step_cpu, workers, cores_of_rank(), alone.others)
     return costs.scaled_to(alone.rate)
-
-
-def _cores() -> int:
-    return max(1, len(usable_cpus()) // detect_world().local_world_size)
 
 
 # -- what came of it
 
 
-def _result(loader: Any, found: Found, limit: str, has_step: bool, told: Turn) -> Profile:
+def _result(loader: Any, found: Found, limit: str) -> Profile:
     config: dict[str, Any] = {}
     if isinstance(loader, Loader):
         for field in dataclasses.fields(loader.config):
@@ -202,7 +198,7 @@ def _result(loader: Any, found: Found, limit: str, has_step: bool, told: Turn) -
         loader=repr(loader) if isinstance(loader, Loader) else f"DataLoader({type(loader.dataset).__name__})",
         verdict="",
         limit=limit,
-        has_step=has_step,
+        has_step=found.free is not None,
         samples_per_second=found.loop.rate,
         loading_per_second=found.alone.rate,
         free_per_second=None if found.free is None else found.free.rate,
@@ -211,11 +207,11 @@ def _result(loader: Any, found: Found, limit: str, has_step: bool, told: Turn) -
         gil_fraction=found.stages.gil,
         own_code=found.stages.own_code,
         workers=found.costs.workers,
-        cores=_cores(),
+        cores=found.costs.cores,
         stages=_stages(found, limit),
         config=config,
-        batches=[one._asdict() for one in told.told],
-        series=told.series,
+        batches=[one._asdict() for one in found.loop.told],
+        series=found.loop.series,
     )
 
 
@@ -238,11 +234,9 @@ def _stages(found: Found, limit: str) -> list[Stage]:
         if rate is None:
             continue
         stage = name.split(" ")[0]
-        is_counted = stage in seconds and name != "read (cold)"
-        share = seconds[stage] / work if is_counted else None
-        stages.append(Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_counted and stage == limit))
-    for one in stages:
-        one.is_limit = one.is_limit or (one.name == "device" and limit == "device")
+        share = seconds[stage] / work if stage in seconds and name != "read (cold)" else None
+        is_limit = stage == limit and name != "read (cold)"
+        stages.append(Stage(name, rate, ceiling, _CEILINGS.get(name, "") if ceiling else "", share, is_limit))
     costs = found.costs
     if costs.workers:
         ceiling = costs.workers / work
@@ -258,9 +252,10 @@ def _stages(found: Found, limit: str) -> list[Stage]:
 def _verdict(profile: Profile, found: Found) -> str:
     most = profile.most_gain
     if profile.limit == "step":
+        seconds = found.costs.step * found.loop.samples / found.loop.batches
         return (
-            f"Nothing to gain from data: the step takes {1000 * found.costs.step * samples_a_batch(found):.1f} ms a batch, and with data "
-            f"that cost nothing the loop would be x{most or 1.0:.2f} as fast."
+            f"Nothing to gain from data: the step takes {1000 * seconds:.1f} ms a batch, and with data that cost nothing the loop would be "
+            f"x{most or 1.0:.2f} as fast."
         )
     share = next((stage.share for stage in profile.stages if stage.is_limit and stage.share is not None), None)
     names = {
@@ -288,8 +283,3 @@ def _verdict(profile: Profile, found: Found) -> str:
 
 def _named(advice: Advice) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in advice.options.items())
-
-
-def samples_a_batch(found: Found) -> float:
-    """Samples of a batch, on average."""
-    return found.loop.samples / max(found.loop.batches, 1)

@@ -124,7 +124,7 @@ def suggest_num_workers(
         dataset, options = open_path("suggest_num_workers", data, config, options)
         opened = dataset
     if most is None:
-        most = max(1, len(usable_cpus()) // detect_world().local_world_size)
+        most = cores_of_rank()
     jobs = _Jobs(dataset, config, options)
     target = 1 / step if isinstance(step, (int, float)) and not callable(step) else None
     try:
@@ -285,12 +285,24 @@ class _Jobs:
             return plain_loader(self._data, number)
         dataset = self._dataset
         if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
-            dataset = copy.copy(dataset)  # handles, store and budget stay behind
-            dataset.loading_mode = LoadingMode.LAZY
+            dataset = in_mode(dataset, LoadingMode.LAZY)
         cls = type(self._data) if isinstance(self._data, Loader) else Loader
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HeadraceWarning)  # of options that mean nothing with this number: the user's loader says them
             return cls(dataset, self._config.with_(num_workers=number))
+
+
+def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
+    """The dataset in another mode, which is not streaming: handles, store and budget stay behind."""
+    other = copy.copy(dataset)
+    other.__class__ = getattr(type(other), "_plain_class", type(other))
+    other.loading_mode = mode
+    return other
+
+
+def cores_of_rank() -> int:
+    """The cores of this machine for each of its ranks."""
+    return max(1, len(usable_cpus()) // detect_world().local_world_size)
 
 
 def plain_loader(loader: DataLoader[Any], number: int, **options: Any) -> DataLoader[Any]:

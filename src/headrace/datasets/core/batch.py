@@ -75,6 +75,11 @@ class Collating:
         self._seeder: SampleSeeder | None = None
         self._seconds = 0.0
 
+    @property
+    def is_users(self) -> bool:
+        """True if the function is none of headrace's."""
+        return self.function is not None and not self._names_samples
+
     def take_seconds(self) -> float:
         """Seconds that the function has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0
