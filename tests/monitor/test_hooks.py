@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from headrace import BatchTimes, ConfigError, LoadingMonitor, MemoryMonitor, SlowStage
 from headrace.memory.limits import Limit
-from headrace.monitor.hooks import STAGES, Hooks
+from headrace.monitor.hooks import Hooks
+from headrace.monitor.stats import STAGES
 from tests.testing.test_contract import SquareDataset
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"

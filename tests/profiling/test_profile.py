@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import headrace
 from headrace import BaseDataset, BudgetError, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
 from headrace.cli.main import main
-from headrace.monitor.hooks import STAGES
+from headrace.monitor.stats import STAGES
 from headrace.profiling.alone import Alone, reading_gain, repeated
 from headrace.profiling.frozen import Frozen
 from headrace.profiling.images import as_uint8, smaller_files

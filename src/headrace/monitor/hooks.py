@@ -12,9 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from headrace.arguments import check_callable
 from headrace.errors import ConfigError
+from headrace.monitor.stats import STAGES
 
-STAGES = ("read", "decode", "transform", "sample", "collate")
-"""What a worker does for a batch, in this order; "sample" is all that a dataset of somebody else's does for its samples."""
 _SECONDS = tuple(f"{stage}_seconds" for stage in (*STAGES, "work"))
 
 

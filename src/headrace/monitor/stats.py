@@ -26,10 +26,10 @@ _COUNTS = (
     *("cache_hits", "cache_misses", "chunks_decoded", "chunk_hits", "bytes_read", "requests", "retries", "bytes_fetched", "refetched"),
     *("disk_hits", "disk_puts", "disk_evicted", "disk_damaged", "errors", "skipped", "fallbacks"),
 )
-_TIMES = (
-    *("read_seconds", "decode_seconds", "transform_seconds", "sample_seconds", "collate_seconds"),
-    *("work_seconds", "work_cpu_seconds"),
-)
+STAGES = ("read", "decode", "transform", "sample", "collate")
+"""What a worker does for a batch, in this order; "sample" is all that a dataset of somebody else's does for its samples."""
+TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
+"""Names of the seconds that a worker counts."""
 _RECENT = 100  # batches
 
 
@@ -185,7 +185,7 @@ class LoadingStats:
     def as_dict(self) -> dict[str, Any]:
         """The numbers of `Loader.get_stats()`; zeros before the first batch."""
         stats = self.outside()
-        stats |= {name: self._counts[name] for name in (*_COUNTS, *_TIMES)}
+        stats |= {name: self._counts[name] for name in (*_COUNTS, *TIMES)}
         if self.skipped:
             stats["skipped_samples"] = list(self.skipped)
         return stats

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.monitor.hooks import STAGES
+from headrace.monitor.stats import STAGES
 from headrace.order import BatchRequest
 from headrace.profiling.alone import Alone
 from headrace.profiling.model import Costs, fewest_workers, gain

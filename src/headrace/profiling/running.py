@@ -16,15 +16,14 @@ import torch
 from headrace.loader import Loader
 from headrace.memory.limits import usable_cpus
 from headrace.memory.tree import map_tensors
-from headrace.monitor.hooks import STAGES, BatchTimes
-from headrace.monitor.stats import pss_of
+from headrace.monitor.hooks import BatchTimes
+from headrace.monitor.stats import TIMES, pss_of
 from headrace.profiling.room import finish_kernels
 from headrace.profiling.workers import endless
 
 Step = Callable[[Any], Any]
 _LOOK_EVERY = 0.25  # seconds between two looks at memory
 _KEPT = 400  # batches of the time line
-_TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class Turn:
     own_cpu: float = 0.0
     others: float = 0.0
     queued: float = 0.0
-    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     told: deque[BatchTimes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     series: list[tuple[float, float, int]] = field(default_factory=list)
 
@@ -161,9 +160,9 @@ class Running:
 
     def _times(self) -> dict[str, float]:
         if not isinstance(self.loader, Loader):
-            return {**dict.fromkeys(_TIMES, 0.0), "work_cpu_seconds": _computed_by_children()}
+            return {**dict.fromkeys(TIMES, 0.0), "work_cpu_seconds": _computed_by_children()}
         stats = self.loader.get_stats()
-        return {name: float(stats[name]) for name in _TIMES}
+        return {name: float(stats[name]) for name in TIMES}
 
     def _memory(self) -> int:
         """Bytes of this process and its workers (PSS)."""

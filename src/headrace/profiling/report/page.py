@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_KINDS = ("read", "decode", "transform", "sample", "collate", "other", "wait", "step")
+from headrace.monitor.stats import STAGES
+
+_KINDS = (*STAGES, "other", "wait", "step")
 _SPAN = 60  # batches of the time line: the last ones
 _STYLE = """
 :root { --ink: #1d2430; --dim: #5d6775; --back: #ffffff; --line: #dfe3e9; --bar: #3f6fb5; --limit: #c4442e; --ceiling: #b9c2cf;
@@ -168,7 +170,7 @@ def _of_worker(one: dict[str, Any]) -> Iterator[_Bar]:
     """The stages of a batch, one after the other: of stages that take turns, each in one piece."""
     at, left = one["began"], one["work_seconds"]
     title = f"batch {one['step']} of epoch {one['epoch']}"
-    for kind in ("read", "decode", "transform", "sample", "collate"):
+    for kind in STAGES:
         seconds = min(one[f"{kind}_seconds"], left)
         if seconds > 0:
             yield kind, at, seconds, f"{title}: {kind} {1000 * seconds:.2f} ms"
