@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import ParamSpec, TypeVar, overload
@@ -89,6 +90,17 @@ def check_integer(name: str, value: object, least: int | None = None, *, optiona
         at_least = "" if least is None else f" of at least {least}"
         raise ConfigError(f"{name} must be an integer{at_least}{' or None' if optional else ''}, not {described(value)}")
     return number
+
+
+def check_seconds(name: str, value: object, least: float = 0.0) -> float:
+    """A number of seconds as a float.
+
+    Raises:
+        ConfigError: it is none, is below `least`, or is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+        raise ConfigError(f"{name} must be a number of seconds, at least {least:g}, not {described(value)}")
+    return float(value)
 
 
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:

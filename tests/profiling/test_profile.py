@@ -291,7 +291,7 @@ def test_advice_that_can_not_be_tried_says_so() -> None:
     [
         ({"loader": [1, 2]}, "loader must be a Loader or a torch DataLoader"),
         ({"step": 3}, "step must be a callable"),
-        ({"seconds": 0.5}, "seconds must be a number of at least 1"),
+        ({"seconds": 0.5}, "seconds must be a number of seconds, at least 1, not 0.5"),
         ({"seconds": float("nan")}, "seconds must be"),
         ({"seconds": True}, "seconds must be"),
     ],

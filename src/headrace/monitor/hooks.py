@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.hooks import RemovableHandle
 
-from headrace.arguments import check_callable
+from headrace.arguments import check_callable, check_seconds
 from headrace.errors import ConfigError
 from headrace.monitor.stats import STAGES
 
@@ -89,11 +88,9 @@ class Hooks:
 
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
         """See `Loader.on_slow`."""
-        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-        if not (is_number and 0 <= threshold < math.inf):
-            raise ConfigError(f"on_slow: threshold must be a number of seconds, at least 0, not {threshold!r}")
+        seconds = check_seconds("on_slow: threshold", threshold)
         _check("on_slow", function)
-        return _added(self._on_slow, (float(threshold), function))
+        return _added(self._on_slow, (seconds, function))
 
     def tell(self, report: dict[str, Any], *, wait: float, step: float, received: float, recent: float) -> None:
         """Calls the functions with a batch that the user is about to get.

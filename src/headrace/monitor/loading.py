@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from headrace.arguments import check_integer
-from headrace.errors import ConfigError
+from headrace.arguments import check_integer, check_seconds
 from headrace.monitor.stats import LoadingStats, Stats
 
 
@@ -56,13 +54,11 @@ class LoadingMonitor:
             ConfigError: an argument makes no sense.
         """
         count = check_integer("update_batch: samples", samples, 0)
-        is_time = isinstance(wait_seconds, (int, float)) and not isinstance(wait_seconds, bool) and 0 <= wait_seconds < math.inf
-        if not (wait_seconds is None or is_time):
-            raise ConfigError(f"update_batch: wait_seconds must be a number of seconds, at least 0, not {wait_seconds!r}")
+        waited = None if wait_seconds is None else check_seconds("update_batch: wait_seconds", wait_seconds)
         now = self._clock()
         elapsed = 0.0 if self._last is None else now - self._last
-        self._knows_waits = self._knows_waits and wait_seconds is not None
-        self._stats.add_batch(count or 0, wait_seconds or 0.0, elapsed)
+        self._knows_waits = self._knows_waits and waited is not None
+        self._stats.add_batch(count, waited or 0.0, elapsed)
         self._last = now
         if self._enabled:
             self._stats.look_at_children()

@@ -63,7 +63,7 @@ class MemoryMonitor:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval >= 0:
             raise ConfigError(f"interval must be a number of seconds, at least 0, not {interval!r}")
         self.interval: float = float(interval)
-        self.history_size: int = check_integer("history_size", history_size, 1) or 1
+        self.history_size: int = check_integer("history_size", history_size, 1)
         self._limits, self._clock = limits, clock
         self._forget()
 
@@ -103,11 +103,11 @@ class MemoryMonitor:
 
     def _measure(self) -> Limit:
         self._measured_at = self._clock()
-        self._limit, self._pss = tightest(self._limits()), pss_of(os.getpid())
-        self._peak_used, self._peak_pss = max(self._peak_used, self._limit.used), max(self._peak_pss, self._pss)
-        limit = self._limit
+        self._limit = limit = tightest(self._limits())
+        self._pss = pss_of(os.getpid())
+        self._peak_used, self._peak_pss = max(self._peak_used, limit.used), max(self._peak_pss, self._pss)
         self._history.append(MemorySample(self._measured_at, limit.used / GB, limit.headroom / GB, _percent(limit)))
-        return self._limit
+        return limit
 
     @property
     def history(self) -> list[MemorySample]:

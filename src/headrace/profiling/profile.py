@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from headrace.arguments import check_callable, described
+from headrace.arguments import check_callable, check_seconds, described
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader import Loader
@@ -115,8 +114,7 @@ def _check(loader: Any, step: Any, seconds: Any) -> None:
             "of the loaders of a MultiDataLoader or a DataModule"
         )
     check_callable(f"{door}: step", step)
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < math.inf:
-        raise ConfigError(f"{door}: seconds must be a number of at least 1, not {seconds!r}")
+    check_seconds(f"{door}: seconds", seconds, 1)
 
 
 def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
