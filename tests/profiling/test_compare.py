@@ -6,11 +6,13 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
+from headrace import open_dataset
 from headrace.cli.main import main
 from headrace.errors import ConfigError
 from headrace.profiling.compare import ModeRate, compare_modes
@@ -31,6 +33,18 @@ def test_each_mode_is_timed(rows: Path) -> None:
         assert rate.mb_per_second == pytest.approx(rate.samples_per_second * 16e-6)
     assert (found.samples, found.num_workers, found.sample_mb) == (300, 0, 16e-6) and found.read_mb_per_second and found.limit
     assert found.fastest in found.modes
+
+
+def test_a_path_is_opened_once_for_each_mode(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def counting(path: Any, **options: Any) -> Any:
+        opened.append(options.get("loading_mode", ""))
+        return open_dataset(path, **options)
+
+    monkeypatch.setattr("headrace.profiling.compare.open_dataset", counting)
+    compare_modes(rows, seconds=0.2, batch_size=50, num_workers=0, modes=["lazy", "cached"])
+    assert opened == ["", "lazy", "cached"]
 
 
 def test_a_mode_that_does_not_fit_is_a_note(rows: Path) -> None:

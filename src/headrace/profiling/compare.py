@@ -98,10 +98,16 @@ def compare_modes(
     limit = None if is_url(os.fspath(data_path)) else _read_rate(os.fspath(data_path), min(_LIMIT_S, seconds / 10))
     found = Comparison(None, batch_size, num_workers or 0, read_mb_per_second=limit)
     each = max(_LEAST_S, seconds / max(1, len(modes)))
+    loading = {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+    is_shards = _is_shards(data_path, options)
     for name in modes:
         mode = LoadingMode(name)
+        opening = options if is_shards else {**options, "loading_mode": mode.value}
         try:
-            rate = _rate_of(data_path, mode, each, found, {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}, options)
+            if is_shards and mode is not LoadingMode.STREAMING:
+                rate = ModeRate(str(mode.value), note="shards are streamed")
+            else:
+                rate = _rate_of(data_path, mode, each, found, loading, opening)
         except BudgetError as error:
             rate = ModeRate(str(mode.value), note=" ".join(str(error).split()))
         found.modes.append(rate)
@@ -113,10 +119,7 @@ def _rate_of(
     data_path: Any, mode: LoadingMode, seconds: float, found: Comparison, loading: Mapping[str, Any], options: Mapping[str, Any]
 ) -> ModeRate:
     start = time.perf_counter()
-    streams: dict[str, Any] = {"loading_mode": mode.value} if not _is_shards(data_path, options) else {}
-    if not streams and mode is not LoadingMode.STREAMING:
-        return ModeRate(str(mode.value), note="shards are streamed")
-    dataset: Any = open_dataset(data_path, **streams, **options)
+    dataset: Any = open_dataset(data_path, **options)
     loader: Loader | None = None
     try:
         if not isinstance(dataset, StreamingDataset) and not len(dataset):
