@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "profiling": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "monitor"},
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
-    "previewing": {"loader", "datasets", "tokenizer"},
+    "previewing": {"loader", "datasets"},
     "testing": {"loader", "datasets", "modes", "order"},
     "cli": {"inspecting", "previewing", "profiling", "packing", "datasets", "storage", "io", "memory"},
 }

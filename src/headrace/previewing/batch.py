@@ -13,7 +13,7 @@ import torch
 from headrace.datasets import BaseDataset, StreamingDataset, open_dataset
 from headrace.errors import CollateError, ConfigError
 from headrace.loader import create_dataloader
-from headrace.tokenizer import CharTokenizer
+from headrace.loader.data import length_of
 
 _IDS, _MASK, _INDEX = "input_ids", "attention_mask", "index"
 _SAID = 40  # characters of a value in a caption
@@ -106,17 +106,12 @@ def preview(
         classes = list(getattr(dataset, "classes", None) or [])
         items = [_item(sample, dataset, classes) for sample in _samples_of(batch)]
         name = type(dataset).__name__
-        return Preview(f"{name}, {_length_of(dataset)} samples, epoch {epoch}, seed {seed}", facts, items, notes)
+        length = length_of(dataset)
+        samples = "?" if length is None else f"{length:,}"
+        return Preview(f"{name}, {samples} samples, epoch {epoch}, seed {seed}", facts, items, notes)
     finally:
         if is_own:
             dataset.close()
-
-
-def _length_of(dataset: Any) -> str:
-    try:
-        return f"{len(dataset):,}"
-    except TypeError:
-        return "?"
 
 
 def _first(dataset: Any, epoch: int, options: Mapping[str, Any]) -> Any:
@@ -193,7 +188,7 @@ def _text_item(fields: dict[str, Any], index: int | None, dataset: Any, classes:
 
 
 def _decoded(tokenizer: Any, ids: npt.NDArray[np.int64]) -> str | None:
-    if isinstance(tokenizer, CharTokenizer) or hasattr(tokenizer, "decode"):
+    if hasattr(tokenizer, "decode"):
         return str(tokenizer.decode(ids.tolist()))
     return None
 
