@@ -89,15 +89,20 @@ def _after_fork() -> None:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that made it is gone: a process of a pool whose owner was killed would wait for ever."""
+    """Ends this process when the one that made it is gone: a worker, or a process of a pool, whose owner was killed would wait for ever."""
     parent = parent_process()
-    assert parent is not None
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), name="headrace-watchdog", daemon=True).start()
 
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
-    threading.Thread(target=watch, name="headrace-parent", daemon=True).start()
+def _end_with(sentinel: int) -> None:
+    """Waits for the parent's end; nothing is left to be tidied up then, for all that is shared is anonymous."""
+    inherited = os.getppid()
+    while not connection.wait([sentinel], timeout=1.0):
+        # A sibling that was forked later holds the sentinel's other end too, so look at the parent itself as well.
+        if os.getppid() != inherited:
+            break
+    os._exit(1)
 
 
 if hasattr(os, "register_at_fork"):

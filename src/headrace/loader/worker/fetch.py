@@ -11,11 +11,9 @@ import gc
 import os
 import pickle
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing import connection, parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -31,6 +29,7 @@ from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.plan import OrderPlan
 from headrace.loader.stateful import asked, give_back, is_stateful
 from headrace.memory.anonymous import Flags
+from headrace.memory.per_process import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest
 from headrace.order.request import working_on
@@ -325,10 +324,7 @@ class WorkerInit:
         (gc.enable if self._collects else gc.disable)()
         # Ctrl-C goes to all processes of a terminal: the parent's loop is interrupted, and the parent ends its workers in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        parent = parent_process()
-        if parent is not None:
-            watch = threading.Thread(target=_end_with, args=(parent,), name="headrace-watchdog", daemon=True)
-            watch.start()
+        end_with_parent()
         info = get_worker_info()
         assert info is not None
         fetch: Any = info.dataset
@@ -341,13 +337,3 @@ class WorkerInit:
             except Exception as error:
                 error.add_note("headrace: raised by worker_init_fn")
                 fetch.init_error = error  # each batch raises it
-
-
-def _end_with(parent: Any) -> None:
-    """Waits for the parent's end; nothing is left to be tidied up then, for all that is shared is anonymous."""
-    inherited = os.getppid()
-    while not connection.wait([parent.sentinel], timeout=1.0):
-        # A sibling that was forked later holds the sentinel's other end too, so look at the parent itself as well.
-        if os.getppid() != inherited:
-            break
-    os._exit(1)
