@@ -23,6 +23,8 @@ def test_cache_lists_and_prunes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["cache", "--dir", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["nbytes"] == size and [kind["files"] for kind in told["kinds"]] == [1]
+    assert main(["cache", "--dir", str(tmp_path)]) == 0
+    assert f"headrace cache --dir {tmp_path} --prune removes what was not used for 30 days" in capsys.readouterr().out
     assert main(["cache", "--dir", str(tmp_path), "--prune"]) == 0
     assert "1 files  tables of the lines of texts" in (shown := capsys.readouterr().out) and "removed: 0 files" in shown
     assert main(["cache", "--dir", str(tmp_path), "--prune", "--older", "0d"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
     told: dict[str, Any] = {"folder": folder, "nbytes": sum(entry.nbytes for entry in left), "kinds": _kinds(left)}
     if given.prune:
         told["removed"] = {"files": len(removed), "nbytes": sum(entry.nbytes for entry in removed), "kinds": _kinds(removed)}
-    output.show(told, _lines(told, output))
+    command = "headrace cache --prune" if given.dir is None else f"headrace cache --dir {shlex.quote(given.dir)} --prune"
+    output.show(told, _lines(told, command, output))
     return 0
 
 
@@ -90,7 +92,7 @@ def _name_of(user: int) -> str:
         return str(user)
 
 
-def _lines(told: dict[str, Any], output: Output) -> Iterator[str]:
+def _lines(told: dict[str, Any], pruning: str, output: Output) -> Iterator[str]:
     from headrace.memory.budget import format_size
 
     yield f"{output.paint(visible(told['folder']), 'bold')}: {format_size(told['nbytes']) if told['kinds'] else 'nothing is kept here'}"
@@ -101,7 +103,7 @@ def _lines(told: dict[str, Any], output: Output) -> Iterator[str]:
         removed = told["removed"]
         yield f"removed: {removed['files']:,} files, {format_size(removed['nbytes'])}"
     elif told["kinds"]:
-        yield output.paint("headrace cache --prune removes what was not used for 30 days", "dim")
+        yield output.paint(f"{visible(pruning)} removes what was not used for 30 days", "dim")
 
 
 def _shown(seconds: int) -> str:
