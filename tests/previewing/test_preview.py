@@ -38,6 +38,13 @@ def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
     assert shown.facts["batch"] == "(float32 [7, 3, 224, 224], int64 [7])"
 
 
+def test_a_dataset_that_gives_no_index(photos: Path) -> None:
+    dataset = headrace.ImageDataset(photos, image_size=16)
+    shown = preview(dataset, count=7, shuffle=False)
+    assert [item.index for item in shown.items] == [None] * 7 and shown.facts["batch"] == "(float32 [7, 3, 16, 16], int64 [7])"
+    assert [item.caption for item in shown.items] == [dataset.classes[dataset[number][1]] for number in range(7)]
+
+
 def test_the_sheet_shows_the_pixels(tmp_path: Path) -> None:
     colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     for number, color in enumerate(colors):

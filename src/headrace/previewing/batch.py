@@ -102,7 +102,7 @@ def preview(
         except CollateError as error:
             notes.append(f"a loader with the default collate function raises: {' '.join(str(error).split())}")
             batch = _first(dataset, epoch, {**loader_options, "collate_fn": "list"})
-        facts = {"batch": _shape_of(batch)}
+        facts = {"batch": _shape_of(_without_index(batch) if dataset.return_index else batch)}
         classes = list(getattr(dataset, "classes", None) or [])
         items = [_item(sample, dataset, classes) for sample in _samples_of(batch)]
         name = type(dataset).__name__
@@ -128,14 +128,21 @@ def _first(dataset: Any, epoch: int, options: Mapping[str, Any]) -> Any:
 # -- a batch and its samples
 
 
+def _without_index(batch: Any) -> Any:
+    """What a dataset gives without ``return_index``."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key != _INDEX}
+    return batch[:-1] if isinstance(batch, tuple) else batch
+
+
 def _shape_of(batch: Any) -> str:
     """Structure, dtypes and shapes of a batch, in words."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {_shape_of(value)}" for key, value in batch.items() if key != _INDEX) + "}"
+        return "{" + ", ".join(f"{key}: {_shape_of(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, tuple):
-        return "(" + ", ".join(map(_shape_of, batch[:-1] if len(batch) > 1 else batch)) + ")"
+        return "(" + ", ".join(map(_shape_of, batch)) + ")"
     if isinstance(batch, list):
         return f"list of {len(batch)}"
     return type(batch).__name__
@@ -156,11 +163,12 @@ def _samples_of(batch: Any) -> list[Any]:
 def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
     index, value, target, said = None, sample, None, list[str]()
     if isinstance(sample, tuple):
-        *parts, last = sample
-        index, value, target = int(last), parts[0] if parts else None, parts[1] if len(parts) > 1 else None
+        parts = list(sample)
+        index = int(parts.pop()) if dataset.return_index else None
+        value, target = parts[0] if parts else None, parts[1] if len(parts) > 1 else None
     elif isinstance(sample, Mapping):
         rest = dict(sample)
-        index = int(rest.pop(_INDEX)) if _INDEX in rest else None
+        index = int(rest.pop(_INDEX)) if dataset.return_index and _INDEX in rest else None
         if _IDS in rest:
             return _text_item(rest, index, dataset, classes)
         drawn = next((key for key, one in rest.items() if (array := _array(one)) is not None and array.ndim >= 2), None)
