@@ -15,6 +15,7 @@ from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.sizes import stored_in
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
@@ -76,9 +77,7 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
         if not isinstance(data_path, FileSet):
             opened.close()
     shown = redact(paths[0] if len(paths) == 1 else data_path if isinstance(data_path, (str, os.PathLike)) else paths[0])
-    report = Report(shown, "HDF5", found.details, len(paths), sum(sizes), nodes=found.nodes, notes=found.notes)
-    if len(sizes) < len(paths):
-        report.stored, report.is_estimate = sum(sizes) * len(paths) // len(sizes), True
+    report = Report(shown, "HDF5", found.details, len(paths), *stored_in(len(paths), sizes), nodes=found.nodes, notes=found.notes)
     if found.classes is not None:
         report.classes, report.classes_are = found.classes
     report.fingerprint = found.fingerprint
