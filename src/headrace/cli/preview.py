@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import number
-from headrace.cli.naming import imported, raised_by
+from headrace.cli.flags import imported, number, raised_by
 from headrace.cli.output import Output, visible, write
 from headrace.errors import ConfigError, HeadraceError, WriteError
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli.flags import count, seconds
-from headrace.cli.naming import imported, is_name, raised_by
+from headrace.cli.flags import count, imported, is_name, raised_by, seconds
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError, HeadraceError
 
