@@ -146,23 +146,16 @@ def test_the_loader_is_left_as_it_is() -> None:
     assert len(list(iterator)) == 23 and first.shape == (4, 8)
 
 
-def test_what_a_profile_counts_is_not_the_loader_s() -> None:
-    loader = loader_of(Slow(transform=slow))
-    profile_dataloader(loader, rest, SECONDS)
-    next(iter(loader))
-    stats = loader.get_stats()
-    assert stats["cache_misses"] == 4 and stats["transform_seconds"] <= stats["work_seconds"]
-
-
 @pytest.mark.parametrize("kind", ["squares", "photos"])
 def test_samples_that_are_skipped_are_skipped(kind: str, tmp_path: Path) -> None:
     if kind == "photos":
         loader = loader_of(ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8)
     else:
         loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"))
-    profile = profile_dataloader(loader, rest, SECONDS)
+    profile = profile_dataloader(loader, lambda batch: time.sleep(0.05), SECONDS)
     assert profile.samples_per_second > 0 and {stage.name for stage in profile.stages} >= {"read (warm)", "decode", "collate"}
-    assert loader.get_stats()["skipped"] == 0
+    list(loader)
+    assert loader.get_stats()["skipped"] == 2, "what the profile has skipped is not the loader's"
 
 
 class Gone(Waiting):
