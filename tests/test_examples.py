@@ -304,3 +304,20 @@ def test_training_on_a_text_of_its_own_and_on_a_packed_one(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     wrong = _train_text(tmp_path / "nothing", *small)
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1
+
+
+# --- examples/train_masks.py, examples/train_boxes.py -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train_masks", "train_boxes"])
+def test_training_on_masks_and_on_boxes(name: str, tmp_path: Path) -> None:
+    script = EXAMPLES / f"{name}.py"
+    assert len(script.read_text().splitlines()) < 80
+    command = [sys.executable, script, "--workers", "0", "--size", "32", "--epochs", "4", "--out", tmp_path / "shapes"]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=one_thread)
+    assert done.returncode == 0, done.stdout + done.stderr
+    overlaps = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(overlaps) == 4 and max(overlaps[1:]) > overlaps[0] and overlaps[-1] > 0.2
+    wrong = subprocess.run([*command, tmp_path / "nothing", tmp_path / "nothing"], capture_output=True, text=True, timeout=100)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1

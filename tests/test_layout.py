@@ -49,7 +49,7 @@ INSIDE: dict[str, list[str]] = {
         *("row_store", "whole", "machine"),
     ],
     "monitor": ["stats", "hooks", "loading", "memory"],
-    "collate": ["fields", "stack", "vision", "pad", "text", "registry"],
+    "collate": ["fields", "stack", "detection", "vision", "pad", "text", "registry"],
     "loader": [
         *("torch_private", "config", "data", "stateful", "state", "plan", "budget", "device", "worker", "build"),
         *("distributed", "explain", "epoch", "loader", "create", "multi", "module", "steps"),
@@ -76,9 +76,12 @@ INSIDE: dict[str, list[str]] = {
     ],
     "datasets/core": [
         *("batch", "format", "threads", "warnings", "reader", "finishing", "options", "checks", "construction", "budgeting", "loading"),
-        *("views", "base", "ways"),
+        *("views", "splitting", "base", "ways"),
     ],
-    "datasets/image": ["claims", "pixels", "sizing", "augment", "format", "labels", "image"],
+    "datasets/image": [
+        *("claims", "pixels", "sizing", "augment", "masks", "format", "joint", "matching", "coco", "boxes", "tables", "labels"),
+        *("opening", "image"),
+    ],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
@@ -105,6 +108,7 @@ INSIDE: dict[str, list[str]] = {
         "hdf5",
         "zarr_nodes",
         "zarr",
+        "labels",
         "images",
         "texts",
         "shards",
@@ -119,7 +123,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
-    "storage": ["source", "concat", "files", "class_folders", "arrays", "hdf5", "zarr", "tar", "text", "tokens", "kinds"],
+    "storage": ["source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "tar", "text", "tokens", "kinds"],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""
 MOST_FILES, MOST_LINES = 16, 450

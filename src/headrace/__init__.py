@@ -31,6 +31,7 @@ from headrace.errors import (
 if TYPE_CHECKING:
     from headrace.collate import (
         Batch,
+        DetectionCollator,
         Padded,
         TextCollator,
         VisionCollator,
@@ -95,6 +96,7 @@ __all__ = [
     "DataModule",
     "DataModuleProtocol",
     "DataNotFoundError",
+    "DetectionCollator",
     "EpochOrder",
     "FileChangedError",
     "FormatError",
@@ -157,6 +159,7 @@ __all__ = [
 _MODULES = {
     "collate": (
         "Batch",
+        "DetectionCollator",
         "Padded",
         "TextCollator",
         "VisionCollator",

@@ -10,8 +10,10 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from PIL import Image
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, pack
+from tests.data.labelled import make_coco, make_pair
 from tests.data.make import make_photos, make_tar
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.datasets.shards.test_streaming import IN_MODE
@@ -31,6 +33,34 @@ class TestImages(RemoteDatasetContract):
 
     def make(self, paths: list[str], **options: Any) -> ImageDataset:
         return ImageDataset(paths, targets=None, image_size=8, **options)
+
+
+@pytest.mark.slow
+class TestMasks(RemoteDatasetContract):
+    names = (*(f"images/{number}.png" for number in range(12)), *(f"masks/{number}.png" for number in range(12)))
+    has_index = asks_when_opened = is_versioned = False
+
+    def write(self, folder: Path) -> None:
+        for number in range(12):
+            for part, array in zip(("images", "masks"), make_pair(number, (24, 16))[:2], strict=True):
+                (folder / part).mkdir(exist_ok=True)
+                Image.fromarray(array).save(folder / part / f"{number}.png")
+
+    def make(self, paths: list[str], **options: Any) -> ImageDataset:
+        return ImageDataset(paths[:12], targets=paths[12].replace("masks/0.png", "masks/{0..11}.png"), image_size=8, **options)
+
+
+@pytest.mark.slow
+class TestAnnotatedImages(RemoteDatasetContract):
+    data = tuple(f"images/{number:03d}.{('png', 'jpg')[number % 3 == 2]}" for number in range(12))
+    names = (*data, "instances.json")
+    has_index = is_versioned = False
+
+    def write(self, folder: Path) -> None:
+        make_coco(folder, 12)
+
+    def make(self, paths: list[str], **options: Any) -> ImageDataset:
+        return ImageDataset(paths[:12], targets=paths[12], image_size=8, **options)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Collate functions: samples to a batch."""
 
+from headrace.collate.detection import DetectionCollator
 from headrace.collate.pad import Padded, pad_collate, variable_length_collate
 from headrace.collate.registry import collators
 from headrace.collate.stack import Batch, list_collate, stack_collate
@@ -8,6 +9,7 @@ from headrace.collate.vision import VisionCollator
 
 __all__ = [
     "Batch",
+    "DetectionCollator",
     "Padded",
     "TextCollator",
     "VisionCollator",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from headrace.collate.detection import DetectionCollator
 from headrace.collate.pad import PadCollator, variable_length_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
@@ -136,5 +137,6 @@ collators.register("default", description="stack samples of one shape; structure
 collators.register("list", description="the samples as a list, as they are")(list_collate)
 collators.register("pad", description="sequences padded to one length, with attention_mask and lengths")(PadCollator)
 collators.register("variable_length", description="pairs: inputs as a list of tensors, targets stacked")(variable_length_collate)
+collators.register("detection", description="images, and the objects in each as a list of dicts")(DetectionCollator)
 collators.register("text", modality="text", description="texts or tokens for a language model, with labels")(TextCollator)
 collators.register("vision", modality="image", description="images, normalised on their way into the batch")(VisionCollator)

@@ -8,6 +8,7 @@ from typing import Any
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.finishing import public_attributes
 from headrace.datasets.core.format import SampleFormat, chained, wrapped_format
+from headrace.datasets.core.views import targets_of_view
 from headrace.storage.source import Source
 
 
@@ -26,6 +27,11 @@ class DelegatingDataset(BaseDataset):
         super().__init__(source, sample_format=wrapped_format(inner), targets=inner.targets, **options)
         self.fork_safe: bool = inner.fork_safe
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
+        chosen = inner._chosen  # the samples inside are numbered as there
+        columns = inner.label_columns
+        self.label_columns = (
+            dict(columns) if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
+        )
         for name in ("classes", "class_to_idx"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))

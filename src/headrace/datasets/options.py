@@ -29,6 +29,8 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     normalize: bool
     transform_input: Literal["pil", "tensor", "numpy"]
     decode: Literal["fast", "exact"]
+    label_separator: str | None
+    masks: bool
     # texts
     tokenizer: Any
     max_length: int | None
@@ -43,7 +45,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     errors: str
     # arrays
     dataset_name: str | Sequence[str] | None
-    target_name: str | None
+    target_name: str | Sequence[str] | None  # of arrays: a str
     dtype: npt.DTypeLike | None
     direct: bool
     patch_shape: Extents | int | None

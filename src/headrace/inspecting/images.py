@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from headrace.errors import ConfigError, DataNotFoundError
 from headrace.inspecting import advice
+from headrace.inspecting.labels import tell_labels
 from headrace.inspecting.report import Access, Advice, Report
 from headrace.inspecting.sizes import ASKED, evenly, sizes_of, spread_of, stored_in
 from headrace.io.paths import redact
@@ -57,6 +58,7 @@ def inspect_images(data_path: Any, reach: RemoteOptions) -> Report:
         report.details["endings"] = dict(endings.most_common(8))
         report.details["file sizes"] = spread_of(sizes)
         _tell_classes(report, files)
+        tell_labels(report, files)
         look = _looked_at(source, evenly(len(files), ASKED if files.is_remote else _HEADS).tolist())
     finally:
         if files.server is not None:

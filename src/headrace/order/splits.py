@@ -25,7 +25,7 @@ def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any 
         n: number of samples.
         fractions: of the samples that each part gets; they add up to 1.
         seed: any integer.
-        stratify: a label a sample: each part gets its fraction of each label's samples, as nearly as can be.
+        stratify: a label a sample: each part gets its share of each label's samples, to within one sample.
         groups: a group a sample: the samples of a group stay together, so the fractions are only approached.
 
     Returns:
@@ -62,7 +62,7 @@ def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, g
     else:
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-            part_of = _spread(cuts, seed)
+            part_of = _spread(cuts, seed, np.bincount(labels))
         part_of[order] = part_of.copy()
     parts = [np.flatnonzero(part_of == part) for part in range(len(cuts))]
     for number, part in enumerate(parts):
@@ -84,9 +84,15 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
     return codes.astype(np.int64)
 
 
-def _spread(cuts: Sequence[int], seed: int) -> IntArray:
-    """The part of each place in a row of samples, so that each part has its count, and nearly its share of every part of the row: the
-    first part to within one sample; the others share what it leaves in the same way. Equal parts take turns."""
+def _spread(cuts: Sequence[int], seed: int, labelled: IntArray) -> IntArray:
+    """The part of each place in a row of samples that is sorted by labels, so that each part has its count, and its share of each label's
+    samples to within one. Equal parts take turns.
+
+    Args:
+        cuts: where the parts would end if they were taken one after the other.
+        seed: any integer.
+        labelled: how many samples have each label.
+    """
     n, parts = cuts[-1], len(cuts)
     counts = np.diff(cuts, prepend=0)
     shift = int(derive_keys("stratify", seed, n, count=1)[0])
@@ -95,12 +101,70 @@ def _spread(cuts: Sequence[int], seed: int) -> IntArray:
         larger_first = np.argsort(-counts, kind="stable")  # what is left over at the end goes to these
         order_of_turns = larger_first[np.argsort(np.argsort(-np.bincount(turns, minlength=parts), kind="stable"))]
         return order_of_turns[turns]
-    part_of, rest = np.empty(n, np.int64), np.arange(n)
-    for part, count in enumerate(counts.tolist()):
-        steps = (np.arange(len(rest) + 1) * count + shift % max(1, len(rest))) // max(1, len(rest))
-        is_picked = np.diff(steps) > 0
-        part_of[rest[is_picked]], rest = part, rest[~is_picked]
-    return part_of
+    if parts > 2:
+        return np.repeat(np.tile(np.arange(parts), len(labelled)), _rounded(labelled, counts).ravel())
+    is_first = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n) > 0
+    return np.where(is_first, 0, 1)
+
+
+def _rounded(rows: IntArray, columns: IntArray) -> IntArray:
+    """A table [rows, columns] of counts with these sums, each the product of its sums over the total, rounded up or down.
+
+    Such a table exists (Cox, A constructive procedure for unbiased controlled rounding, 1987): as long as some fractions are left, there is
+    a circle of cells that have one, two a row and two a column; along it they are raised and lowered in turns until one of them is whole.
+    """
+    total = int(columns.sum())
+    table, rest = np.divmod(np.outer(rows, columns), total)
+    left: list[list[int]] = rest.tolist()
+    in_row: list[list[int]] = [np.flatnonzero(one).tolist() for one in rest]
+    in_column: list[list[int]] = [np.flatnonzero(one).tolist() for one in rest.T]
+    for start in range(len(left)):
+        while in_row[start]:
+            circle = _circle(start, in_row, in_column, left, total)
+            raised, lowered = circle[::2], circle[1::2]
+            by = min(*(total - left[row][column] for row, column in raised), *(left[row][column] for row, column in lowered))
+            for cells, step in ((raised, by), (lowered, -by)):
+                for row, column in cells:
+                    left[row][column] += step
+                    if left[row][column] in (0, total):
+                        table[row, column] += left[row][column] // total
+                        in_row[row].remove(column)
+    return table.astype(np.int64)
+
+
+def _circle(row: int, in_row: list[list[int]], in_column: list[list[int]], left: list[list[int]], total: int) -> list[tuple[int, int]]:
+    """Cells with fractions, of which two lie in each row and each column that they touch, one after the other. No row and no column has a
+    single one, since their sums are whole.
+
+    Args:
+        row: where to begin.
+        in_row: the columns of the cells in each row.
+        in_column: the rows of the cells in each column, and of some that have no fraction any more: they are removed here.
+        left, total: the fractions.
+    """
+
+    def other_row(column: int, row: int) -> int:
+        """The last cell of a column that is not in that row."""
+        rows, own = in_column[column], False
+        while rows[-1] == row or left[rows[-1]][column] in (0, total):
+            own = rows.pop() == row or own
+        found = rows[-1]
+        if own:
+            rows.append(row)
+        return found
+
+    path, last = list[tuple[int, int]](), -1
+    rows, columns = dict[int, int](), dict[int, int]()  # where on the path each of them was left
+    while row not in rows:
+        rows[row] = len(path)
+        column = next(one for one in in_row[row] if one != last)
+        path.append((row, column))
+        if column in columns:
+            return path[columns[column] :]
+        columns[column], last = len(path), column
+        row = other_row(column, row)
+        path.append((row, column))
+    return path[rows[row] :]
 
 
 def _grouped(order: IntArray, ends: Sequence[float | Fraction], groups: IntArray, labels: IntArray | None) -> IntArray:

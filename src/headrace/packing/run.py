@@ -25,6 +25,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.image.joint import JointFormat
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import check_header
 from headrace.datasets.open import open_dataset
@@ -199,6 +200,11 @@ def plan_file(
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
+    if isinstance(dataset._format, JointFormat):
+        raise ConfigError(
+            "images can't be packed with their masks or boxes yet: read the files as they are, with loading_mode='cached' or "
+            "disk_cache_size= where that is slow, or pass targets=None to pack the images alone"
+        )
     if options.is_jpeg:
         return plan_of_files(dataset, read_sizes)
     if isinstance(dataset, TextDataset):

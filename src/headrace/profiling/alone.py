@@ -129,7 +129,7 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
         sound = [record for (_, record), value in zip(pairs, values, strict=True) if not isinstance(value, SampleError)]
         alone.timed_bare("decode", lambda: [format_.decode(record) for record in sound])
     finisher, own = dataset.sample_finisher, dataset.transform or dataset.transforms
-    are_inputs_known = own is not None and dataset.transforms is None
+    are_inputs_known = own is not None and dataset.transforms is None and not format_.splits_targets
     inputs = [format_.to_input(value) for value in values if not isinstance(value, SampleError)] if are_inputs_known else []
     samples: list[Any]
     samples, _ = alone.timed("transform", count, lambda: finisher.finish(dataset, request, values))

@@ -71,7 +71,7 @@ def smaller_files(dataset: Any, requests: Callable[[int], Iterator[BatchRequest]
     if not isinstance(dataset, ImageDataset) or dataset.image_size is None or not isinstance(dataset.data_path, (str, os.PathLike)):
         return None
     format_ = dataset._format
-    if format_.is_stored_decoded or format_.is_encoded:
+    if format_.is_stored_decoded or format_.is_encoded or format_.splits_targets:  # masks and boxes can't be packed
         return None
     side = int(_MARGIN * max(dataset.image_size))
     indices = [index for request in first_requests(requests(1_000_005), _TRIED) for index in request][:_TRIED]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.image.labels import checked_targets, given_targets
-from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, HeadraceWarning
+from headrace import ImageDataset, MemoryEfficientDataset
+from headrace.datasets.image.labels import MultiHot, checked_targets, given_targets
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, HeadraceWarning, MissingNameError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
@@ -121,13 +124,13 @@ class TestFolders:
 
 class TestGiven:
     def test_none(self, files: FileSet) -> None:
-        assert given_targets(None, files) == (None, [])
+        assert given_targets(None, files)[:2] == (None, [])
 
     def test_a_mapping_by_relative_path_or_name(self, files: FileSet) -> None:
         by_path = {name: i * 10 for i, name in enumerate(NAMES)}
         assert given_targets(by_path, files)[0].tolist() == [0, 10, 20, 30, 40]
         by_name = {"1.jpg": 1, "2.jpg": 2, "3.jpg": 3, "9.jpg": 9, "cat/1.jpg": 11}  # one 1.jpg by its path, the other by its name
-        targets, classes = given_targets(by_name, files)
+        targets, classes, *_ = given_targets(by_name, files)
         assert targets.tolist() == [1, 2, 11, 3, 9] and targets.dtype == np.int64 and classes == []
 
     def test_a_name_that_fits_several_files(self, files: FileSet, tmp_path: Path) -> None:
@@ -160,14 +163,14 @@ class TestGiven:
         assert not recwarn
 
     def test_texts_become_class_numbers(self, files: FileSet) -> None:
-        targets, classes = given_targets(lambda path: "odd" if path.endswith(("1.jpg", "3.jpg")) else "even", files)
+        targets, classes, *_ = given_targets(lambda path: "odd" if path.endswith(("1.jpg", "3.jpg")) else "even", files)
         assert classes == ["even", "odd"] and targets.tolist() == [1, 0, 1, 1, 0]
 
     @pytest.mark.parametrize(
         "value", [0.5, None, True, [1, 2], {"boxes": [1]}, (1, "a"), np.ones(3), np.float32(2)], ids=lambda v: type(v).__name__
     )
     def test_other_values_stay_as_they_are(self, files: FileSet, value: Any) -> None:
-        targets, classes = given_targets(lambda path: value, files)
+        targets, classes, *_ = given_targets(lambda path: value, files)
         assert isinstance(targets, list) and len(targets) == 5 and all(t is value for t in targets) and classes == []
 
     def test_mixed_values_stay_as_they_are(self, files: FileSet) -> None:
@@ -189,7 +192,7 @@ class TestGiven:
 
     @pytest.mark.parametrize("wrong", [3, dict, [1, 2, 3, 4, 5], np.arange(5), np.float32(3), {"a", "b"}])
     def test_what_can_be_no_targets(self, wrong: Any) -> None:
-        with pytest.raises(ConfigError, match=r"mapping, a CSV file, a callable, .* or None|Pass a mapping"):
+        with pytest.raises(ConfigError, match=r"folder of masks, .*mapping.* or None|Pass a mapping"):
             checked_targets(wrong, "a/folder")
 
 
@@ -211,7 +214,6 @@ class TestCSV:
             "Image , class\n" + ROWS,
             ROWS.replace("\n", "\r\n"),
             ROWS.replace(",", " , "),
-            ROWS.replace("\n", ",more,columns\n"),
             ROWS.replace("\n", "\n\n"),
             '"bird/1.jpg","3"\n' + ROWS[ROWS.index("\n") + 1 :],
             "unknown.jpg,77\n" + ROWS,
@@ -222,16 +224,16 @@ class TestCSV:
     )
     def test_of_numbers(self, files: FileSet, tmp_path: Path, text: str) -> None:
         for path in (csv(tmp_path, text), Path(csv(tmp_path, text))):
-            targets, classes = given_targets(path, files)
+            targets, classes, *_ = given_targets(path, files)
             assert targets.tolist() == [3, 10, 3, 4, 5] and targets.dtype == np.int64 and classes == []
 
     def test_of_fractions(self, files: FileSet, tmp_path: Path) -> None:
-        targets, classes = given_targets(csv(tmp_path, ROWS.replace("10", "0.5")), files)
+        targets, classes, *_ = given_targets(csv(tmp_path, ROWS.replace("10", "0.5")), files)
         assert targets == [3.0, 0.5, 3.0, 4.0, 5.0] and classes == []
 
     def test_of_texts(self, files: FileSet, tmp_path: Path) -> None:
         text = 'name,kind\n"bird/1.jpg",hawk\n2.jpg,"owl, grey"\ncat/1.jpg,hawk\n3.jpg,été\n9.jpg,hawk\n'
-        targets, classes = given_targets(csv(tmp_path, text), files)
+        targets, classes, *_ = given_targets(csv(tmp_path, text), files)
         assert classes == ["hawk", "owl, grey", "été"] and targets.tolist() == [0, 1, 0, 2, 0]
 
     @pytest.mark.parametrize("header", ["", "file,label\n"])
@@ -255,6 +257,18 @@ class TestCSV:
         with pytest.raises(ConfigError, match=r"no entry for bird/1\.jpg"):
             given_targets(csv(tmp_path, text), files)
 
+    def test_of_files_that_are_not_there_are_warned_of(self, files: FileSet, tmp_path: Path) -> None:
+        with pytest.warns(
+            HeadraceWarning, match=r"targets\.txt: 2 \(no\.jpg, nor\.jpg\) of 7 labels are of files that are not among the data"
+        ):
+            given_targets(csv(tmp_path, ROWS + "no.jpg,1\nnor.jpg,2\n"), files)
+        with pytest.warns(HeadraceWarning, match=r"targets: 1 \(no\.jpg\) of 6 labels"):
+            given_targets({**dict.fromkeys(NAMES, 1), "no.jpg": 2}, files)
+
+    def test_names_may_lack_their_ending(self, files: FileSet, tmp_path: Path) -> None:
+        text = "id,label\nbird/1,3\n2,10\ncat/1.jpg,3\n3,4\n9,5\n"
+        assert given_targets(csv(tmp_path, text), files)[0].tolist() == [3, 10, 3, 4, 5]
+
     @pytest.mark.parametrize("kind", ["folder", "latin-1", "bytes"])
     def test_that_is_none(self, files: FileSet, tmp_path: Path, kind: str) -> None:
         path = {
@@ -264,3 +278,191 @@ class TestCSV:
         }[kind]()
         with pytest.raises(HeadraceError, match=str(tmp_path)):
             given_targets(path, files)
+
+
+TABLE = {
+    "file": NAMES,
+    "species": ["hawk", "owl", "lynx", "lynx", "dingo"],
+    "age": [3, 1, 4, 1, 5],
+    "weight": [0.5, 2.0, 7.5, 1.25, 9.0],
+    "patient": ["p1", "p1", "p2", "p3", "p3"],
+}
+
+
+def as_csv(table: dict[str, list[Any]], folder: Path) -> str:
+    rows = [list(table), *zip(*table.values(), strict=True)]
+    return csv(folder, "".join(",".join(map(str, row)) + "\n" for row in rows))
+
+
+def as_json(table: dict[str, list[Any]], folder: Path, lines: bool = False) -> str:
+    records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    path = folder / ("labels.jsonl" if lines else "labels.json")
+    path.write_text("\n".join(map(json.dumps, records)) if lines else json.dumps(records))
+    return str(path)
+
+
+def as_object(table: dict[str, list[Any]], folder: Path) -> str:
+    records = {row[0]: dict(zip([*table][1:], row[1:], strict=True)) for row in zip(*table.values(), strict=True)}
+    (folder / "object.json").write_text(json.dumps(records))
+    return str(folder / "object.json")
+
+
+def as_parquet(table: dict[str, list[Any]], folder: Path) -> str:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(table), folder / "labels.parquet")
+    return str(folder / "labels.parquet")
+
+
+def as_lines(table: dict[str, list[Any]], folder: Path) -> str:
+    return as_json(table, folder, lines=True)
+
+
+FORMS = [as_csv, as_json, as_lines, as_object, as_parquet]
+
+
+class TestTables:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_several_columns_become_a_dict(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        labels = given_targets(form(TABLE, tmp_path), files)
+        assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2} and len(labels.targets) == 5
+        assert labels.classes == [] and labels.column_classes["species"] == ["dingo", "hawk", "lynx", "owl"]
+        assert labels.columns["age"].tolist() == TABLE["age"] and labels.columns["patient"].tolist() == [0, 0, 1, 2, 2]
+        assert [one["age"] for one in labels.targets[1:3]] == [1, 4]
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_one_column_is_chosen_and_all_are_kept(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        labels = given_targets(form(TABLE, tmp_path), files, target_name="species")
+        assert labels.targets.tolist() == [1, 3, 2, 2, 0] and labels.classes == ["dingo", "hawk", "lynx", "owl"]
+        assert list(labels.columns) == ["species", "age", "weight", "patient"]
+        assert given_targets(form(TABLE, tmp_path), files, target_name=["age"]).targets[0] == {"age": 3}
+
+    def test_the_column_of_files_is_found_by_what_it_holds(self, files: FileSet, tmp_path: Path) -> None:
+        turned = {**{name: TABLE[name] for name in ("patient", "age", "file")}, "age": [9, 1, 2, 3, 3]}  # files are called so, too
+        labels = given_targets(as_csv(turned, tmp_path), files)
+        assert labels.targets[1] == {"patient": 0, "age": 1} and list(labels.columns) == ["patient", "age"]
+
+    @pytest.mark.parametrize("form", [as_json, as_object, as_parquet])
+    def test_lists_of_texts_are_several_classes(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        tags = [["red"], ["red", "big"], [], ["big", "big"], ["old"]]
+        labels = given_targets(form({"file": NAMES, "tags": tags}, tmp_path), files)
+        assert labels.classes == ["big", "old", "red"] and isinstance(labels.targets, MultiHot)
+        wanted = [[0, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        assert [target.tolist() for target in labels.targets] == wanted and labels.targets[0].dtype == np.float32
+        assert [target.tolist() for target in labels.targets.take(np.array([4, 1]))] == [wanted[4], wanted[1]]
+
+    def test_a_separator_parts_texts(self, files: FileSet, tmp_path: Path) -> None:
+        table = {"file": NAMES, "tags": ["red", "red; big", "", "big;big", "old"], "age": [1, 2, 3, 4, 5]}
+        labels = given_targets(as_csv(table, tmp_path), files, target_name="tags", label_separator=";")
+        assert [target.tolist() for target in labels.targets] == [[0, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        by_name = dict(zip(NAMES, table["tags"], strict=True))
+        assert [t.tolist() for t in given_targets(by_name, files, label_separator=";").targets] == [t.tolist() for t in labels.targets]
+
+    @pytest.mark.parametrize("form", [as_csv, as_json, as_parquet])
+    def test_an_empty_cell_is_named(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        empty = "" if form is as_csv else None
+        table = {**TABLE, "age": [3, 1, empty, 1, 5]}
+        row = 4 if form is as_csv else 3
+        with pytest.raises(ConfigError, match=rf"row {row} of .* has no 'age': fill it in.*target_name="):
+            given_targets(form(table, tmp_path), files)
+        assert given_targets(form(table, tmp_path), files, target_name="species").columns["age"][2] is None
+
+    @pytest.mark.parametrize("form", [as_csv, as_json, as_parquet])
+    def test_rows_that_contradict_each_other(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        twice = {name: [*values, values[0]] for name, values in TABLE.items()}
+        assert given_targets(form(twice, tmp_path), files).targets[0]["age"] == 3
+        twice["age"][-1] = 9
+        with pytest.raises(ConfigError, match=r"rows \d and \d of .* give bird/1\.jpg different targets \('?3'? and '?9'?\)"):
+            given_targets(form(twice, tmp_path), files)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_a_file_without_a_row(self, files: FileSet, tmp_path: Path, form: Any) -> None:
+        short = {name: values[:3] for name, values in TABLE.items()}
+        with pytest.raises(ConfigError, match=r"no entry for cat/deep/er/3\.jpg .*nor for 1 others of 5 files"):
+            given_targets(form(short, tmp_path), files)
+
+    def test_a_column_that_is_not_there(self, files: FileSet, tmp_path: Path) -> None:
+        with pytest.raises(MissingNameError, match=r"no column 'kind' of labels; it has 'species', 'age', 'weight', 'patient'"):
+            given_targets(as_csv(TABLE, tmp_path), files, target_name="kind")
+        with pytest.raises(ConfigError, match="has no column beside that of the files"):
+            given_targets(as_json({"file": NAMES}, tmp_path), files)
+        with pytest.raises(ConfigError, match="target_name is for the columns of a table"):
+            given_targets(dict.fromkeys(NAMES, 1), files, target_name="kind")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (ROWS.replace("\n", ",more,columns\n"), "has 4 columns and no header: name them in a first row"),
+            ("file,label,age\nbird/1.jpg,3\n", "row 2 of .* has 2 cells, and there are 3 columns"),
+            ("file,label\nbird/1.jpg,3,4\n", "row 2 of .* has 3 cells, and there are 2 columns: quote"),
+            ("file,label,label\nbird/1.jpg,3,4\n", "has a name twice"),
+            (
+                '[{"file": "bird/1.jpg", "a": 1}, {"file": "bird/2.jpg", "b": 1}]',
+                "row 2 of .* has the fields file, b, and the first has file, a",
+            ),
+            ('["bird/1.jpg", 3]', "row 1 of .* is no object with fields, but 'bird/1.jpg'"),
+            ('{"bird/1.jpg": 3', "is no JSON file"),
+        ],
+    )
+    def test_tables_that_make_no_sense(self, files: FileSet, tmp_path: Path, text: str, message: str) -> None:
+        with pytest.raises(HeadraceError, match=message):
+            given_targets(csv(tmp_path, text), files)
+
+    def test_a_damaged_parquet_table(self, files: FileSet, tmp_path: Path) -> None:
+        path = Path(as_parquet(TABLE, tmp_path))
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(FormatError, match=r"labels\.parquet is a damaged Parquet table"):
+            given_targets(str(path), files)
+
+    def test_parquet_without_pyarrow(self, files: FileSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        (tmp_path / "labels.parquet").write_bytes(b"PAR1...")
+        with pytest.raises(ConfigError, match=r"needs the package pyarrow: pip install 'headrace\[arrow\]'"):
+            given_targets(str(tmp_path / "labels.parquet"), files)
+
+    def test_frames_of_pandas_and_arrow(self, files: FileSet) -> None:
+        pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+        frame = pandas.DataFrame(TABLE)
+        for table in (frame, frame.set_index("file"), pyarrow.table(TABLE), frame.astype({"species": "category"})):
+            labels = given_targets(checked_targets(table, "folder"), files)
+            assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
+        series = frame.set_index("file")["species"]
+        assert given_targets(checked_targets(series, "folder"), files).targets.tolist() == [1, 3, 2, 2, 0]
+
+
+class TestSplitsByColumns:
+    @pytest.fixture
+    def dataset(self, photos: Path) -> ImageDataset:
+        names = [str(path.relative_to(photos)) for path in sorted(photos.rglob("*.*"))]
+        table = {"file": names, "kind": [name.partition("/")[0] for name in names], "patient": [f"p{n // 4}" for n in range(len(names))]}
+        (photos.parent / f"{photos.name}.json").write_text(
+            json.dumps([dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)])
+        )
+        return ImageDataset(photos, targets=str(photos.parent / f"{photos.name}.json"), target_name="kind", image_size=8)
+
+    def test_groups_and_labels_may_be_columns(self, dataset: ImageDataset) -> None:
+        assert dataset.classes == ["circle", "gradient", "noise"] and dataset.column_classes["patient"] == [f"p{n}" for n in range(6)]
+        train, val = dataset.split(0.5, groups="patient", stratify="kind")
+        patients = [set(dataset.label_columns["patient"][part.whole_indices(range(len(part)))]) for part in (train, val)]
+        assert len(train) == len(val) == 12 and not patients[0] & patients[1]
+        assert np.bincount(train.targets).tolist() == np.bincount(val.targets).tolist() == [4, 4, 4]
+        for train, val in dataset[4:].folds(5, groups="patient"):
+            assert len(val) == 4 and len(train) == 16
+        with MemoryEfficientDataset(dataset[8:]) as wrapped:
+            assert [len(part) for part in wrapped.split([0.5, 0.25, 0.25], groups="patient")] == [8, 4, 4]
+
+    def test_validation_parts_have_their_own_transform(self, dataset: ImageDataset) -> None:
+        train, val, test = dataset.split([0.5, 0.25, 0.25], val_transform=lambda image: 7)
+        assert train[0][0].shape == (3, 8, 8) and val[0][0] == test[0][0] == 7
+        assert all(val[0][0] == 7 and train[0][0].shape == (3, 8, 8) for train, val in dataset.folds(3, val_transform=lambda image: 7))
+
+    def test_columns_that_are_not_there(self, dataset: ImageDataset, photos: Path) -> None:
+        with pytest.raises(MissingNameError, match=r"groups: the table of labels has no column 'person'; it has 'kind', 'patient'"):
+            dataset.split(0.5, groups="person")
+        with pytest.raises(ConfigError, match="stratify='kind': this ImageDataset has no table of labels"):
+            ImageDataset(photos).split(0.5, stratify="kind")
+
+    def test_a_dict_is_no_single_label(self, photos: Path, dataset: ImageDataset) -> None:
+        several = ImageDataset(photos, targets=dataset._arguments["targets"])
+        with pytest.raises(ConfigError, match=r"is no single label: .*one of its columns \(kind, patient\)"):
+            several.split(0.5, stratify=True)
+        assert several[5:7].targets[0] == {"kind": 0, "patient": 1}

@@ -18,8 +18,9 @@ from headrace.datasets.core.checks import as_targets, check_common, check_source
 from headrace.datasets.core.finishing import Finisher, is_transformed, public_attributes
 from headrace.datasets.core.format import FormatOf, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
+from headrace.datasets.core.splitting import Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices, fingerprint_of_view, labels_of, targets_of_view
+from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices, fingerprint_of_view, targets_of_view
 from headrace.dtypes import ArraySpec
 from headrace.errors import EmptyBatchError
 from headrace.memory.anonymous import SharedInt
@@ -31,11 +32,10 @@ from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
 from headrace.order.request import BatchRequest, current_request
-from headrace.order.splits import fold_parts, split_parts
 from headrace.storage.source import Source
 
 
-class BaseDataset(Dataset[Any]):
+class BaseDataset(Splittable, Dataset[Any]):
     """A map-style dataset over a `Source`, in one of four loading modes; in mode "streaming" an `IterableDataset`.
 
     For a format of one's own, subclass it, give `super().__init__` a source, and override `decode`; or give it a `SampleFormat`. A
@@ -99,7 +99,7 @@ class BaseDataset(Dataset[Any]):
         *,
         sample_format: SampleFormat | None = None,
         targets: Sequence[Any] | npt.NDArray[Any] | None = None,
-        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        transform: Transform = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
@@ -288,33 +288,7 @@ class BaseDataset(Dataset[Any]):
         view.sample_reader, view.sample_finisher = self.sample_reader.another(is_view=True), Finisher()
         return view
 
-    @overload
-    def split(self, fraction: float, seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, Self]: ...
-    @overload
-    def split(self, fraction: Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, ...]: ...
-    def split(self, fraction: float | Sequence[float], seed: int = 42, *, stratify: Any = None, groups: Any = None) -> tuple[Self, ...]:
-        """Views that share no sample and together have all, drawn at random by seed and length alone; each in index order.
-
-        Args:
-            fraction: of the samples that the first of two views gets (rounded); or the fractions of all views (``[.7, .15, .15]``).
-            seed: any integer.
-            stratify: a label a sample, or True for `targets`: each view gets its fraction of each label's samples.
-            groups: a group a sample, such as its patient, whose samples stay together: the fractions are approached.
-
-        Raises:
-            ConfigError: an argument makes no sense, or a view would have no sample.
-        """
-        fractions = list(fraction) if isinstance(fraction, (Sequence, np.ndarray)) else [fraction, 1 - fraction]
-        parts = split_parts(len(self), fractions, seed, stratify=labels_of(self, stratify), groups=groups)
-        return tuple(self.subset(part) for part in parts)
-
-    def folds(self, k: int, seed: int = 42, *, stratify: Any = None, groups: Any = None) -> list[tuple[Self, Self]]:
-        """Training and validation views of a k-fold cross-validation: each sample is in one validation view. See `split`."""
-        parts = fold_parts(len(self), k, seed, stratify=labels_of(self, stratify), groups=groups)
-        everything = np.arange(len(self))
-        return [(self.subset(np.delete(everything, part)), self.subset(part)) for part in parts]
-
-    def with_transform(self, transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None) -> Self:
+    def with_transform(self, transform: Transform) -> Self:
         """A view of all samples that has another transform, and shares what is cached with this dataset.
 
         Args:

@@ -115,9 +115,9 @@ class Finisher:
             value, target = dataset.split_target(index, value)
             with naming(format_.names_warnings, dataset.source_of, index):
                 if key is None:
-                    value = dataset.to_input(value)
+                    value, target = format_.to_pair(value, target)
                 else:
-                    value, target = self._call_seeded(dataset, value, target, key)
+                    value, target = self._call_seeded(dataset, format_, value, target, key)
         except Exception as error:
             if format_.decodes_late and isinstance(error, FormatError):
                 return dataset.sample_reader.failed(int(dataset.whole_indices(index)), "can't be decoded", error)
@@ -126,18 +126,18 @@ class Finisher:
         sample = dataset.make_sample(value, target)
         return _with_index(sample, index) if dataset.return_index else sample
 
-    def _call_seeded(self, dataset: Any, value: Any, target: Any, key: Key) -> tuple[Any, Any]:
+    def _call_seeded(self, dataset: Any, format_: SampleFormat, value: Any, target: Any, key: Key) -> tuple[Any, Any]:
         seeder = self.seeder(dataset)
         untouched = copy.deepcopy((value, target)) if self._is_untried else None
         seeder(*key)
-        made = _call(dataset, dataset.to_input(value), target)
+        made = _call(dataset, *format_.to_pair(value, target))
         if untouched is not None:
             self._is_untried = False
             now = SampleSeeder(*dataset.seeded_objects())
             if len(now.generators) != len(seeder.generators):  # some transforms make theirs when they are first called: draw again
                 self._seeder = now
                 now(*key)
-                made = _call(dataset, dataset.to_input(untouched[0]), untouched[1])
+                made = _call(dataset, *format_.to_pair(*untouched))
         return made
 
     def seeder(self, dataset: Any) -> SampleSeeder:

@@ -91,6 +91,10 @@ class SampleFormat:
         """What a transform gets, and without one the sample's input. Default: the value itself, writable."""
         return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
+    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
+        """Input and target as transforms get them; another format may draw for both at once. Default: `to_input`, and the target itself."""
+        return self.to_input(value), target
+
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         """A sample of its input and target. Default: both as a tuple, or the input alone."""
         return (value, target) if has_target else value
@@ -177,6 +181,9 @@ class FormatOf(SampleFormat):
 
     def to_input(self, value: Any) -> Any:
         return self._of("to_input").to_input(value)
+
+    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
+        return (self.to_input(value), target) if "to_input" in self._overridden else self._base.to_pair(value, target)
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if "make_sample" in self._overridden:

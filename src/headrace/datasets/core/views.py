@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.format import plain_target
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError
+
+
+class TargetSequence(Sequence[Any]):
+    """One target a sample, made when it is asked for out of flat arrays."""
+
+    @abstractmethod
+    def take(self, indices: IntArray) -> Self:
+        """The targets of some samples."""
+
+
+class ColumnTargets(TargetSequence):
+    """Targets that are dicts of a value of each column.
+
+    Args:
+        columns: values by name, one a sample.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = dict(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        return {name: plain_target(column[index]) for name, column in self._columns.items()}
+
+    def take(self, indices: IntArray) -> Self:
+        return type(self)({name: targets_of_view(column, indices) for name, column in self._columns.items()})
 
 
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
@@ -55,16 +86,11 @@ def targets_of_view(targets: Any, chosen: IntArray) -> Any:
     """The targets of the chosen samples."""
     if targets is None or isinstance(targets, np.ndarray):
         return targets if targets is None else targets[chosen]
+    if isinstance(targets, TargetSequence):
+        return targets.take(chosen)
     return [targets[index] for index in chosen.tolist()]
 
 
 def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
     """A fingerprint of the chosen samples of a dataset."""
     return hashlib.blake2b(whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
-
-
-def labels_of(dataset: Any, stratify: Any) -> Any:
-    """The labels that a split keeps the shares of: those that were given, or for True the targets, if there are any."""
-    if stratify is True and dataset.targets is None:
-        raise ConfigError(f"stratify=True: this {type(dataset).__name__} has no targets: pass a label for each sample")
-    return dataset.targets if stratify is True else stratify

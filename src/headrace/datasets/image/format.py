@@ -69,8 +69,9 @@ class ImageFormat(SampleFormat):
         self._shows_channels_first = not self.transformed or self.transform_input == "tensor"
         if self.channels_first is None:
             self.channels_first = self.augment is None and self._shows_channels_first
-        self._crop_size = None if self.augment is None else self.augment.size
-        is_cropped_first = self._crop_size is not None and self.image_size is None
+        self.crop_size: tuple[int, int] | None = None if self.augment is None else self.augment.size
+        """The size of inputs, where they are cropped or resized once more."""
+        is_cropped_first = self.crop_size is not None and self.image_size is None
         self.is_encoded: bool = is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         """True if values are encoded images."""
         self.draws, self.decodes_late = any(self.random_steps()), self.is_encoded
@@ -80,7 +81,7 @@ class ImageFormat(SampleFormat):
         """What is held stays as it is, so it may be held in another layout than the one that the transform gets."""
         augment, rest = split_augment(transform)
         if rest is None and augment is None and self.image_size is None and not self.is_size_given:
-            augment = Augment(None, None, self._crop_size or DEFAULT_SIZE)
+            augment = Augment(None, None, self.crop_size or DEFAULT_SIZE)
         return replace(self, augment=augment, transformed=rest is not None), rest
 
     @property
@@ -105,7 +106,7 @@ class ImageFormat(SampleFormat):
         return to_channels_first(pixels) if self.channels_first else pixels
 
     def value_spec(self) -> ArraySpec | None:
-        size = self._crop_size if self.is_encoded else self.image_size
+        size = self.crop_size if self.is_encoded else self.image_size
         if size is None:
             return None
         return ArraySpec((self.channels, *size) if self.channels_first else (*size, self.channels), np.dtype(np.uint8))
@@ -128,7 +129,7 @@ class ImageFormat(SampleFormat):
         if self.augment is None and self.channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
         box, flip = (None, False) if drawn is None else drawn
-        size = self._crop_size
+        size = self.crop_size
         if self.is_encoded:
             assert size is not None
             return load_image(value, self.color, size, self._shows_channels_first, box, flip, self.exact, self.left)
@@ -139,7 +140,11 @@ class ImageFormat(SampleFormat):
         return to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
 
     def to_input(self, value: Any) -> Any:
-        pixels = self._drawn_pixels(value, self.draw(value))
+        return self.shown(value, self.draw(value))
+
+    def shown(self, value: Any, drawn: Drawn | None) -> Any:
+        """The input that a value becomes by its draws."""
+        pixels = self._drawn_pixels(value, drawn)
         if not self.transformed:
             return normalize(pixels) if self.normalize else _tensor(pixels)
         if self.transform_input == "pil":
@@ -149,7 +154,7 @@ class ImageFormat(SampleFormat):
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         if self.transformed:
             return None
-        size = self._crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
+        size = self.crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
         return ArraySpec((self.channels, *size), np.dtype(np.float32 if self.normalize else np.uint8))
 
     def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
@@ -160,7 +165,7 @@ class ImageFormat(SampleFormat):
             np.copyto(out, pixels)
 
     def sample_nbytes(self) -> int | None:
-        size = self._crop_size or self.image_size
+        size = self.crop_size or self.image_size
         if self.transformed or size is None:
             return None
         return size[0] * size[1] * self.channels * (4 if self.normalize else 1) + 8

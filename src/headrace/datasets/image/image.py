@@ -9,35 +9,29 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.arguments import check_flag
+from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
+from headrace.datasets.image.boxes import BoxFormat
+from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.format import DEFAULT_SIZE, ImageFormat
-from headrace.datasets.image.labels import FOLDERS, Targets, TargetsArgument, checked_targets, given_targets
-from headrace.errors import ConfigError, FormatError, MissingNameError, warn
-from headrace.io.paths import redact
-from headrace.io.remote.options import RemoteOptions
+from headrace.datasets.image.joint import MaskFormat
+from headrace.datasets.image.labels import FOLDERS, TargetsArgument, checked_targets
+from headrace.datasets.image.opening import Wanted, first_packed, open_images
+from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet, Kind
-from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.arrays.packed import TARGETS, PackedSource
-from headrace.storage.class_folders import folder_targets
+from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.files import HDF5
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
-from headrace.storage.kinds import EXTENSIONS, IMAGES
-from headrace.storage.zarr.packed import PackedGroup, packed_groups
-from headrace.storage.zarr.rows import OpenZarr
-from headrace.storage.zarr.stores import ZARR
+from headrace.storage.pairs import PairedSource
 
 _UNSET: Any = "default"
-ImageSource = FilesSource | PackedSource | ConcatSource[PackedSource]
 
 
 class ImageDataset(BaseDataset):
@@ -56,9 +50,20 @@ class ImageDataset(BaseDataset):
             `RandomResizedCrop`, a `RandomHorizontalFlip`, or the one and then the other at its head work on the encoded image, and
             where nothing follows, their result is scaled and normalised as above.
         loading_mode: see `LoadingMode`.
-        targets: "folders": class numbers from the first-level folders; or a mapping from relative path or file name to target, a
-            CSV file (file, target), a callable of the path; None: every target is None. Texts become class numbers, so names of files,
-            such as masks, are refused. A file name alone may fit one file only.
+        targets: "folders": class numbers from the first-level folders; or
+            * "masks/", a folder, glob or URL of masks: each has the relative name of its image, with any ending, and its size. A target
+              is int64 [H, W], the class numbers as they are stored (`headrace.datasets.image.masks`), resized to the nearest pixel;
+            * "instances.json", annotations as COCO has them: a target is a dict of `boxes` (float32 [N, 4]: left, top, right, bottom in
+              pixels of the input), `labels`, `area`, `iscrowd`, `image_id` (`headrace.datasets.image.boxes`);
+            * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
+            * a mapping from relative path or file name to target, or a callable of the path;
+            * None: every target is None.
+            Texts become class numbers, and lists of texts float32 [classes], 1 for each class in the list. A file name alone may fit one
+            file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image; other callables of
+            `transform` get the image alone, those of `transforms` both.
+        target_name: of a table: the column that is the target, or several, of which a dict is made; None: all but that of the files.
+        label_separator: what stands between several labels in one text, such as ";".
+        masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
         color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
         normalize: False gives uint8 [C, H, W] where there is no transform.
         transform_input: "pil" (as torchvision), "tensor" (uint8 [C, H, W]) or "numpy" (uint8 [H, W, C]).
@@ -68,10 +73,12 @@ class ImageDataset(BaseDataset):
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
-        classes: names of the classes, sorted; [] without.
-        class_to_idx: their numbers.
+        classes: names of the classes, sorted; [] without; of COCO in the order of their ids.
+        class_to_idx: their numbers; of COCO their ids, which are its labels.
+        label_columns: the columns of a table of labels, by name, also those that are no targets; of the whole dataset.
+        column_classes: of each column of texts the names of its classes.
         samples: ``(path, target)`` of each sample, as torchvision has them.
-        targets: [n] int64 class numbers (or what was given), or None.
+        targets: [n] int64 class numbers (or what was given); of masks None.
 
     Raises:
         DataNotFoundError: the path is missing, or there is no image under it.
@@ -89,6 +96,9 @@ class ImageDataset(BaseDataset):
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         targets: TargetsArgument = FOLDERS,
+        target_name: str | Sequence[str] | None = None,
+        label_separator: str | None = None,
+        masks: bool = False,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,
         transform_input: Literal["pil", "tensor", "numpy"] = "pil",
@@ -96,7 +106,8 @@ class ImageDataset(BaseDataset):
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
-        self.data_path, targets = data_path, checked_targets(targets, data_path)
+        check_flag("masks", masks)
+        self.data_path, wanted = data_path, Wanted(checked_targets(targets, data_path), target_name, label_separator, masks)
         if color not in ("RGB", "L"):
             raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
         if transform_input not in ("pil", "tensor", "numpy"):
@@ -104,23 +115,33 @@ class ImageDataset(BaseDataset):
         if decode not in ("fast", "exact"):
             raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
         reach, common = split_options(options)
-        self.classes: list[str]
-        source, given, self.classes = _open(data_path, targets, reach)
-        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+        source, labels = open_images(data_path, wanted, reach)
+        self.classes: list[str] = labels.classes
+        self.label_columns, self.column_classes = dict(labels.columns), dict(labels.column_classes)
+        self.class_to_idx: dict[str, int] = labels.class_to_idx or {name: number for number, name in enumerate(self.classes)}
         self.normalize: bool = normalize
         self.color, self.transform_input = color, transform_input
         augment, transform = split_augment(transform)
         transformed = transform is not None or options.get("transforms") is not None
-        packed = _first_packed(source)
+        packed = first_packed(source)
         is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
         is_sized = image_size is not _UNSET or not (transformed or (augment is not None and augment.size is not None))
         self.image_size: tuple[int, int] | None = _size_of(image_size, is_sized, color, packed if is_stored_decoded else None)
-        sample_format = ImageFormat(
+        made: dict[str, Any] = dict(
             color=color, image_size=self.image_size, is_size_given=image_size is not _UNSET, exact=decode == "exact", normalize=normalize,
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
-        super().__init__(source, sample_format=sample_format, targets=given, transform=transform, loading_mode=loading_mode, **common)
+        joint = MaskFormat if isinstance(source, PairedSource) else BoxFormat if isinstance(labels.targets, CocoTargets) else None
+        is_joint = options.get("transforms") is not None
+        sample_format = ImageFormat(**made) if joint is None else joint(**made, is_joint=is_joint)
+        super().__init__(
+            source, sample_format=sample_format, targets=labels.targets, transform=transform, loading_mode=loading_mode, **common
+        )
+        if joint is BoxFormat:
+            self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
+                stack=(sample_format.crop_size or self.image_size) is not None
+            )
 
     @property
     def samples(self) -> Sequence[tuple[str, Any]]:
@@ -154,8 +175,10 @@ class ImageDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if self.holds_encoded:
             parts: list[Any] = self.sample_source.sources if isinstance(self.sample_source, ConcatSource) else [self.sample_source]
-            return sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, PackedSource)) else None
-        if self.image_size is None:
+            return (
+                sum(int(part.sizes().sum()) for part in parts) if isinstance(parts[0], (FilesSource, PairedSource, PackedSource)) else None
+            )
+        if self.image_size is None or isinstance(self._format, MaskFormat):  # of masks the dtype is not known
             return None
         return len(self.sample_source) * self.image_size[0] * self.image_size[1] * self._format.channels
 
@@ -177,77 +200,6 @@ def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource |
     return None if image_size is None else image_sides(image_size, "image_size", ", or None")
 
 
-def _are_folders(targets: TargetsArgument) -> bool:
-    return isinstance(targets, str) and targets == FOLDERS
-
-
-def _open(data_path: DataPath, targets: TargetsArgument, reach: RemoteOptions) -> tuple[ImageSource, Targets, list[str]]:
-    if isinstance(data_path, FileSet):
-        kind: Kind | None = ZARR if ZARR.fits(os.fsdecode(data_path.names[0])) else HDF5
-    else:
-        kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
-    if kind in (HDF5, ZARR):
-        return _open_packed(data_path, kind, targets, reach)
-    source = FilesSource(data_path, EXTENSIONS, reach)
-    if not _are_folders(targets):
-        return source, *given_targets(targets, source.listing)
-    numbers, classes = folder_targets(source.listing)
-    if numbers is None:
-        warn(
-            f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
-            "put them into class folders, or pass targets= (targets=None to say that this is meant)"
-        )
-    return source, numbers, classes
-
-
-def _open_packed(
-    data_path: DataPath | FileSet, kind: Kind, targets: TargetsArgument, reach: RemoteOptions
-) -> tuple[ImageSource, Targets, list[str]]:
-    def one(path: str) -> tuple[PackedSource, npt.NDArray[Any] | None]:
-        dataset = "HDF5Dataset" if hdf5 is not None else "ZarrDataset"
-        foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, dataset_name)")
-        try:
-            source: PackedSource = HDF5Source(path, opened=hdf5) if hdf5 is not None else PackedGroup(path, zarr)
-        except MissingNameError:
-            raise foreign from None
-        if source.info is None or source.info.kind != "image":
-            raise foreign
-        return source, source.column(TARGETS) if targets is not None and source.has_column(TARGETS) else None
-
-    if targets is not None and not _are_folders(targets):
-        raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    hdf5: OpenHDF5 | None = None
-    zarr: OpenZarr | None = None
-    if kind is HDF5:
-        paths, hdf5 = open_files(data_path, reach)
-        each = hdf5.hdf5.read_each(paths, one)
-    else:
-        paths, zarr = packed_groups(data_path, reach)
-        each = [one(path) for path in paths]
-    sources, columns = [source for source, _ in each], [column for _, column in each if column is not None]
-    first = sources[0]
-    assert first.info is not None
-    for source in sources[1:]:
-        alike = [(one.info.store, one.info.image, one.info.classes, one.rows_are) for one in (first, source) if one.info is not None]
-        if alike[0] != alike[1]:
-            raise FormatError(
-                f"{source.path} and {first.path} can't be one dataset: they were packed with other classes, sizes or colours: pack them "
-                "from one dataset"
-            )
-    if len(columns) not in (0, len(sources)):
-        raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
-    whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
-    if targets is None:
-        return whole, None, []
-    return whole, np.concatenate(columns) if columns else None, list(first.info.classes or [])
-
-
-def _first_packed(source: ImageSource) -> PackedSource | None:
-    """The packed file, or the first of several; None: images are files of their own."""
-    first = source.sources[0] if isinstance(source, ConcatSource) else source
-    return first if isinstance(first, PackedSource) else None
-
-
 class _Samples(Sequence[tuple[str, Any]]):
     def __init__(self, dataset: ImageDataset) -> None:
         self._dataset = dataset
@@ -261,7 +213,9 @@ class _Samples(Sequence[tuple[str, Any]]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
         whole = int(dataset.whole_indices(position))
-        source = dataset.sample_source
-        path = os.fsdecode(source.listing.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
+        source: Any = dataset.sample_source
         target = None if dataset.targets is None else dataset.targets[position]
+        if isinstance(source, PairedSource):
+            source, target = source.files, source.other_path(whole)
+        path = os.fsdecode(source.listing.path(whole)) if isinstance(source, FilesSource) else source.location(whole)
         return path, target.item() if isinstance(target, np.generic) else target

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-import csv
+import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
 from headrace.datasets.core.checks import array_in
-from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError, warn
-from headrace.io.paths import is_url, redact
+from headrace.datasets.core.views import ColumnTargets, TargetSequence
+from headrace.datasets.image.coco import is_coco, read_coco
+from headrace.datasets.image.matching import keys_for, warn_of_unused
+from headrace.datasets.image.tables import (
+    TABLE_ENDINGS,
+    Table,
+    as_mapping_table,
+    from_frame,
+    is_frame,
+    is_missing,
+    key_of,
+    parsed,
+    read_labels,
+)
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, MissingNameError, warn
+from headrace.io.paths import is_url, named_part, redact
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.kinds import EXTENSIONS
 
-Targets = npt.NDArray[Any] | list[Any] | None
+Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
+_WANTED = "a folder of masks, labels by file name (a mapping, a table, or the path of one), a callable, one value a path, or None"
 TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | Sequence[Any] | npt.NDArray[Any] | None
 FOLDERS = "folders"
 _FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy", ".npz", ".json", ".xml", ".txt")
@@ -25,11 +44,11 @@ _FILES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".n
 _FEW, _EXAMPLES = 20, 16
 
 
-def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
+def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
     """What was given as `targets`, before any file is looked for.
 
-    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a mapping. One value a path, beside a list
-    of the paths of files, becomes a callable of the path, since files are sorted.
+    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a mapping, a DataFrame a `Table`. One
+    value a path, beside a list of the paths of files, becomes a callable of the path, since files are sorted.
 
     Raises:
         ConfigError: it is something else; or values in an order, and which file each belongs to is not known.
@@ -37,15 +56,17 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument:
     if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
         return targets
     if isinstance(targets, type):
-        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+        raise ConfigError(f"targets must be {_WANTED}, not {described(targets)}")
     if callable(targets):
         by_path: Callable[[str], Any] = targets
         return by_path
+    if is_frame(targets):
+        return from_frame(targets)
     if hasattr(targets, "to_dict") and all(isinstance(key, str) for key in getattr(targets, "index", [None])):
         return dict(targets.to_dict())
     values = array_in(targets)
     if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
-        raise ConfigError(f"targets must be a mapping, a CSV file, a callable, one value a path or None, not {described(targets)}")
+        raise ConfigError(f"targets must be {_WANTED}, not {described(targets)}")
     is_one = isinstance(data_path, (str, bytes, os.PathLike))
     paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)]
     if is_one or any(map(is_url, entries_of(data_path))) or len(values) != len(paths) or len(set(paths)) < len(paths):
@@ -71,42 +92,212 @@ class _Paired:
             ) from None
 
 
-def given_targets(targets: TargetsArgument, files: FileSet) -> tuple[Targets, list[str]]:
-    """Targets that the user gave: a mapping by relative path or file name, a CSV file of such, or a callable of the path.
+class Labels(NamedTuple):
+    """The targets of files, and what is known of them.
 
-    Texts become class numbers, in the sorted order of the texts; other values stay as they are.
+    Attributes:
+        targets: one a file; None: there are none.
+        classes: what class numbers stand for.
+        columns: those of a table of labels, for all files, but that of their names.
+        column_classes: what the class numbers in its columns stand for.
+        class_to_idx: the numbers of classes, where they don't count from 0.
+    """
+
+    targets: Targets
+    classes: list[str]
+    columns: Mapping[str, Any] = MappingProxyType({})
+    column_classes: Mapping[str, list[str]] = MappingProxyType({})
+    class_to_idx: dict[str, int] | None = None
+
+
+def given_targets(
+    targets: TargetsArgument | Table,
+    files: FileSet,
+    reach: RemoteOptions | None = None,
+    *,
+    target_name: str | Sequence[str] | None = None,
+    label_separator: str | None = None,
+    with_masks: bool = False,
+) -> Labels:
+    """Targets that the user gave: a mapping by relative path or file name, a table of such or the path of one, or a callable of the path.
+
+    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each class that is in them (`MultiHot`); other
+    values stay as they are.
+
+    Args:
+        targets: see `ImageDataset`.
+        files: that they belong to.
+        reach: how URLs are read.
+        target_name: of a table: the column that is the target, or those of a dict; None: all.
+        label_separator: stands between the labels in texts of several.
+        with_masks: keep the segmentations of annotated objects.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target; there is no such CSV file, or it is a folder.
-        AccessError, FormatError: the CSV file can't be read.
+        ConfigError, DataNotFoundError: a file without a target; there is no such file of labels, or it is a folder.
+        AccessError, FormatError: the file of labels can't be read.
+        MissingNameError: a table has no column of that name.
     """
-    if targets is None:
-        return None, []
     if isinstance(targets, (str, os.PathLike)):
-        targets = _read_csv(os.fspath(targets), files)
+        path = os.fspath(targets)
+        found = read_labels(path, files, reach or RemoteOptions())
+        if isinstance(found, dict) and is_coco(found):
+            _refuse_columns("annotations of COCO have none", target_name, label_separator)
+            boxes = read_coco(found, redact(path), files, with_masks)
+            return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
+        targets = (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
+    if isinstance(targets, Table):
+        return _of_table(targets, files, target_name, label_separator)
+    _refuse_columns("targets is no table", target_name, None)
+    if targets is None:
+        return Labels(None, [])
     if isinstance(targets, Mapping):
-        values = _looked_up(targets, files)
+        keys = keys_for(targets, files)
+        values = [targets[key] for key in keys]
+        warn_of_unused(targets, keys)
     else:
         assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
+    made, classes = _encoded(_separated(values, label_separator))
+    _check_classes(classes, made, files)
+    return Labels(made, classes)
+
+
+def names_masks(targets: Any) -> bool:
+    """True if targets name images, such as masks: a folder, a glob, images by their endings, or a URL that names no file of labels."""
+    if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
+        return False
+    path = os.path.expanduser(os.fsdecode(targets))
+    if is_url(path):
+        return not named_part(path).lower().endswith(TABLE_ENDINGS)
+    is_pattern = glob.has_magic(path) or "{" in path
+    return os.path.isdir(path) or path.lower().endswith((*EXTENSIONS, "/")) or (is_pattern and not os.path.exists(path))
+
+
+def _refuse_columns(why: str, target_name: Any, label_separator: str | None) -> None:
+    for name, value in (("target_name", target_name), ("label_separator", label_separator)):
+        if value is not None:
+            raise ConfigError(f"{name} is for the columns of a table of labels, and {why}: leave it out")
+
+
+def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | None, separator: str | None) -> Labels:
+    key = key_of(table, files)
+    order = _rows_for(table, key, files)
+    names = [name for name in table.columns if name != key]
+    chosen = names if target_name is None else [target_name] if isinstance(target_name, str) else list(target_name)
+    if missing := next((name for name in chosen if name not in names), None):
+        raise MissingNameError(f"target_name: {table.where} has no column {missing!r} of labels; it has {', '.join(map(repr, names))}")
+    if not chosen:
+        raise ConfigError(f"targets: {table.where} has no column beside that of the files ({key!r}): add one of labels")
+    columns, classes = dict[str, Any](), dict[str, list[str]]()
+    for name in names:
+        whole: Sequence[Any] = parsed(table.columns[name]) if table.is_text else table.columns[name]
+        values = _separated([whole[row] for row in order], separator)
+        gap = next((place for place, value in enumerate(values) if is_missing(value)), None)
+        if gap is not None and name in chosen:
+            raise ConfigError(
+                f"targets: row {order[gap] + table.first_row} of {table.where} has no {name!r}: fill it in, remove row and file, or leave "
+                "the column out by target_name="
+            )
+        columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
+    named = {name: found for name, found in classes.items() if found}
+    if len(chosen) > 1 or not (target_name is None or isinstance(target_name, str)):
+        return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
+    target = columns[chosen[0]]
+    _check_classes(classes[chosen[0]], target, files)
+    return Labels(target, classes[chosen[0]], columns, named)
+
+
+def _rows_for(table: Table, key: str, files: FileSet) -> list[int]:
+    """The row of each file.
+
+    Raises:
+        ConfigError: a file has none, or several that contradict each other.
+    """
+    rows = dict[str, int]()
+    for number, name in enumerate(map(str, table.columns.get(key, ()))):
+        other = rows.setdefault(name, number)
+        if other == number:
+            continue
+        for values in table.columns.values():
+            if values[other] != values[number]:
+                raise ConfigError(
+                    f"targets: rows {other + table.first_row} and {number + table.first_row} of {table.where} give {redact(name)} "
+                    f"different targets ({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
+                )
+    keys = keys_for(rows, files, f"targets: {table.where}")
+    warn_of_unused(rows, keys, f"targets: {table.where}")
+    return [rows[name] for name in keys]
+
+
+def _separated(values: list[Any], separator: str | None) -> list[Any]:
+    """Texts of several labels as lists of these."""
+    if separator is None or not all(isinstance(value, str) for value in values):
+        return values
+    return [[label for part in value.split(separator) if (label := part.strip())] for value in values]
+
+
+def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
+    """Values as targets, and the classes that texts among them are."""
     if all(isinstance(v, str) for v in values):
         classes = sorted(set(values))
-        _check_classes(classes, files)
         number = {name: i for i, name in enumerate(classes)}
         return np.array([number[v] for v in values], np.int64), classes
+    if all(isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v) for v in values) and any(values):
+        several = MultiHot.of(values)
+        return several, several.classes
     if all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
         return np.array(values, np.int64), []
     return list(values), []
 
 
-def _check_classes(classes: list[str], files: FileSet) -> None:
+class MultiHot(TargetSequence):
+    """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the others.
+
+    Args:
+        classes: their names.
+        numbers: of the classes of all samples, one after the other.
+        ends: [n + 1] int64, where those of each sample begin.
+    """
+
+    def __init__(self, classes: list[str], numbers: npt.NDArray[np.int32], ends: IntArray) -> None:
+        self.classes, self._numbers, self._ends = classes, numbers, ends
+
+    @classmethod
+    def of(cls, labels: Sequence[Iterable[str]]) -> MultiHot:
+        """Of the names of each sample's classes."""
+        classes = sorted({name for names in labels for name in names})
+        number = {name: i for i, name in enumerate(classes)}
+        each = [[number[name] for name in dict.fromkeys(names)] for names in labels]
+        ends = np.concatenate([[0], np.cumsum([len(numbers) for numbers in each])]).astype(np.int64)
+        return cls(classes, np.array([one for numbers in each for one in numbers], np.int32), ends)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        at, target = range(len(self))[index], np.zeros(len(self.classes), np.float32)
+        target[self._numbers[self._ends[at] : self._ends[at + 1]]] = 1
+        return target
+
+    def take(self, indices: IntArray) -> MultiHot:
+        counts = np.diff(self._ends)[indices]
+        picked = [self._numbers[self._ends[i] : self._ends[i + 1]] for i in indices.tolist()]
+        numbers = np.concatenate(picked) if picked else self._numbers[:0]
+        return MultiHot(self.classes, numbers, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+
+def _check_classes(classes: list[str], targets: Any, files: FileSet) -> None:
     """Raises a ConfigError where texts are names of files, and warns where nearly each sample has a text of its own: neither is a class."""
+    if isinstance(targets, TargetSequence):
+        return
     samples = len(files.names)
     examples = classes[:: max(1, len(classes) // _EXAMPLES)]
     if examples and all(_names_a_file(text, files) for text in examples):
         raise ConfigError(
-            f"targets gives names of files ({redact(examples[0])}), which would become class numbers: masks and other files are no targets "
-            "yet; load them in transforms= or in a dataset of your own, or give names of classes"
+            f"targets gives names of files ({redact(examples[0])}), which would become class numbers: for masks pass their folder, "
+            "targets='masks/'; load other files in transforms= or in a dataset of your own, or give names of classes"
         )
     if samples >= _FEW and len(classes) > 0.9 * samples:
         warn(
@@ -120,58 +311,3 @@ def _names_a_file(text: str, files: FileSet) -> bool:
         return True
     folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
     return "." in text and not files.is_remote and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
-
-
-def _looked_up(targets: Mapping[str, Any], files: FileSet) -> list[Any]:
-    """By relative path, else by file name, which may then stand for one file only."""
-    values, by_name = [], dict[str, str]()
-    for name in map(os.fsdecode, files.names):
-        if name in targets:
-            values.append(targets[name])
-            continue
-        base = os.path.basename(name)
-        if base not in targets:
-            raise ConfigError(f"targets has no entry for {redact(name)} (neither by relative path nor by file name)")
-        if by_name.setdefault(base, name) != name:
-            raise ConfigError(
-                f"targets: the file name {redact(base)} fits {redact(by_name[base])} and {redact(name)}: give relative paths instead"
-            )
-        values.append(targets[base])
-    return values
-
-
-def _read_csv(path: str, files: FileSet) -> dict[str, Any]:
-    """First column: file; second: target. A first row that names no file of the data is a header."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except FileNotFoundError as error:
-        raise DataNotFoundError(f"targets: the CSV file {redact(path)} does not exist") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"targets: {redact(path)} is a folder; name a CSV file in it") from error
-    except OSError as error:
-        raise AccessError(f"targets: {redact(path)} can't be read as a CSV file: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"targets: {redact(path)} is no CSV file in UTF-8: {error}; save it as UTF-8") from error
-    short = next((number for number, row in enumerate(rows, 1) if len(row) < 2), None)
-    if short is not None:
-        raise ConfigError(f"targets: row {short} of {redact(path)} has no second column: write file,target")
-    keys = [row[0].strip() for row in rows]
-    first = 1
-    if rows and not any(keys[0] in (name, os.path.basename(name)) for name in map(os.fsdecode, files.names)):
-        keys, rows, first = keys[1:], rows[1:], 2
-    values = [row[1].strip() for row in rows]
-    met = dict[str, tuple[int, str]]()
-    for number, (key, value) in enumerate(zip(keys, values, strict=True), first):
-        row, other = met.setdefault(key, (number, value))
-        if other != value:
-            raise ConfigError(
-                f"targets: rows {row} and {number} of {redact(path)} give {redact(key)} different targets ({other!r:.40} and "
-                f"{value!r:.40}): keep one of them"
-            )
-    for kind in (int, float):
-        try:
-            return dict(zip(keys, map(kind, values), strict=True))
-        except ValueError:
-            continue
-    return dict(zip(keys, values, strict=True))

@@ -1,0 +1,43 @@
+"""Batches of images and the objects in them, of which each image has another number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.collate.fields import FieldPath
+from headrace.collate.stack import USUAL, owned, shape_of, stack_tree
+from headrace.errors import CollateError
+
+
+class DetectionCollator:
+    """Collates pairs (image, dict of the objects in it) to the images and the list of dicts, as torchvision's detectors take them.
+
+    Args:
+        stack: stack images, which have one shape then: [batch, C, H, W]; False: a list of tensors.
+    """
+
+    def __init__(self, *, stack: bool = True) -> None:
+        self.stack = stack
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch.
+
+        Raises:
+            CollateError: a sample is no such pair; images that are to be stacked differ in shape.
+        """
+        for number, sample in enumerate(samples):
+            if not isinstance(sample, (tuple, list)) or len(sample) < 2 or not isinstance(sample[1], Mapping):
+                raise CollateError(
+                    number, f' is {shape_of(sample)}: pairs of an image and a dict are needed; use collate_fn="list" for others'
+                )
+        return stack_tree(list(samples), self._special, 'Give images one shape (ImageDataset: image_size=), or pass collate_fn="list"')
+
+    def _special(self, values: list[Any], path: FieldPath) -> Any:
+        place = path[0].names[0] if len(path) == 1 else None
+        if place == "0" and not self.stack:
+            return [owned(value) for value in values]
+        return [{name: owned(value) for name, value in one.items()} for one in values] if place == "1" else USUAL
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(stack={self.stack})"

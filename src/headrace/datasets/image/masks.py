@@ -1,0 +1,70 @@
+"""Decodes masks, whose pixels are class numbers: they are never blended, nor taken for colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from headrace.datasets.image.claims import SIXTEEN_BIT, Claim, Left
+from headrace.datasets.image.pixels import check_pixels, decoding, open_image
+from headrace.errors import FormatError
+
+Mask = npt.NDArray[Any]
+"""[H, W] uint8, uint16 or int32."""
+_WIDEST = 8  # bytes a pixel: Pillow's image and the array
+
+
+@decoding
+def decode_mask(data: Any, left: Left | None = None) -> Mask:
+    """The class numbers of an encoded mask, as they are stored: the indices of a palette, grey of 8, 16 or 32 bits; of one bit 0 and 1.
+
+    EXIF is not looked at. (A TIFF's own orientation tag is part of its format, and is applied by Pillow.) Grey PNGs of 2 and 4 bits are
+    scaled to 0..255, which is what their values mean. Of GIF and TIFF the first frame counts.
+
+    Args:
+        data: the file's bytes (bytes-like).
+        left: says what the memory budget leaves; see `headrace.datasets.image.pixels.decode_image`.
+
+    Returns:
+        [H, W] uint8, uint16 or int32, in memory of its own.
+
+    Raises:
+        FormatError: no image, a broken one, one of colours, floats or alpha, or one that is too large.
+    """
+    if len(data) == 0:
+        raise FormatError("the file is empty (0 bytes)")
+    with Claim(left) as claim, open_image(data) as image:
+        check_pixels(*image.size)
+        claim.take(image.height, image.width, image.height * image.width * _WIDEST)
+        image.load()
+        if image.mode in ("L", "P"):
+            return np.array(image, np.uint8)
+        if image.mode == "1":
+            return np.array(image.convert("L"), np.uint8) // 255
+        if image.mode in SIXTEEN_BIT:
+            return np.array(image).astype(np.uint16)
+        if image.mode == "I":
+            return np.array(image, np.int32)
+        raise FormatError(
+            f"a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of mode {image.mode!r}: convert it once, "
+            "and save it as PNG"
+        )
+
+
+def resize_nearest(mask: Mask, size: tuple[int, int]) -> Mask:
+    """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not kept."""
+    height, width = mask.shape
+    if (height, width) == size:
+        return mask
+    rows = (2 * np.arange(size[0]) + 1) * height // (2 * size[0])
+    columns = (2 * np.arange(size[1]) + 1) * width // (2 * size[1])
+    picked: Mask = mask[rows[:, None], columns]
+    return picked
+
+
+def mask_image(mask: Mask) -> Image.Image:
+    """A mask as a PIL image of mode "L", "I;16" or "I"."""
+    return Image.fromarray(np.ascontiguousarray(mask))

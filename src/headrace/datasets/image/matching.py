@@ -1,0 +1,134 @@
+"""Matches masks and labels with images, by their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, DataNotFoundError, warn
+from headrace.io.paths import redact
+from headrace.io.resolve.file_set import FileSet
+
+_SHOWN = 3
+
+
+def mask_numbers(images: FileSet, masks: FileSet) -> IntArray:
+    """For each image the number of its mask: that of the same relative name, whatever the endings ([n] int64).
+
+    Raises:
+        DataNotFoundError: an image has no mask.
+        ConfigError: a mask has no image; two images or two masks have one name; the masks are among the images.
+    """
+    _check_apart(images, masks)
+    by_stem = _by_stem(masks, "masks")
+    stems = _by_stem(images, "images")
+    missing = [number for stem, number in stems.items() if stem not in by_stem]
+    surplus = [number for stem, number in by_stem.items() if stem not in stems]
+    if missing:
+        extra = f", and {_named(masks, surplus)} of {len(masks):,} masks belong to none of them" if surplus else ""
+        raise DataNotFoundError(
+            f"targets: {_named(images, missing)} of {len(images):,} images have no mask in {_root(masks)}{extra}: a mask has the relative "
+            "name of its image, with any ending; add them, or open only the images that have one"
+        )
+    if surplus:
+        raise ConfigError(
+            f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in {_root(images)}: a mask has the relative "
+            "name of its image, with any ending; remove them, or add the images"
+        )
+    _warn_of_jpegs(masks)
+    return np.fromiter((by_stem[stem] for stem in stems), np.int64, len(images))
+
+
+def _check_apart(images: FileSet, masks: FileSet) -> None:
+    if images.is_remote != masks.is_remote:
+        return
+    for root in masks.roots:
+        for other in images.searched:
+            if _is_below(root, other):
+                raise ConfigError(
+                    f"targets: the masks lie in {redact(root)}, which is in the folder of the images ({redact(other)}), so that they would "
+                    "be images too: pass the images' own folder as data_path"
+                )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    path, folder = (os.path.normpath(one).rstrip("/") + "/" for one in (path, folder))
+    return path.startswith(folder)
+
+
+def _by_stem(files: FileSet, what: str) -> dict[bytes, int]:
+    numbers: dict[bytes, int] = {}
+    for number, name in enumerate(files.names):
+        stem = os.path.splitext(name)[0]
+        if numbers.setdefault(stem, number) != number:
+            first = os.fsdecode(files.path(numbers[stem]))
+            raise ConfigError(
+                f"targets: the {what} {redact(first)} and {redact(files.path(number))} have the same name but for their endings, and "
+                "masks are matched with images by that: rename or remove one of them"
+            )
+    return numbers
+
+
+def _named(files: FileSet, numbers: Sequence[int]) -> str:
+    return named_few((files.names[number] for number in numbers[:_SHOWN]), len(numbers))
+
+
+def named_few(names: Iterable[Any], count: int) -> str:
+    """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
+    shown = [redact(name) for _, name in zip(range(_SHOWN), names, strict=False)]
+    return f"{count:,} ({', '.join(shown)}{', ...' if count > len(shown) else ''})"
+
+
+def _root(files: FileSet) -> str:
+    return ", ".join(redact(root) for root in files.roots[:_SHOWN])
+
+
+def _warn_of_jpegs(masks: FileSet) -> None:
+    """Warns of masks that are JPEGs: compressing has changed their class numbers."""
+    first = next((name for name in masks.names if name.lower().endswith((b".jpg", b".jpeg"))), None)
+    if first is not None:
+        warn(
+            f"targets: masks such as {redact(first)} are JPEGs, whose compression changes class numbers near edges: save masks as PNG, or "
+            "round them in target_transform"
+        )
+
+
+def names_of(name: str) -> list[str]:
+    """What labels may call a file: its relative name, its file name, and these without their ending."""
+    base = os.path.basename(name)
+    return [name, base, os.path.splitext(name)[0], os.path.splitext(base)[0]]
+
+
+def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") -> list[str]:
+    """The key of each file: its relative name or, where that stands for one file only, its file name, or one of these without ending.
+
+    Raises:
+        ConfigError: there is none, or it fits several files.
+    """
+    found, by_name, missing = list[str](), dict[str, str](), list[str]()
+    for name in map(os.fsdecode, files.names):
+        key = next((key for key in names_of(name) if key in keys), None)
+        if key is None:
+            missing.append(name)
+        elif key != name and by_name.setdefault(key, name) != name:
+            raise ConfigError(
+                f"targets: the file name {redact(key)} fits {redact(by_name[key])} and {redact(name)}: give relative paths instead"
+            )
+        else:
+            found.append(key)
+    if missing:
+        others = f", nor for {len(missing) - 1:,} others of {len(files):,} files" if len(missing) > 1 else ""
+        raise ConfigError(f"{where} has no entry for {redact(missing[0])} (neither by relative path nor by file name){others}")
+    return found
+
+
+def warn_of_unused(keys: Collection[str], used: Sequence[str], where: str = "targets") -> None:
+    """Warns where labels are of files that are not among the data."""
+    met = set(used)
+    unused = [key for key in keys if key not in met] if len(met) < len(keys) else []
+    if unused:
+        warn(f"{where}: {named_few(unused, len(unused))} of {len(keys):,} labels are of files that are not among the data")

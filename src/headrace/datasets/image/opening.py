@@ -1,0 +1,155 @@
+"""Opens images and finds their targets: files with labels or masks, and packed files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.image.coco import CocoTargets, import_pycocotools
+from headrace.datasets.image.labels import FOLDERS, Labels, TargetsArgument, given_targets, names_masks
+from headrace.datasets.image.matching import mask_numbers
+from headrace.datasets.image.tables import Table
+from headrace.errors import ConfigError, FormatError, MissingNameError, warn
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.resolver import kind_of
+from headrace.storage.arrays.packed import TARGETS, PackedSource
+from headrace.storage.class_folders import folder_targets
+from headrace.storage.concat import ConcatSource
+from headrace.storage.files import FilesSource
+from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
+from headrace.storage.kinds import EXTENSIONS, IMAGES
+from headrace.storage.pairs import PairedSource
+from headrace.storage.zarr.packed import PackedGroup, packed_groups
+from headrace.storage.zarr.rows import OpenZarr
+from headrace.storage.zarr.stores import ZARR
+
+ImageSource = FilesSource | PairedSource | PackedSource | ConcatSource[PackedSource]
+
+
+class Wanted(NamedTuple):
+    """Which targets are wanted, as the user gave it."""
+
+    targets: TargetsArgument | Table
+    target_name: str | Sequence[str] | None
+    label_separator: str | None
+    masks: bool
+
+    @property
+    def are_folders(self) -> bool:
+        """True if they are those of class folders."""
+        return isinstance(self.targets, str) and self.targets == FOLDERS
+
+    @property
+    def is_bare(self) -> bool:
+        """True if no option of labels was given."""
+        return self.target_name is None and self.label_separator is None and not self.masks
+
+
+def open_images(data_path: DataPath, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
+    """The images under a path, and their targets.
+
+    Raises:
+        DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
+    """
+    if isinstance(data_path, FileSet):
+        kind: Kind | None = ZARR if ZARR.fits(os.fsdecode(data_path.names[0])) else HDF5
+    else:
+        kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
+    if kind in (HDF5, ZARR):
+        return _open_packed(data_path, kind, wanted, reach)
+    if wanted.masks:
+        import_pycocotools()
+    source = FilesSource(data_path, EXTENSIONS, reach)
+    try:
+        return _with_targets(source, wanted, reach)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
+    if names_masks(wanted.targets):
+        return _with_masks(source, wanted, reach), Labels(None, [])
+    if not wanted.are_folders:
+        options: dict[str, Any] = {"target_name": wanted.target_name, "label_separator": wanted.label_separator, "with_masks": wanted.masks}
+        labels = given_targets(wanted.targets, source.listing, reach, **options)
+        if wanted.masks and not isinstance(labels.targets, CocoTargets):
+            raise ConfigError("masks=True is for annotations of COCO, which hold objects' outlines: leave it out")
+        return source, labels
+    if not wanted.is_bare:
+        raise ConfigError("target_name, label_separator and masks are for labels in files: pass targets='labels.csv' or 'instances.json'")
+    numbers, classes = folder_targets(source.listing)
+    if numbers is None:
+        warn(
+            f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
+            "put them into class folders, or pass targets= (targets=None to say that this is meant)"
+        )
+    return source, Labels(numbers, classes)
+
+
+def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> PairedSource:
+    """The images and their masks."""
+    if not wanted.is_bare:
+        raise ConfigError("target_name, label_separator and masks are for labels in files, and targets names masks: leave them out")
+    masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
+    try:
+        return PairedSource(source, masks, mask_numbers(source.listing, masks.listing))
+    except BaseException:
+        masks.close()
+        raise
+
+
+def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
+    targets = wanted.targets
+
+    def one(path: str) -> tuple[PackedSource, npt.NDArray[Any] | None]:
+        dataset = "HDF5Dataset" if hdf5 is not None else "ZarrDataset"
+        foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, dataset_name)")
+        try:
+            source: PackedSource = HDF5Source(path, opened=hdf5) if hdf5 is not None else PackedGroup(path, zarr)
+        except MissingNameError:
+            raise foreign from None
+        if source.info is None or source.info.kind != "image":
+            raise foreign
+        return source, source.column(TARGETS) if targets is not None and source.has_column(TARGETS) else None
+
+    if (targets is not None and not wanted.are_folders) or not wanted.is_bare:
+        raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
+    hdf5: OpenHDF5 | None = None
+    zarr: OpenZarr | None = None
+    if kind is HDF5:
+        paths, hdf5 = open_files(data_path, reach)
+        each = hdf5.hdf5.read_each(paths, one)
+    else:
+        paths, zarr = packed_groups(data_path, reach)
+        each = [one(path) for path in paths]
+    sources, columns = [source for source, _ in each], [column for _, column in each if column is not None]
+    first = sources[0]
+    assert first.info is not None
+    for source in sources[1:]:
+        alike = [(one.info.store, one.info.image, one.info.classes, one.rows_are) for one in (first, source) if one.info is not None]
+        if alike[0] != alike[1]:
+            raise FormatError(
+                f"{source.path} and {first.path} can't be one dataset: they were packed with other classes, sizes or colours: pack them "
+                "from one dataset"
+            )
+    if len(columns) not in (0, len(sources)):
+        raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
+    whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
+    if targets is None:
+        return whole, Labels(None, [])
+    return whole, Labels(np.concatenate(columns) if columns else None, list(first.info.classes or []))
+
+
+def first_packed(source: ImageSource) -> PackedSource | None:
+    """The packed file, or the first of several; None: images are files of their own."""
+    first = source.sources[0] if isinstance(source, ConcatSource) else source
+    return first if isinstance(first, PackedSource) else None

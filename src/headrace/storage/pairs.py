@@ -1,0 +1,57 @@
+"""Samples that are two files each, such as an image and its mask."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.dtypes import IntArray
+from headrace.storage.files import FilesSource
+from headrace.storage.source import Source
+
+
+class PairedSource(Source):
+    """Files, and for each another one that belongs to it: a record is the bytes of both.
+
+    Args:
+        files: one a sample.
+        others: those that belong to them, perhaps on another server.
+        numbers: [n] int64, for each sample the number of its file among `others`.
+    """
+
+    def __init__(self, files: FilesSource, others: FilesSource, numbers: IntArray) -> None:
+        self.files, self.others, self.numbers = files, others, numbers
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, indices: Sequence[int]) -> list[tuple[bytes, bytes]]:
+        """The bytes of both files of each sample."""
+        others = self.others.read(self.numbers[np.asarray(indices, np.int64)].tolist())
+        return list(zip(self.files.read(indices), others, strict=True))
+
+    def how(self) -> dict[str, str]:
+        return self.files.how()
+
+    def take_counts(self) -> Counter[str]:
+        return self.files.take_counts() + self.others.take_counts()
+
+    def fingerprint(self) -> str:
+        """A hash of the names of both."""
+        both = f"{self.files.fingerprint()}\0{self.others.fingerprint()}"
+        return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        return f"{self.files.location(index)} with {self.others.location(int(self.numbers[index]))}"
+
+    def other_path(self, index: int) -> str:
+        """The path of the file that belongs to a sample's."""
+        return os.fsdecode(self.others.listing.path(int(self.numbers[index])))
+
+    def sizes(self) -> IntArray:
+        """Bytes of both files of each sample ([n] int64)."""
+        return self.files.sizes() + self.others.sizes()[self.numbers]
