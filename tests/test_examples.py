@@ -251,6 +251,23 @@ def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
+# --- examples/train_clone.py ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick_every(1)
+def test_cloning_a_behaviour(tmp_path: Path) -> None:
+    assert len((EXAMPLES / "train_clone.py").read_text().splitlines()) < 80
+    command = [sys.executable, EXAMPLES / "train_clone.py", "--epochs", "3", "--workers", "0"]
+    losses = set()
+    for mode in ("lazy", "cached"):
+        done = subprocess.run([*command, "--mode", mode], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.findall(r"loss ([\d.]+)   of unseen episodes ([\d.]+)", done.stdout)
+        assert len(found) == 3 and float(found[2][0]) < float(found[0][0]) and float(found[2][1]) < float(found[0][1])
+        losses.add(tuple(found))
+    assert len(losses) == 1
+
+
 # --- examples/train_text.py -------------------------------------------------------------------------------------------
 
 

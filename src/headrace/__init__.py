@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     )
     from headrace.datasets import (
         BaseDataset,
+        EpisodeDataset,
         HDF5Dataset,
         ImageDataset,
         MemoryEfficientDataset,
         RandomHorizontalFlip,
         RandomResizedCrop,
+        Statistics,
         StreamingDataset,
         TextDataset,
         ZarrDataset,
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from headrace.order import EpochOrder, OrderSampler, RankBatches, seed_everything
     from headrace.packing import pack, verify
     from headrace.profiling import Profile, find_max_batch_size, profile_dataloader, suggest_num_workers
+    from headrace.storage.read_rows import read_rows
     from headrace.storage.source import Source
     from headrace.storage.tar.source import TarSource
     from headrace.tokenizer import CharTokenizer
@@ -97,6 +100,7 @@ __all__ = [
     "DataModuleProtocol",
     "DataNotFoundError",
     "DetectionCollator",
+    "EpisodeDataset",
     "EpochOrder",
     "FileChangedError",
     "FormatError",
@@ -125,6 +129,7 @@ __all__ = [
     "SlowStage",
     "Source",
     "StateError",
+    "Statistics",
     "StreamingDataset",
     "TarSource",
     "TargetExistsError",
@@ -148,6 +153,7 @@ __all__ = [
     "pack",
     "pad_collate",
     "profile_dataloader",
+    "read_rows",
     "seed_everything",
     "split_workers",
     "suggest_num_workers",
@@ -171,11 +177,13 @@ _MODULES = {
     ),
     "datasets": (
         "BaseDataset",
+        "EpisodeDataset",
         "HDF5Dataset",
         "ImageDataset",
         "MemoryEfficientDataset",
         "RandomHorizontalFlip",
         "RandomResizedCrop",
+        "Statistics",
         "StreamingDataset",
         "TextDataset",
         "ZarrDataset",
@@ -222,6 +230,7 @@ _MODULES = {
         "profile_dataloader",
         "suggest_num_workers",
     ),
+    "storage.read_rows": ("read_rows",),
     "storage.source": ("Source",),
     "storage.tar.source": ("TarSource",),
     "tokenizer": ("CharTokenizer",),

@@ -6,43 +6,73 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+import h5py
+import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.arrays import ArrayDataset, joined_rows, joined_targets
+from headrace.arguments import check_flag
+from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, MissingNameError
+from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.packed import DATA
+from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.files import only_dataset
-from headrace.storage.hdf5.rows import HDF5Source, open_files
+from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
+from headrace.storage.hdf5.tables import Column, columns_of, tables_in
+
+
+class TableFormat(ArrayFormat):
+    """Rows of a table of pandas: dicts of the values by column.
+
+    Args:
+        columns: where each is in a record.
+        dtype, encoding: see `ArrayFormat`.
+    """
+
+    def __init__(self, columns: Sequence[Column], dtype: np.dtype[Any] | None, encoding: str | None) -> None:
+        super().__init__(dtype, encoding)
+        self._columns, self._strings = tuple(columns), encoding
+
+    def decode(self, record: Any) -> Any:
+        values = {column.name: column.of(record, self._strings) for column in self._columns}
+        return {name: self._decoded_row(np.asarray(one) if isinstance(one, np.generic) else one) for name, one in values.items()}
 
 
 class HDF5Dataset(ArrayDataset):
     """Samples are the rows of a dataset of HDF5 files, as tensors of its dtype; with `target_name` ``(row, target)``.
 
-    With several dataset names a sample is a dict of a row of each. Compound rows are dicts of their fields, strings are str, rows of
-    any length (vlen) are arrays. A file that `headrace.pack` wrote is recognised: its samples are counted, encoded ones come as 1-D
-    uint8 tensors, and ``bytes`` and ``str`` as they were packed.
+    With several dataset names a sample is a dict of a row of each. Compound rows (tables of PyTables) are dicts of their fields, and so are
+    rows of a table that pandas wrote, without its index; strings are str, rows of any length (vlen) are arrays. A file that `headrace.pack`
+    wrote is recognised: its samples are counted, encoded ones come as 1-D uint8 tensors, and ``bytes`` and ``str`` as they were packed.
 
     Args:
         data_path: an HDF5 file; or several, as a folder (searched for .h5, .hdf5, .he5, .h5ad, .nc, .mat), a glob, a pattern in braces or a
             list, whose rows follow one another: a list's in its order, others sorted. Or fsspec URLs of such, all of one server.
-        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. None: "data", or the
-            only dataset there is beside the targets.
-        target_name: path of a dataset with one row a sample.
+        dataset_name: path of the dataset inside the files, or a list of such; their first axis counts the samples. Or path of a table of
+            pandas (``to_hdf``, formats "fixed" and "table"). None: "data", or the only dataset there is beside the targets, or the only
+            table.
+        target_name: path of a dataset with one row a sample; of a table also the name of a column, which samples then lack.
         transform: called with the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: numbers are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
+        axis: along which samples lie, if not along the first one: its number, from the end too, or, where axes have names (netCDF-4), its
+            name. Whatever chunks a sample crosses are read for it.
+        reverse_axes: axes are given in reverse, as MATLAB shows its arrays of version 7.3; `axis` counts so too, and is its first one.
+        decode_cf: numbers of netCDF are unpacked, by ``scale_factor`` and ``add_offset``, and ``_FillValue`` and ``missing_value`` become
+            NaN, with the dtypes of xarray; characters along a last axis are joined to strings.
         encoding: of strings; None: they, and packed ``str``, come as bytes.
         direct: read the files themselves where their layout is known, which is faster; False: through h5py alone. Both give the same;
             `explain()` names the path that each dataset takes, and why.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
-        ConfigError: paths and URLs together, a dtype or an encoding that is none.
-        DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references).
+        ConfigError: paths and URLs together, a dtype or an encoding that is none, an axis that is not there.
+        DataNotFoundError, FormatError: no such file; no HDF5 file, or what can't be a sample (a single value, references, a cell array of
+            MATLAB, Python objects that pandas pickled).
         AccessError, RemoteError: a file may not be read; a server does not give it.
         MissingNameError: no such dataset, or several and no name; the message lists those there are.
         FileChangedError: a file has been changed since it was opened.
@@ -58,6 +88,9 @@ class HDF5Dataset(ArrayDataset):
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: npt.DTypeLike | None = None,
+        axis: int | str = 0,
+        reverse_axes: bool = False,
+        decode_cf: bool = False,
         direct: bool = True,
         encoding: str | None = "utf-8",
         **options: Unpack[PathOptions],
@@ -68,21 +101,73 @@ class HDF5Dataset(ArrayDataset):
         if isinstance(wanted, tuple) and not (wanted and all(isinstance(name, str) for name in wanted)):
             raise ConfigError(f"dataset_name must be the name of a dataset, or a list of such, not {dataset_name!r}")
         codec = _encoding_named(encoding)
+        if isinstance(axis, bool) or not isinstance(axis, (int, str)):
+            raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+        check_flag("reverse_axes", reverse_axes)
+        check_flag("decode_cf", decode_cf)
+        how = Interpretation(axis, reverse_axes, decode_cf)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
+        tables: list[list[Column] | None] = []
 
         def one(path: str) -> tuple[HDF5Source, Any]:
             nonlocal wanted
             if wanted is None:
                 with opened.hdf5.reading(path) as file:
-                    wanted = only_dataset(file, path, DATA, target_name)
-            source = HDF5Source(path, wanted, direct=direct, cache_dir=reach.cache_dir, opened=opened)
-            return source, None if target_name is None else source.column(target_name)
+                    wanted = _only_name(file, path, target_name)
+            table = None if isinstance(wanted, tuple) else _table_of(opened, path, wanted)
+            tables.append(table)
+            names = wanted if table is None else tuple(dict.fromkeys(column.array for column in table))
+            if table is not None and how != Interpretation():
+                raise ConfigError(f"{path}: {wanted!r} is a table of pandas: axis, reverse_axes and decode_cf are for arrays")
+            source = HDF5Source(path, names, direct=direct, cache_dir=reach.cache_dir, opened=opened, how=how)
+            return source, None if target_name is None else _targets(source, table, target_name)
 
         sources, columns = zip(*opened.hdf5.read_each(paths, one), strict=True)
         source, rows = joined_rows(sources, dtype, codec)
+        if tables[0] is not None:
+            rows = TableFormat([column for column in tables[0] if column.name != target_name], rows.dtype, codec)
         targets = None if target_name is None else joined_targets(columns, codec)
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
+
+    def coordinates(self) -> dict[str, npt.NDArray[Any]]:
+        """The coordinates of the axes of the (first) array, such as "time" and "lat", as netCDF-4 keeps them: by name arrays of one axis,
+        decoded with `decode_cf`. Of several files those of the axis of samples follow one another, others are the first file's."""
+        source: Any = self.sample_source
+        sources: list[HDF5Source] = source.sources if isinstance(source, ConcatSource) else [source]
+        first = sources[0].name if isinstance(sources[0].name, str) else sources[0].name[0]
+        each = [source.coordinates(first) for source in sources]
+        along = [len(source) for source in sources]
+        joined: dict[str, npt.NDArray[Any]] = {}
+        for axis, values in each[0].items():
+            is_of_samples = [len(one.get(axis, ())) for one in each] == along and axis == sources[0].sample_axis
+            joined[axis] = np.concatenate([one[axis] for one in each]) if is_of_samples else values
+        return joined
+
+
+def _only_name(file: Any, path: str, targets: str | None) -> str:
+    """The name of the samples where nobody has said it: that of the only table of pandas, if there are such."""
+    if DATA not in file and len(tables := tables_in(file)) == 1:
+        return tables[0]
+    return only_dataset(file, path, DATA, targets)
+
+
+def _table_of(opened: OpenHDF5, path: str, name: str) -> list[Column] | None:
+    """The columns of a table of pandas; None: the name is none of such."""
+    with opened.hdf5.reading(path) as file:
+        group = file.get(name)
+        if not isinstance(group, h5py.Group) or "pandas_type" not in group.attrs:
+            return None
+        return columns_of(group, path, name)
+
+
+def _targets(source: HDF5Source, table: list[Column] | None, name: str) -> npt.NDArray[Any]:
+    """The targets: a column of the table, or a dataset."""
+    column = next((column for column in table or () if column.name == name), None)
+    if table is not None and column is None and not source.has_column(name):
+        names = listed_names([column.name for column in table], name)
+        raise MissingNameError(f"{source.path}: {name!r} is no column of the table, and no dataset; its columns are: {names}")
+    return source.column(name) if column is None else source.table_column(column)
 
 
 def _encoding_named(encoding: str | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, keywords_of
+from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.options import OpenOptions
@@ -21,6 +22,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of
+from headrace.storage.hdf5.episodes import EPISODES, kind_of_file
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
@@ -28,10 +30,13 @@ from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR
 
-_OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset}
-"""What `headrace.pack` made of images and texts, by the kind that the pack says."""
+_OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDataset, EPISODES: EpisodeDataset}
+"""What `headrace.pack` made of images and texts, by the kind that the pack says; and episodes."""
+_OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", "pad_after"}
+"""Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays", StreamingDataset: "shards",
+    EpisodeDataset: "episodes",
 }  # fmt: skip
 _CLASSES: dict[Kind, type[BaseDataset]] = {
     IMAGES: ImageDataset, TARS: StreamingDataset, TEXTS: TextDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset,
@@ -44,10 +49,13 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     images and texts), of a local file by its content too. Folders are searched, of a URL the first ones in it; what nothing is known of
     counts as images. Shards are a `StreamingDataset`.
 
+    HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are others
+    where an option says so that episodes alone have, such as `window`.
+
     Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores.
 
     Args:
-        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `ZarrDataset` or `StreamingDataset` take.
+        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` or `StreamingDataset` take.
         **options: passed to the dataset's class.
 
     Raises:
@@ -78,7 +86,10 @@ def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDatas
     remote = RemoteOptions.taken_from(dict(options))
     kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True)
     if kind is HDF5:
-        return _OF_KIND.get(packed_kind(data_path, remote), HDF5Dataset)
+        if _OF_EPISODES & options.keys():
+            return EpisodeDataset
+        is_named = options.get("dataset_name") is not None
+        return _OF_KIND.get(packed_kind(data_path, remote, None if is_named else kind_of_file), HDF5Dataset)
     if kind is ZARR:
         return _OF_KIND.get(packed_zarr_kind(data_path, remote), ZarrDataset)
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """What `ImageDataset`, `TextDataset`, `HDF5Dataset` and `ZarrDataset` take, as far as no loader has the same word."""
+    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset` and `ZarrDataset` take, as far as no loader has the same word."""
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName
@@ -46,7 +46,10 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str
-    dtype: npt.DTypeLike | None
+    dtype: npt.DTypeLike | Mapping[str, npt.DTypeLike] | None  # of several: of episodes
+    axis: int | str
+    reverse_axes: bool
+    decode_cf: bool
     direct: bool
     patch_shape: Extents | int | None
     stride: Extents | int | None  # of texts: an int
@@ -54,10 +57,18 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     edges: Literal["drop", "pad", "shift"]
     boxes: Sequence[tuple[Sequence[int], Sequence[int]]] | None
     missing: Literal["fill", "error"]
+    # episodes
+    keys: str | Sequence[str] | None
+    groups: str | None
+    episodes: str | Sequence[str] | None
+    window: int | Mapping[str, int] | None
+    pad_before: int
+    pad_after: int | None
+    static: Sequence[str]
 
 
 class OpenOptions(FormatOptions, total=False):
-    """What one of the four takes."""
+    """What one of them takes."""
 
     pad: Literal["reflect", "edge", "constant"]
     max_memory_usage: float | int | str

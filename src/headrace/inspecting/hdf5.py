@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.hdf5_nodes import node_of, walked, writer_of
+from headrace.inspecting.hdf5_nodes import Episodes, episodes_in, node_of, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.io.paths import redact
@@ -52,6 +52,7 @@ class _Found(NamedTuple):
     classes: tuple[dict[str, int], str] | None
     fingerprint: str | None
     notes: list[str]
+    episodes: Episodes | None = None
 
 
 def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) -> Report:
@@ -138,6 +139,9 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         report.opens_as = f"headrace.{_CLASSES.get(info.kind, 'HDF5Dataset')}({report.path!r})"
         return
     report.format = str(report.details.pop("written by", "")) + "HDF5"
+    if found.episodes is not None:
+        _tell_episodes(report, found.episodes, many)
+        return
     node = found.primary
     if node is None:
         report.notes.append(NO_SAMPLES)
@@ -149,6 +153,16 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
     report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
 
 
+def _tell_episodes(report: Report, episodes: Episodes, many: bool) -> None:
+    """Groups that are episodes, and how they are opened."""
+    least, most = episodes.shortest, episodes.longest
+    steps = f"{least:,} to {most:,} steps" if least < most else f"{least:,} steps"
+    about = "the first " if episodes.is_cut else ""
+    report.samples = None if many else episodes.number
+    report.samples_are = f"episodes {episodes.pattern!r} of {steps} ({about}{episodes.steps:,} in all): {', '.join(episodes.keys)}"
+    report.opens_as = f"headrace.EpisodeDataset({report.path!r}, window=16)"
+
+
 def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     hdf5, is_remote = opened.hdf5, opened.hdf5.files.is_remote
     info = packed_info(path, hdf5)
@@ -156,8 +170,11 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
     with hdf5.reading(path) as file:
         nodes = [node_of(item, where, is_remote) for where, item in walked(file, notes)]
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
-        primary = _primary(file, arrays, name, info, hdf5, path, notes)
+        episodes = episodes_in(file) if name is None and info is None else None
+        primary = None if episodes is not None else _primary(file, arrays, name, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
+        if episodes is not None:  # a step costs as much in all of them
+            arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
         others = sorted((node for node in arrays if node is not primary), key=lambda node: -node.nbytes)
         for node in [*([primary] if primary is not None else []), *others][: _OPENED if info is None else 1]:
             dataset = hdf5.dataset(file, node.path, path)
@@ -171,7 +188,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             fingerprint = info.fingerprint
         classes = _classes(file, info, rows)
         details = _details(file, info)
-    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes)
+    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes)
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
+from headrace.storage.hdf5.episodes import arrays_of, groups_matching, unmistakable_groups
 from headrace.storage.hdf5.filters import name_of
 
 _COUNTED = 200_000  # chunks up to which those that were written are counted
@@ -124,6 +125,44 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.names is not None:
         return "{" + ", ".join(f"{one}: {dtype_name(dtype[one])}" for one in dtype.names) + "}"
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else " (other byte order)")
+
+
+# -- episodes
+
+
+class Episodes(NamedTuple):
+    """Groups of arrays that are episodes, where that is unmistakable.
+
+    Attributes:
+        pattern: of their paths.
+        number: how many there are.
+        first: the path of the first.
+        keys: the arrays of the first, with dtype and shape of a step.
+        shortest, longest, steps: of those that were looked at.
+        is_cut: True if there are more.
+    """
+
+    pattern: str
+    number: int
+    first: str
+    keys: list[str]
+    shortest: int
+    longest: int
+    steps: int
+    is_cut: bool
+
+
+def episodes_in(file: h5py.File) -> Episodes | None:
+    """The episodes of a file; None: it holds something else."""
+    if (pattern := unmistakable_groups(file)) is None:
+        return None
+    names = groups_matching(file, pattern)
+    arrays = arrays_of(file[names[0]])
+    key = next(iter(arrays))
+    shapes = [one.shape for name in names[:MOST_NODES] if isinstance(one := file[name].get(key), h5py.Dataset) and one.shape]
+    lengths = [shape[0] for shape in shapes]
+    told = [f"{name} {dtype_name(one.dtype)} {list(one.shape[1:])}" for name, one in arrays.items()]
+    return Episodes(pattern, len(names), names[0], told, min(lengths), max(lengths), sum(lengths), len(names) > MOST_NODES)
 
 
 # -- what wrote it

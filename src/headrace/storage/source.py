@@ -25,7 +25,8 @@ Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype; or one array that has them as its rows."""
 
 
-def _one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
+def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Calls a function for 0 to count - 1, in this thread."""
     return [function(number) for number in range(count)]
 
 
@@ -65,7 +66,7 @@ class Source(ABC):
         """
         return None
 
-    run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(_one_after_the_other)
+    run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
     """Calls a function for 0 to count - 1: what may be done in threads."""
 
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:

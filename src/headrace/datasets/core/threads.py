@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import renew_after_fork
 from headrace.order import detect_world
+from headrace.storage.parallel import map_in
 
 SHARE = 0.75
 """The part of a machine's cores that loads data; the rest is the training's."""
@@ -81,15 +82,7 @@ class WorkerThreads:
         self._look()
         if self._number == 1 or count < 2:
             return [function(number) for number in range(count)]
-        step = -(-count // (4 * self._number))  # some parts a thread: samples take different times
-        parts = [range(start, min(start + step, count)) for start in range(0, count, step)]
-        tasks = [self._threads().submit(lambda part: [function(number) for number in part], part) for part in parts]
-        try:
-            return [made for task in tasks for made in task.result()]
-        finally:
-            for task in tasks:
-                if not task.cancel():
-                    task.exception()
+        return map_in(self._threads(), self._number, function, count)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()

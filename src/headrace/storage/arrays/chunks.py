@@ -122,6 +122,8 @@ class Chunks(ABC):
     """True if decoding a chunk is work, so that one that will be needed again had better be cached."""
     needs_io = False
     """True if locating them performs requests."""
+    is_remote = False
+    """True if they are read by requests to a server, many at once."""
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any = 0) -> None:
         self.grid: Grid = grid
@@ -194,6 +196,7 @@ class DirectChunks(Chunks):
         self.decodes = bool(pipeline)
         self.is_raw = not pipeline and order == "C" and not index.whole_files
         self.needs_io = index.needs_io
+        self.is_remote = files.is_remote
 
     def check_cached(self, number: int) -> None:
         self.index.check(number)

@@ -19,7 +19,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
 from headrace.storage.source import Rows
 
@@ -171,6 +171,10 @@ class PackedSource(ArraysSource):
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)
         self.check(indices, rows)
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+        super().gather(rows, out, run)
+        self.check(rows.tolist(), out)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))

@@ -147,12 +147,27 @@ class ArrayReader:
     @property
     def is_chunked(self) -> bool:
         """True if it is chunked along the rows."""
-        return 0 < self.chunks.grid.chunks[0] < self.shape[0]
+        return 0 < self.height < self.shape[0]
 
     @property
     def caches_chunks(self) -> bool:
         """True if chunks of several rows are decoded as a whole, and worth caching."""
-        return self.chunks.decodes and self.chunks.grid.chunks[0] > 1
+        return self.chunks.decodes and self.height > 1
+
+    @property
+    def reads_rows_as_they_are(self) -> bool:
+        """True if rows lie in the file one behind the other as they are, and are read without anything else of their chunks."""
+        return self._raw_rows is not None
+
+    @property
+    def height(self) -> int:
+        """Rows of a chunk."""
+        return self.chunks.grid.chunks[0]
+
+    @property
+    def across(self) -> int:
+        """Chunks that share the rows of one."""
+        return self.chunks.grid.inner
 
     # -- where bytes lie
 
@@ -238,9 +253,33 @@ class ArrayReader:
                 pieces.setdefault(band, []).append(Piece(number, (within, *clip), ()))
         else:
             corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
-            for number, parts in _pieces(grid, corners, (1, *grid.shape[1:])).items():
+            for number, parts in pieces_of(grid, corners, (1, *grid.shape[1:])).items():
                 pieces[number] = [Piece(out, (source[0].start, *source[1:]), target[1:]) for out, source, target in parts]
         self._copy(chunks, pieces, outs, run)
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map) -> None:
+        """As `read_rows`, into the rows of one array, where many rows lie in each chunk that is decoded: chunk by chunk, not row by row."""
+        chunks, grid = self.chunks, self.chunks.grid
+        if not (out.size and self.caches_chunks and grid.inner == 1):
+            self.read_rows(rows.tolist(), out, run)
+            return
+        bands, within = np.divmod(rows, grid.chunks[0])
+        order = bands.argsort(kind="stable")
+        numbers, edges = np.unique(bands[order], return_index=True)
+        ends = [*edges[1:].tolist(), len(rows)]
+        clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
+        cached = {at: chunk for at, number in enumerate(numbers.tolist()) if (chunk := self._cache.get((self._key, number))) is not None}
+        missing = [at for at in range(len(numbers)) if at not in cached]
+
+        def hand_out(at: int, chunk: npt.NDArray[Any] | None) -> None:
+            places = order[edges[at] : ends[at]]
+            out[places] = chunks.fill if chunk is None else chunk[(within[places], *clip)]
+
+        for at, chunk in cached.items():
+            chunks.check_cached(int(numbers[at]))
+            hand_out(at, chunk)
+        self._decode(chunks, numbers[missing].tolist(), lambda number, chunk: hand_out(missing[number], chunk), run)
+        self.counts["chunk_hits"] += len(cached)
 
     def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         """Copies spans of rows: for each array as many as it has, from its first one on."""
@@ -253,14 +292,14 @@ class ArrayReader:
         grid, pieces = self.chunks.grid, dict[int, list[Piece]]()
         for number, (first, out) in enumerate(zip(firsts.tolist(), outs, strict=True)):
             if out.size:
-                for chunk, (piece,) in _pieces(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
+                for chunk, (piece,) in pieces_of(grid, [(first, *[0] * (len(grid.shape) - 1))], out.shape).items():
                     pieces.setdefault(chunk, []).append(piece._replace(out=number))
         self._copy(self.chunks, pieces, outs, run)
 
     def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`."""
         if outs:
-            self._copy(self.chunks, _pieces(self.chunks.grid, corners, outs[0].shape), outs, run)
+            self._copy(self.chunks, pieces_of(self.chunks.grid, corners, outs[0].shape), outs, run)
 
     # -- rows that lie as they are
 
@@ -336,7 +375,7 @@ class ArrayReader:
             self._cache.used((self._key, number), chunk, 0)
 
 
-def _pieces(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:
+def pieces_of(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:
     """By chunk, the parts that boxes of one shape are made of."""
     strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(grid.shape))]
     pieces: dict[int, list[Piece]] = {}

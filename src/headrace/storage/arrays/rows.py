@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import COUNTABLE
-from headrace.storage.arrays.reader import ArrayReader, OpenArrays
+from headrace.storage.arrays.gather import gather
+from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
 from headrace.storage.source import ArraySource, Rows
 
 BLOCK_BYTES = 2 << 20
@@ -124,7 +125,7 @@ class ArraysSource(ReadersSource):
         self._grids = [[one, field.shape, field.dtype.str, cut] for (one, field), cut in zip(fields.items(), chunks, strict=True)]
         self._row_bytes = sum(math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers)
         for one, field in fields.items():
-            across = field.chunks.grid.inner if isinstance(field, ArrayReader) and all(field.shape) else 1
+            across = field.across if isinstance(field, ArrayReader) and all(field.shape) else 1
             if field.shape[0] * across > COUNTABLE:
                 raise FormatError(f"{path}: {one!r} has shape {list(field.shape)}, more than can be counted: the file is damaged")
         if self._row_bytes > _SMALL and self._row_bytes > (limit := tightest(memory_limits())).headroom:
@@ -182,6 +183,21 @@ class ArraysSource(ReadersSource):
         assert isinstance(field, ArrayReader)
         field.read_rows(indices, rows, self.run)
 
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+        """Writes rows of the (first) array into the rows of one array of its dtype.
+
+        Args:
+            rows: [n] their numbers, in any order.
+            out: [n, ...] C-contiguous.
+            run: calls a function in threads; None: there are none.
+
+        Raises:
+            Exception: as `read`.
+        """
+        field = self._first
+        assert isinstance(field, ArrayReader)
+        gather(field, rows, out, run)
+
     def read(self, indices: Sequence[int]) -> list[Any]:
         columns = [self._read_field(field, indices) for field in self._fields.values()]
         if isinstance(self.name, str):
@@ -222,18 +238,18 @@ class ArraysSource(ReadersSource):
 
     def _rows_a_block(self) -> int:
         """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as are a long read."""
-        if heights := [reader.chunks.grid.chunks[0] for reader in self._readers if reader.caches_chunks]:
+        if heights := [reader.height for reader in self._readers if reader.caches_chunks]:
             return max(heights)
         long = max(1, BLOCK_BYTES // max(1, self._row_bytes))
-        heights = [reader.chunks.grid.chunks[0] for reader in self._readers if reader.is_chunked]
+        heights = [reader.height for reader in self._readers if reader.is_chunked]
         return min([long, *(height for height in heights if height > 1)])
 
     @property
     def block_nbytes(self) -> int:
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
-        cached = [reader.chunks for reader in self._readers if reader.caches_chunks]
+        cached = [reader for reader in self._readers if reader.caches_chunks]
         tallest = self._rows_a_block() if cached else 1
-        return sum(chunks.nbytes * chunks.grid.inner * -(-tallest // chunks.grid.chunks[0]) for chunks in cached)
+        return sum(reader.chunks.nbytes * reader.across * -(-tallest // reader.height) for reader in cached)
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes and chunk grids."""

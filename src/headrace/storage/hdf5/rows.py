@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
+from headrace.errors import ConfigError, FileChangedError, FormatError, HeadraceError, RemoteError, warn
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
@@ -26,14 +26,19 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.axes import AxisReader
+from headrace.storage.arrays.chunks import Chunks
+from headrace.storage.arrays.decoded import DecodedObjects, DecodedReader
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
+from headrace.storage.hdf5.conventions import axis_named, axis_names, check_matlab, coordinates_of, packing_of
 from headrace.storage.hdf5.files import HDF5, HDF5Files, dataset_names, is_hdf5
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
+from headrace.storage.hdf5.tables import Column
 from headrace.storage.source import PackPart
 
 _COLUMN_BYTES = 64 << 20
@@ -97,15 +102,60 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
     return paths, opened
 
 
-def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions) -> str:
-    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); "": it did not make it."""
+def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions, otherwise: Callable[[str, OpenHDF5], str] | None = None) -> str:
+    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); if it did not make it, what `otherwise` says of
+    the file, or ""."""
     paths, opened = open_files(data_path, options)
+
+    def kind(path: str) -> str:
+        info = packed_info(path, opened.hdf5)
+        return info.kind if info is not None else "" if otherwise is None else otherwise(path, opened)
+
     try:
-        info = opened.hdf5.read_each(paths[:1], lambda path: packed_info(path, opened.hdf5))[0]
+        return opened.hdf5.read_each(paths[:1], kind)[0]
     finally:
         if not isinstance(data_path, FileSet):
             opened.close()
-    return info.kind if info is not None else ""
+
+
+class Interpretation(NamedTuple):
+    """What is made of the arrays of a file.
+
+    Attributes:
+        axis: along which samples lie: its number, from the end too, or its name.
+        reverse_axes: axes are in reverse, as MATLAB shows them; `axis` counts so too.
+        decode_cf: packed numbers of netCDF are unpacked, see `headrace.storage.hdf5.conventions`.
+    """
+
+    axis: int | str = 0
+    reverse_axes: bool = False
+    decode_cf: bool = False
+
+    def axis_of(self, dataset: h5py.Dataset, where: str) -> int:
+        """The axis that samples lie along, as the dataset is stored."""
+        axis = axis_named(dataset, self.axis, where)
+        return dataset.ndim - 1 - axis if self.reverse_axes and not isinstance(self.axis, str) else axis
+
+    def reader(self, dataset: h5py.Dataset, rows: Chunks | ObjectRows, opened: OpenHDF5, path: str, name: str) -> ArrayReader | LibraryRows:
+        """What reads the samples of a dataset.
+
+        Raises:
+            ConfigError: there is no such axis; or elements are of any size, so that samples lie along the first axis only.
+        """
+        where, key = f"{redact(path)}: {name!r}", f"{path}\0{name}"
+        axis = self.axis_of(dataset, where)
+        is_plain = axis == 0 and not (self.reverse_axes and dataset.ndim > 2)
+        if isinstance(rows, ObjectRows):
+            if not is_plain:
+                raise ConfigError(f"axis={self.axis!r}: {where} has elements of any size, so its samples lie along the first axis only")
+            return rows
+        reader = ArrayReader(rows, opened.chunks, key) if is_plain else AxisReader(rows, opened.chunks, key, axis, self.reverse_axes)
+        packing = packing_of(dataset) if self.decode_cf else None
+        if packing is None:
+            return reader
+        if packing.joins:
+            return DecodedObjects(reader, packing.decode, len(reader.shape) - 1)
+        return DecodedReader(reader, packing.decode, packing.dtype)
 
 
 class HDF5Source(PackedSource):
@@ -121,6 +171,7 @@ class HDF5Source(PackedSource):
         direct: read the file itself where its layout is known; False: through h5py alone.
         cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache folder.
         opened: what is open and decoded, to be shared with other sources.
+        how: what is made of the arrays.
 
     Raises:
         MissingNameError: no dataset of that name; the message lists those there are.
@@ -137,19 +188,23 @@ class HDF5Source(PackedSource):
         direct: bool = True,
         cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
+        how: Interpretation | None = None,
     ) -> None:
         opened = opened or OpenHDF5()
+        self._how = how = how or Interpretation()
         hdf5, is_remote = opened.hdf5, opened.files.is_remote
         self._file = os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
         self.info = packed_info(self._file, hdf5)
         self._offsets: SharedArray | None = None
-        fields, chunks = dict[str, ArrayReader | LibraryRows](), list[tuple[int, ...] | None]()
+        fields, chunks = dict[str, ArrayReader | LibraryRows](), list[Any]()
         with hdf5.reading(self._file) as file:
             for one in (name,) if isinstance(name, str) else name:
+                if file.userblock_size and isinstance(item := file.get(one), h5py.Group | h5py.Dataset):
+                    check_matlab(item, f"{redact(self._file)}: {one!r}")
                 dataset = hdf5.dataset(file, one, self._file)
                 rows = rows_of(dataset, self._file, one, hdf5, opened.library, direct=direct, cache_dir=cache_dir)
-                fields[one] = rows if isinstance(rows, ObjectRows) else ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
-                chunks.append(dataset.chunks)
+                fields[one] = how.reader(dataset, rows, opened, self._file, one)
+                chunks.append(dataset.chunks if how == Interpretation() else [dataset.chunks, *how])
             shown = redact(path) if is_remote else self._file
             super().__init__(shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks)
             if self.info is not None and name == DATA:
@@ -195,9 +250,47 @@ class HDF5Source(PackedSource):
     def column(self, name: str) -> npt.NDArray[Any]:
         with self._opened.hdf5.reading(self._file) as file:
             column = self._column(file, name)
+            packing = packing_of(self._opened.hdf5.dataset(file, name, self._file)) if self._how.decode_cf else None
+        column = column if packing is None else np.asarray(packing.decode(column))
+        if self._how.reverse_axes and column.size == len(self) == max(column.shape, default=0):
+            column = column.reshape(-1)  # MATLAB has no arrays of one axis
         if column.ndim == 0 or len(column) != len(self):
             raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
         return column
+
+    def table_column(self, column: Column) -> npt.NDArray[Any]:
+        """A column of a table of pandas, of all its rows."""
+        values = self._whole(column.array)
+        if column.field is not None:
+            values = values[column.field]
+        if column.place is not None:
+            values = values[:, column.place]
+        if column.categories is not None:
+            found = np.empty(len(values), object)
+            found[:] = [None if code < 0 else column.categories[code] for code in values.tolist()]
+            return found
+        return values.astype(bool) if column.is_truth else values
+
+    def _whole(self, name: str) -> npt.NDArray[Any]:
+        with self._opened.hdf5.reading(self._file) as file:
+            return self._column(file, name)
+
+    @property
+    def sample_axis(self) -> str:
+        """The name of the axis that samples lie along; "" where it has none."""
+        name = self._names[0]
+        with self._opened.hdf5.reading(self._file) as file:
+            dataset = self._opened.hdf5.dataset(file, name, self._file)
+            return axis_names(dataset)[self._how.axis_of(dataset, name)]
+
+    def coordinates(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """The coordinates of an array's axes, by their names, as netCDF-4 keeps them: arrays of one axis each."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        with self._opened.hdf5.reading(self._file) as file:
+            for axis, scale in coordinates_of(self._opened.hdf5.dataset(file, name, self._file)).items():
+                packing, values = packing_of(scale) if self._how.decode_cf else None, np.asarray(scale)
+                found[axis] = values if packing is None else packing.decode(values)
+        return found
 
     def has_column(self, name: str) -> bool:
         with self._opened.hdf5.reading(self._file) as file:

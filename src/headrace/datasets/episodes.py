@@ -1,0 +1,296 @@
+"""Episodes of HDF5 files, or windows over their steps, as samples."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.arguments import check_integer
+from headrace.collate.fields import FieldPath
+from headrace.collate.pad import Padding, to_rows
+from headrace.collate.stack import USUAL, stack_inside, stack_tree
+from headrace.datasets.arrays import as_tensor, dtype_named
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.statistics import Statistics, statistics_of
+from headrace.errors import ConfigError, FormatError
+from headrace.io.nearest_names import listed_names
+from headrace.io.resolve.expressions import DataPath
+from headrace.modes import LoadingMode, ModeName
+from headrace.storage.arrays.episodes import MASK, EpisodeSource
+from headrace.storage.arrays.values import as_value, long_doubles_in
+from headrace.storage.arrays.windows import window_options
+from headrace.storage.hdf5.episodes import EpisodeOptions, open_episodes
+from headrace.storage.hdf5.rows import open_files
+
+LENGTHS = "lengths"
+"""Of a batch of whole episodes: how many steps each has."""
+
+
+class EpisodeFormat(SampleFormat):
+    """Dicts of tensors by key; lists where elements are strings or of any length.
+
+    Args:
+        dtypes: by key, what numbers are cast to.
+        encoding: of strings; None: they are bytes.
+        sample_nbytes: of a sample, if it is the same for all.
+    """
+
+    stores_values = False
+
+    def __init__(self, dtypes: Mapping[str, np.dtype[Any]], encoding: str | None, sample_nbytes: int | None) -> None:
+        self._dtypes, self._encoding, self._sample_nbytes = dict(dtypes), encoding, sample_nbytes
+
+    def decode(self, record: Any) -> Any:
+        return {name: self._decoded(name, value) for name, value in record.items()}
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [as_value(one, self._encoding) for one in value]
+        value = as_value(value, self._encoding)
+        dtype = self._dtypes.get(name)
+        return value if dtype is None or not isinstance(value, (np.ndarray, np.generic)) else value.astype(dtype)
+
+    def to_input(self, value: Any) -> Any:
+        return {name: _as_input(one) for name, one in value.items()}
+
+    def sample_nbytes(self) -> int | None:
+        return self._sample_nbytes
+
+
+def _as_input(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_input(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _as_input(one) for name, one in value.items()}
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    return as_tensor(value if value.flags.writeable else value.copy())
+
+
+class EpisodeCollator:
+    """Pads whole episodes to the longest one of their batch.
+
+    Keys with an axis of time become [batch, steps, ...], padded by zeros at the end; "mask", bool [batch, steps], is True where a step
+    lies inside of its episode, and "lengths", int64 [batch], says how many there are. Everything else is stacked.
+
+    Args:
+        keys: those with an axis of time.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys, self._padding = frozenset(keys), Padding()
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch of the samples."""
+        lengths: dict[str, tuple[torch.Tensor, int]] = {}
+
+        def special(values: list[Any], path: FieldPath) -> Any:
+            if isinstance(values[0], dict) and self._keys & values[0].keys() and not lengths:
+                batch = stack_inside(values, path, special, "")
+                for counts, longest in list(lengths.values())[:1]:
+                    batch |= {MASK: self._padding.mask(counts, longest).bool(), LENGTHS: counts}
+                return batch
+            name = path[-1].names[0] if path else ""
+            if name in self._keys and isinstance(values[0], torch.Tensor) and values[0].ndim:
+                padded, counts = self._padding.apply(to_rows(values, path), 0, path)
+                lengths[name] = counts, padded.shape[1]
+                return padded
+            return USUAL
+
+        return stack_tree(list(samples), special)
+
+    def __repr__(self) -> str:
+        return f"EpisodeCollator({sorted(self._keys)!r})"
+
+
+class EpisodeDataset(BaseDataset):
+    """Samples are episodes, or windows over their steps: each episode is a group of an HDF5 file, whose arrays have one row a step.
+
+    Robotics keeps demonstrations so (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: a file each),
+    neurophysiology its time series (NWB). A sample is a dict by key: tensors [steps, ...], lists of str or of tensors where elements are
+    of any size. With `window` they have as many steps as it says, and "mask", bool [window], is True where a step lies inside of the
+    episode. Whole episodes of a batch are padded to the longest, with "mask", bool [batch, steps], and "lengths".
+
+    Args:
+        data_path: as `HDF5Dataset` takes it.
+        keys: paths of arrays in the group, or patterns such as "obs/*"; None: all that have an axis. All have the same number of rows.
+        groups: pattern of the groups' paths, such as "data/demo_*"; "": each file is an episode. None: "data/*", if there is such a
+            group of groups; or the groups of the file, if they are numbered; or the file itself. Episodes follow one another by file, and
+            inside of a file by name, in which numbers count: demo_2 comes before demo_10.
+        episodes: which ones: their names, or the path of an array of names in each file (robomimic: "mask/train"); None: all.
+        window: steps of a sample; or by key or pattern, since few frames may go with many actions: all begin at the same step. None:
+            samples are whole episodes.
+        stride: steps from the beginning of a window to that of the next; None: 1.
+        pad_before: so many steps before its first one an episode's first window begins.
+        pad_after: windows may end so many steps behind an episode; None: window - 1, so that each step begins a window. 0: no window
+            reaches beyond its episode, and one that is shorter than the window has none.
+        pad: what windows have there: "edge": the first or last step again; "constant": zeros.
+        static: arrays, single values or attributes of the group without an axis of time, which all samples of an episode get; they are held
+            in memory.
+        transform: called with the dict.
+        loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold each.
+        dtype: numbers are cast to this NumPy dtype, or by key or pattern to several; None: they stay as they are.
+        encoding: of strings; None: they come as bytes.
+        direct: False: through h5py alone.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+        DataNotFoundError, AccessError, RemoteError: see `HDF5Dataset`.
+        MissingNameError: there are no such groups, an episode lacks a key, or a name of `episodes` is nowhere.
+        FormatError: arrays of an episode have different lengths; those of a key different shapes or dtypes.
+        BudgetError: a chunk, or static values, don't fit the memory budget.
+    """
+
+    reads_urls = True
+    sample_source: EpisodeSource
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        keys: str | Sequence[str] | None = None,
+        *,
+        groups: str | None = None,
+        episodes: str | Sequence[str] | None = None,
+        window: int | Mapping[str, int] | None = None,
+        stride: int | None = None,
+        pad_before: int = 0,
+        pad_after: int | None = None,
+        pad: Literal["edge", "constant"] = "edge",
+        static: Sequence[str] = (),
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
+        dtype: npt.DTypeLike | Mapping[str, npt.DTypeLike] | None = None,
+        encoding: str | None = "utf-8",
+        direct: bool = True,
+        **options: Unpack[PathOptions],
+    ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
+        longest = _checked_window(window)
+        windows = window_options(
+            longest, check_integer("stride", stride, 1, optional=True), check_integer("pad_before", pad_before, 0),
+            check_integer("pad_after", pad_after, 0, optional=True), pad,
+        )  # fmt: skip
+        chosen = None if keys is None else _names("keys", [keys] if isinstance(keys, str) else keys)
+        wanted = episodes if episodes is None or isinstance(episodes, str) else _names("episodes", episodes)
+        reach, common = split_options(options)
+        how = EpisodeOptions(groups, chosen, _names("static", static), wanted, window, direct, reach.cache_dir)
+        paths, opened = open_files(data_path, reach)
+        try:
+            source = open_episodes(paths, opened, how, windows)
+            dtypes = _dtypes_of(source, dtype)
+            size = None if longest is None else _sample_nbytes(source, longest, dtypes)
+        except BaseException:
+            opened.close()
+            raise
+        super().__init__(
+            source, sample_format=EpisodeFormat(dtypes, encoding, size), transform=transform, loading_mode=loading_mode, **common
+        )
+        if longest is None:
+            self.collate = EpisodeCollator([key.name for key in source.keys])
+
+    # -- what there is
+
+    @property
+    def episode_names(self) -> list[str]:
+        """The paths of the groups of all episodes, in order; several files may have the same."""
+        return [name.decode() for name in self.sample_source.names]
+
+    @property
+    def episode_lengths(self) -> npt.NDArray[np.int64]:
+        """[episodes] steps of each."""
+        return self.sample_source.windows.lengths.copy()
+
+    def episode_numbers(self) -> npt.NDArray[np.int64]:
+        """[n] for each sample the number of its episode: for ``split(0.9, groups=dataset.episode_numbers())``, which parts no episode."""
+        return self.sample_source.windows.episode_of(self.whole_indices(np.arange(len(self))))
+
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """Of whole episodes the steps of each sample ([n] int64); windows are all of one length."""
+        windows = self.sample_source.windows
+        return None if windows.options.window is not None else windows.lengths[self.whole_indices(np.arange(len(self)))]
+
+    def statistics(self, keys: str | Sequence[str] | None = None) -> dict[str, Statistics]:
+        """Mean, standard deviation, least and greatest value of each key, over the steps that samples have, each step once: what to
+        normalise by. Of a view those of its samples alone, so take it of the part that is trained on.
+
+        Reads everything once, some megabytes at a time.
+
+        Args:
+            keys: names or patterns; None: all keys that hold numbers.
+
+        Raises:
+            ConfigError: no such key, or one that holds no real numbers.
+        """
+        source, patterns = self.sample_source, ["*"] if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        for pattern in patterns:
+            if keys is not None and not any(fnmatch.fnmatchcase(key.name, pattern) for key in source.keys):
+                names = [key.name for key in source.keys]
+                raise ConfigError(f"statistics: there is no key {pattern!r}; the keys are: {listed_names(names, pattern)}")
+        chosen = [key for key in source.keys if any(fnmatch.fnmatchcase(key.name, pattern) for pattern in patterns)]
+        if keys is None:
+            chosen = [key for key in chosen if not key.holds_objects and key.dtype.kind in "biuf"]
+        runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
+        return {key.name: statistics_of(source, key, runs) for key in chosen}
+
+    def held_nbytes(self) -> int | None:
+        source = self.sample_source
+        if source.holds_objects or "decode" in self._overridden:
+            return None
+        per_sample = self._format.sample_nbytes()
+        return int(source.sizes().sum()) if per_sample is None else per_sample * len(source)
+
+
+def _checked_window(window: Any) -> int | None:
+    """The steps of the longest window, checked."""
+    if not isinstance(window, Mapping):
+        return check_integer("window", window, 1, optional=True)
+    if not window:
+        raise ConfigError("window={} has no key: pass an integer, or steps by key")
+    return max(check_integer(f"window[{name!r}]", steps, 1) for name, steps in window.items())
+
+
+def _sample_nbytes(source: EpisodeSource, window: int, dtypes: Mapping[str, np.dtype[Any]]) -> int | None:
+    """Bytes of a window of all keys and its mask; None: there are values of any size."""
+    if source.holds_objects or source.static:
+        return None
+    wide = ((key, dtypes.get(key.name, key.dtype).itemsize) for key in source.keys)
+    return window + sum((key.window or 0) * key.row_bytes // key.dtype.itemsize * itemsize for key, itemsize in wide)
+
+
+def _names(argument: str, names: Any) -> tuple[str, ...]:
+    found = tuple(names) if isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes)) else None
+    if found is None or not all(isinstance(name, str) for name in found) or (argument == "keys" and not found):
+        raise ConfigError(f"{argument} must be a list of names, not {names!r}")
+    return found
+
+
+def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
+    """By key, the dtype that it is cast to."""
+    wanted = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {"*": dtype}
+    found: dict[str, np.dtype[Any]] = {}
+    for pattern, kind in wanted.items():
+        named = dtype_named(kind)
+        keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
+        if not keys and source.keys and isinstance(dtype, Mapping):
+            raise ConfigError(
+                f"dtype= has {pattern!r}, which is no key; the keys are: {listed_names([key.name for key in source.keys], pattern)}"
+            )
+        found |= {key.name: named for key in keys if named is not None and key.dtype.kind in "biufc"}
+    for key in source.keys:
+        if long_doubles_in(key.dtype) == "" and key.name not in found:
+            raise FormatError(
+                f'{key.name!r} holds long doubles ({key.dtype}), which torch does not have: pass dtype={{"{key.name}": "float64"}}'
+            )
+    return found

@@ -1,0 +1,104 @@
+"""Statistics of the steps of episodes, in one pass and within a bounded memory.
+
+Means and sums of squares of parts are merged as Chan, Golub and LeVeque do it (1979, "Updating formulae and a pairwise algorithm for
+computing sample variances"), in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.errors import ConfigError
+from headrace.storage.arrays.episodes import EpisodeArrays, EpisodeSource
+
+_PART = 16 << 20  # bytes that are read at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """What a key's values are like. Tensors of float64 for keys of float64, else of float32.
+
+    Attributes:
+        mean, std, min, max: of the values at each place of a step; of images (steps with two axes or more) of each channel, their last
+            axis. The standard deviation is that of the population.
+        count: of the values that each of these is made of.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    min: torch.Tensor
+    max: torch.Tensor
+    count: int
+
+
+def statistics_of(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> Statistics:
+    """The statistics of one key over runs of steps.
+
+    Args:
+        runs: of steps: episode, first step and end.
+
+    Raises:
+        ConfigError: its values are no real numbers, or there are no steps.
+        FormatError, OSError: see `EpisodeSource.read_runs`.
+    """
+    if key.holds_objects or key.dtype.kind not in "biuf":
+        raise ConfigError(f"{key.name!r} has no statistics: its values are {key.dtype}, and no real numbers: leave it out of keys")
+    axes = tuple(range(len(key.row_shape))) if len(key.row_shape) > 1 else (0,)  # of images all but the channels
+    merged: _Moments | None = None
+    for rows in _parts(source, key, runs):
+        part = _moments(rows, axes)
+        merged = part if merged is None else _merged(merged, part)
+    if merged is None:
+        raise ConfigError(f"{key.name!r} has no statistics: there are no steps")
+    moments = (merged.mean, np.sqrt(merged.squares / merged.count), merged.min, merged.max)
+    dtype = np.float64 if key.dtype == np.float64 else np.float32
+    mean, std, least, most = (torch.from_numpy(np.asarray(value, dtype).copy()) for value in moments)
+    return Statistics(mean, std, least, most, merged.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    count: int
+    mean: npt.NDArray[np.float64]
+    squares: npt.NDArray[np.float64]
+    """The sum of squared distances from the mean."""
+    min: npt.NDArray[Any]
+    max: npt.NDArray[Any]
+
+
+def _parts(source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> Iterator[npt.NDArray[Any]]:
+    """The steps of all runs, [steps, ...] some at a time."""
+    most, waiting, steps = max(1, _PART // max(1, key.row_bytes)), list[tuple[int, int, int]](), 0
+    for episode, first, end in runs:
+        for begin in range(first, end, most):
+            stop = min(begin + most, end)
+            if steps + stop - begin > most:
+                yield np.concatenate(source.read_runs(key, waiting))
+                waiting, steps = [], 0
+            waiting.append((episode, begin, stop))
+            steps += stop - begin
+    if waiting:
+        yield np.concatenate(source.read_runs(key, waiting))
+
+
+def _moments(rows: npt.NDArray[Any], axes: tuple[int, ...]) -> _Moments:
+    values = rows.astype(np.float64)
+    mean = values.mean(axes)
+    count = math.prod(rows.shape[axis] for axis in axes)
+    values -= mean
+    np.square(values, out=values)
+    return _Moments(count, mean, values.sum(axes), rows.min(axes), rows.max(axes))
+
+
+def _merged(one: _Moments, other: _Moments) -> _Moments:
+    count, apart = one.count + other.count, other.mean - one.mean
+    mean = one.mean + apart * (other.count / count)
+    squares = one.squares + other.squares + apart**2 * (one.count * other.count / count)
+    return _Moments(count, mean, squares, np.minimum(one.min, other.min), np.maximum(one.max, other.max))

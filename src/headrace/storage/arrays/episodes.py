@@ -1,0 +1,353 @@
+"""Episodes: groups of arrays whose rows are the steps of one recording, read as a whole or in windows over time.
+
+NOTE [ from windows to arrays ]
+
+* A key, such as "obs/image", has one array in each episode; its rows, all of one shape and dtype, are the steps.
+* Where arrays lie in their file as they are, in one piece, nothing is held of each but file and first byte, and the steps that a batch
+  needs of all keys and episodes are read by one call.
+* Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is decoded once; several in threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.errors import HeadraceError
+from headrace.io.local.files import bytes_of
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.reader import ArrayReader, OpenArrays
+from headrace.storage.arrays.rows import BLOCK_BYTES, LibraryRows
+from headrace.storage.arrays.windows import Windows
+from headrace.storage.source import Locatable, one_after_the_other
+
+MASK = "mask"
+"""Of windows: which steps lie inside of the episode."""
+
+
+class EpisodeArrays:
+    """The arrays of one key.
+
+    Args:
+        name: the key.
+        row_shape, dtype: of a step; all arrays have the same.
+        begins: for each episode the file that the array lies in and its first byte, if it lies there as it is; else (-1, -1).
+        readers: by episode, what reads the others.
+        window: steps of a window of this key; None: whole episodes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        row_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        begins: Sequence[tuple[int, int]],
+        readers: dict[int, ArrayReader | LibraryRows],
+        window: int | None,
+    ) -> None:
+        self.name, self.row_shape, self.dtype, self.window = name, row_shape, dtype, window
+        self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
+        columns = np.array(begins, np.int64).reshape(-1, 2)
+        self._files, self._begins = SharedArray(columns[:, 0].copy()), SharedArray(columns[:, 1].copy())
+        self.readers: dict[int, ArrayReader | LibraryRows] = readers
+        self.holds_objects: bool = dtype.hasobject
+
+    def located(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
+        """Which spans of steps lie in files as they are, and of these file, first byte and end."""
+        begins = self._begins.array[episodes]
+        is_there = begins >= 0
+        begins = begins[is_there]
+        return (
+            is_there,
+            self._files.array[episodes[is_there]],
+            begins + firsts[is_there] * self.row_bytes,
+            begins + ends[is_there] * self.row_bytes,
+        )
+
+    def located_nbytes(self, lengths: IntArray) -> int:
+        """Bytes of the arrays that lie in files as they are, by the steps of each episode."""
+        return int(lengths[self._begins.array >= 0].sum()) * self.row_bytes
+
+    @property
+    def array_readers(self) -> list[ArrayReader]:
+        """Those of `readers` that read numbers."""
+        return [reader for reader in self.readers.values() if isinstance(reader, ArrayReader)]
+
+    def how(self, way: str) -> str:
+        """By which path it is read; `way`: what lies in files as it is."""
+        ways = dict.fromkeys(reader.how for reader in self.readers.values())
+        return "; or ".join([*([way] if len(self.readers) < len(self._begins.array) else []), *ways])
+
+
+class EpisodeSource(Locatable):
+    """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key; with windows also `MASK`, bool [window].
+
+    Args:
+        paths: of the files; those at the front are numbered as `files_of` has them, others may hold arrays.
+        files_of: the number of the file of each episode.
+        names: of the episodes: the paths of their groups.
+        windows: which steps a sample has.
+        keys: the arrays.
+        static: by name the value of each episode that has no axis of time.
+        opened: what is open and decoded.
+        left_out: names of episodes that have no steps.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        files_of: Sequence[int],
+        names: Sequence[str],
+        windows: Windows,
+        keys: Sequence[EpisodeArrays],
+        static: dict[str, Sequence[Any] | SharedArray],
+        opened: OpenArrays[Any],
+        left_out: Sequence[str] = (),
+    ) -> None:
+        self.paths, self.names = list(paths), PackedNames(name.encode() for name in names)
+        self._file_of = SharedArray(np.array(files_of, np.int64))
+        self.windows, self.keys, self.static, self.left_out = windows, tuple(keys), static, tuple(left_out)
+        self._opened, self.files = opened, opened.files
+        self._to_count: list[ArrayReader] = []
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    # -- reading
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        episodes, starts = self.windows.places(np.asarray(indices, np.int64))
+        columns = self.read_steps(episodes, starts)
+        for name, values in self.static.items():
+            columns[name] = [_of(values, episode) for episode in episodes.tolist()]
+        if self.windows.options.window is not None:
+            columns[MASK] = list(self.windows.masks(episodes, starts))
+        return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
+
+    def read_steps(self, episodes: IntArray, starts: IntArray, keys: Sequence[EpisodeArrays] | None = None) -> dict[str, list[Any]]:
+        """For each key the windows that begin at some steps of episodes, padded; without windows whole episodes."""
+        pending, found, lengths = _Pending(self.paths), dict[str, list[Any]](), self.windows.lengths[episodes]
+        padded: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int, int, int]] = []
+        for key in self.keys if keys is None else keys:
+            firsts, ends = self.windows.inside(episodes, starts, key.window)
+            if key.holds_objects:
+                found[key.name] = self._objects(key, episodes, starts, firsts, ends)
+                continue
+            if key.window is None:
+                outs = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
+                found[key.name] = list(outs)
+            else:
+                whole = np.empty((len(episodes), key.window, *key.row_shape), key.dtype)
+                found[key.name] = list(whole)
+                outs = list(whole)
+                for number in np.flatnonzero((firsts != starts) | (ends != starts + key.window)).tolist():
+                    outs[number] = np.empty((int(ends[number] - firsts[number]), *key.row_shape), key.dtype)
+                    padded.append((whole[number], outs[number], int(starts[number]), int(firsts[number]), int(lengths[number])))
+            pending.add(key, episodes, firsts, ends, outs)
+        self._fetch(pending)
+        for window, part, start, first, length in padded:
+            steps = np.arange(start, start + len(window))
+            window[...] = part[np.clip(steps - first, 0, len(part) - 1)]
+            if self.windows.options.pad == "constant":
+                window[(steps < 0) | (steps >= length)] = np.zeros((), window.dtype)
+        return found
+
+    def read_runs(self, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> list[npt.NDArray[Any]]:
+        """Runs of steps of one key: of an episode those from a first one on, up to an end."""
+        episodes, firsts, ends = np.array(runs, np.int64).reshape(-1, 3).T
+        outs = [np.empty((end - first, *key.row_shape), key.dtype) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+        pending = _Pending(self.paths)
+        pending.add(key, episodes, firsts, ends, outs)
+        self._fetch(pending)
+        return outs
+
+    def _fetch(self, pending: _Pending) -> None:
+        ranges, buffers = pending.ranges()
+        if buffers:
+            self.files.read_into(ranges, buffers)
+        groups = list(pending.by_reader.values())
+
+        def read(number: int) -> None:
+            reader, firsts, outs = groups[number]
+            reader.read_spans(np.array(firsts, np.int64), outs, one_after_the_other)
+
+        self.run(read, len(groups))
+        self._to_count += [reader for reader, _, _ in groups]
+
+    def _objects(self, key: EpisodeArrays, episodes: IntArray, starts: IntArray, firsts: IntArray, ends: IntArray) -> list[list[Any]]:
+        """Windows of strings, or of arrays of any length, as lists; those at the ends have the first or last one again."""
+        found: list[list[Any]] = []
+        for episode, start, first, end in zip(*(column.tolist() for column in (episodes, starts, firsts, ends)), strict=True):
+            reader = key.readers[episode]
+            assert isinstance(reader, LibraryRows)
+            values = reader.read(range(first, end))
+            steps = range(end - first) if key.window is None else range(start - first, start - first + key.window)
+            found.append([values[min(max(step, 0), len(values) - 1)] for step in steps])
+        return found
+
+    # -- where bytes lie
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        episodes, starts = self.windows.places(np.unique(indices))
+        parts: list[ByteRanges] = []
+        try:
+            for key in self.keys:
+                firsts, ends = self.windows.inside(episodes, starts, key.window)
+                is_there, *columns = key.located(episodes, firsts, ends)
+                parts.append(ByteRanges(self.paths, *columns))
+                for episode in np.unique(episodes[~is_there]).tolist():
+                    reader = key.readers[episode]
+                    if isinstance(reader, ArrayReader):
+                        mine = episodes == episode
+                        parts.append(reader.span_ranges(firsts[mine], ends[mine]))
+        except HeadraceError:  # to know it something had to be read, which failed: reading the samples will say so
+            return ByteRanges.of([])
+        return ByteRanges.joined(parts) if parts else ByteRanges.of([])
+
+    @property
+    def stored_nbytes(self) -> int:
+        by_readers = sum(reader.chunks.stored_nbytes for key in self.keys for reader in key.array_readers)
+        return by_readers + sum(key.located_nbytes(self.windows.lengths) for key in self.keys)
+
+    # -- blocks
+
+    def _block_steps(self) -> int:
+        """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as many as are a long read."""
+        heights = [reader.chunks.grid.chunks[0] for key in self.keys for reader in key.array_readers if reader.caches_chunks]
+        return max([1, *heights]) if heights else max(1, BLOCK_BYTES // max(1, self.step_bytes))
+
+    def blocks(self) -> IntArray | None:
+        """Windows that begin in the same chunk of an episode, or within 2 MiB of it; whole episodes lie each by itself."""
+        return self.windows.blocks(self._block_steps())
+
+    @property
+    def block_nbytes(self) -> int:
+        window, total = self.windows.options.window, 0
+        if window is None:
+            return 0
+        steps = self._block_steps()
+        for key in self.keys:
+            sizes = [
+                chunks.nbytes * chunks.grid.inner * (-(-(steps + window) // chunks.grid.chunks[0]) + 1)
+                for chunks in (reader.chunks for reader in key.array_readers if reader.caches_chunks)
+            ]
+            total += max(sizes, default=0)
+        return total
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    # -- what it is
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a step of all keys; of objects nobody knows them."""
+        return sum(key.row_bytes for key in self.keys if not key.holds_objects)
+
+    def sizes(self) -> IntArray:
+        """Bytes of the arrays of each sample ([n] int64)."""
+        if self.windows.options.window is None:
+            return self.windows.lengths * self.step_bytes
+        nbytes = sum(key.row_bytes * (key.window or 0) for key in self.keys if not key.holds_objects)
+        return np.full(len(self), nbytes, np.int64)
+
+    @property
+    def holds_objects(self) -> bool:
+        """True if there are values of any size."""
+        return any(key.holds_objects for key in self.keys)
+
+    def how(self) -> dict[str, str]:
+        way = "ranges" if self.is_remote else "pread"
+        lengths, options = self.windows.lengths, self.windows.options
+        told = f"{len(lengths):,}, of {int(lengths.min()):,} to {int(lengths.max()):,} steps" if len(lengths) else "none"
+        if options.window is not None:
+            none = int((self.windows.counts == 0).sum())
+            told += f"; windows of {options.window:,} steps, {options.stride:,} apart"
+            told += f"; {none:,} are too short for one" if none else ""
+        told += f"; left out, since they have no steps: {', '.join(self.left_out[:3])}" if self.left_out else ""
+        return {"episodes": told, **{key.name: key.how(way) for key in self.keys}}
+
+    def fingerprint(self) -> str:
+        """A hash of names, lengths, keys, dtypes, shapes, and of how windows lie."""
+        keys = [[key.name, key.row_shape, key.dtype.str, key.window] for key in self.keys]
+        layout = [[name.decode() for name in self.names], self.windows.lengths.tolist(), keys, sorted(self.static), self.windows.options]
+        return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+    def place(self, index: int) -> tuple[str, str, int]:
+        """The file, the group and the first step of a sample, which may be below 0."""
+        episodes, starts = self.windows.places(np.array([index]))
+        episode = int(episodes[0])
+        return self.paths[int(self._file_of.array[episode])], self.names[episode].decode(), int(starts[0])
+
+    def location(self, index: int) -> str:
+        path, name, start = self.place(index)
+        window = self.windows.options.window
+        steps = "" if window is None else f", steps {start} to {start + window - 1}"
+        return f"{redact(path)}, {name or '/'}{steps}"
+
+    # -- the rest
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
+
+    def take_counts(self) -> Counter[str]:
+        counts, readers = super().take_counts(), self._to_count
+        self._to_count = []
+        for reader in readers:
+            counts.update(reader.counts)
+            reader.counts.clear()
+        return counts
+
+    def close(self) -> None:
+        """Closes what this process has open; decoded chunks are forgotten."""
+        self._opened.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_to_count": []}
+
+
+class _Pending:
+    """Spans of steps that are to be read."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths, self._columns = paths, list[tuple[IntArray, IntArray, IntArray]]()
+        self._buffers: list[memoryview] = []
+        self.by_reader: dict[tuple[str, int], tuple[ArrayReader, list[int], list[npt.NDArray[Any]]]] = {}
+
+    def add(self, key: EpisodeArrays, episodes: IntArray, firsts: IntArray, ends: IntArray, outs: Sequence[npt.NDArray[Any]]) -> None:
+        """Adds a span of each episode, which is to be written into its array."""
+        if not key.row_bytes:
+            return
+        is_there, *columns = key.located(episodes, firsts, ends)
+        has_bytes = columns[2] > columns[1]
+        self._columns.append(tuple(column[has_bytes] for column in columns))  # type: ignore[arg-type]
+        self._buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there)[has_bytes].tolist()]
+        for number in np.flatnonzero(~is_there).tolist():
+            if outs[number].size:
+                episode = int(episodes[number])
+                reader = key.readers[episode]
+                assert isinstance(reader, ArrayReader)
+                group = self.by_reader.setdefault((key.name, episode), (reader, [], []))
+                group[1].append(int(firsts[number]))
+                group[2].append(outs[number])
+
+    def ranges(self) -> tuple[ByteRanges, list[memoryview]]:
+        """Those that lie in files as they are, and where their bytes go."""
+        columns = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in zip(*self._columns, strict=True)] if self._columns else []
+        return (ByteRanges(self._paths, *columns) if columns else ByteRanges.of([])), self._buffers
+
+
+def _of(values: Sequence[Any] | SharedArray, episode: int) -> Any:
+    return values.array[episode] if isinstance(values, SharedArray) else values[episode]

@@ -1,0 +1,165 @@
+"""Conventions of the libraries that write HDF5: packed numbers and named axes of netCDF-4 and CF, arrays of MATLAB 7.3."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, FormatError
+
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+
+
+# -- CF: https://cfconventions.org, chapters 2.5 and 8.1
+
+
+class Packing(NamedTuple):
+    """How the values of a netCDF variable are stored; xarray's rules decide about dtypes.
+
+    Attributes:
+        stored: the dtype before it is unpacked: that of the file, or unsigned where the attribute ``_Unsigned`` says so.
+        dtype: of the values.
+        missing: stored values that stand for none; these become NaN.
+        scale, offset: values are ``stored * scale + offset``.
+        joins: True if the last axis counts the characters of strings.
+    """
+
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    missing: tuple[Any, ...] = ()
+    scale: Any = None
+    offset: Any = None
+    joins: bool = False
+
+    def decode(self, row: npt.NDArray[Any]) -> Any:
+        """The values of a row."""
+        if self.joins:
+            joined = np.ascontiguousarray(row).view(f"S{row.shape[-1]}")[..., 0] if row.shape[-1] else np.zeros(row.shape[:-1], "S1")
+            return joined[()] if joined.ndim == 0 else joined
+        raw = row.view(self.stored) if row.dtype.kind in "iu" and self.stored.kind != row.dtype.kind else row
+        values = raw.astype(self.dtype)
+        nothing = np.zeros(raw.shape, bool)
+        for missing in self.missing:
+            nothing |= raw == missing
+        if self.scale is not None:
+            values *= self.scale
+        if self.offset is not None:
+            values += self.offset
+        if self.missing:
+            values[nothing] = np.nan
+        return values
+
+
+def packing_of(dataset: h5py.Dataset) -> Packing | None:
+    """How a variable is packed; None: its values are what is stored."""
+    dtype: np.dtype[Any] = dataset.dtype
+    if dtype.kind == "S" and dtype.itemsize == 1 and dataset.ndim > 1:
+        return Packing(dtype, dtype, joins=True)
+    if dtype.kind not in "iuf":
+        return None
+    attributes = {name: _single(dataset.attrs[name]) for name in ("scale_factor", "add_offset", "_Unsigned") if name in dataset.attrs}
+    stored = dtype
+    if dtype.kind in "iu" and isinstance(attributes.get("_Unsigned"), str):
+        stored = np.dtype(f"{dtype.byteorder}{'u' if attributes['_Unsigned'].lower() == 'true' else 'i'}{dtype.itemsize}")
+    missing = [value for name in ("_FillValue", "missing_value") for value in np.atleast_1d(dataset.attrs.get(name, [])).tolist()]
+    missing = [value for value in dict.fromkeys(missing) if value == value]  # NaN stays NaN
+    if stored.kind != dtype.kind:
+        missing = [np.array(value).astype(dtype).view(stored)[()].item() for value in missing]
+    scale, offset = attributes.get("scale_factor"), attributes.get("add_offset")
+    if scale is None and offset is None:
+        if not missing and stored == dtype:
+            return None
+        if not missing:
+            return Packing(stored, stored.newbyteorder("="))
+        return Packing(stored, _promoted(stored), tuple(missing))
+    return Packing(stored, _float_for(stored, scale, offset), tuple(missing), scale, offset)
+
+
+def _single(value: Any) -> Any:
+    """An attribute of one value, which netCDF writes as an array."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(())[()]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that has NaN, and all values of another one."""
+    if dtype.kind == "f":
+        return dtype.newbyteorder("=")
+    return np.dtype("f4" if dtype.itemsize <= 2 else "f8")
+
+
+def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
+    """The dtype of unpacked values: that of scale and offset where both have one, which CF asks for; else one that loses nothing."""
+    scale_type = None if scale is None else np.dtype(type(scale))
+    offset_type = None if offset is None else np.dtype(type(offset))
+    if scale_type is not None and scale_type == offset_type and scale_type in (np.dtype("f4"), np.dtype("f8")):
+        return np.dtype("f8") if dtype.itemsize == 4 and dtype.kind in "iu" else scale_type
+    if offset_type is not None or scale_type is None or scale_type.kind != "f":
+        return np.dtype("f8")
+    return scale_type
+
+
+# -- axes with names
+
+
+def axis_named(dataset: h5py.Dataset, axis: int | str, where: str) -> int:
+    """The number of an axis that is given by its number, from the end too, or by its name.
+
+    Raises:
+        ConfigError: there is no such axis.
+    """
+    names = axis_names(dataset)
+    if isinstance(axis, str):
+        if axis not in names:
+            told = ", ".join(map(repr, names)) if any(names) else "none has a name"
+            raise ConfigError(f"axis={axis!r}: {where} has no axis of that name; its axes are: {told}")
+        return names.index(axis)
+    if not -dataset.ndim <= axis < dataset.ndim:
+        raise ConfigError(f"axis={axis}: {where} has shape {list(dataset.shape)}, and so the axes 0 to {dataset.ndim - 1}")
+    return int(axis % dataset.ndim)
+
+
+def axis_names(dataset: h5py.Dataset) -> list[str]:
+    """The names of a dataset's axes, those of their dimension scales; "" where one has none."""
+    if dataset.is_scale and dataset.ndim == 1:
+        return [dataset.name.rpartition("/")[2]]
+    return [dim[0].name.rpartition("/")[2] if len(dim) else dim.label for dim in dataset.dims]
+
+
+def coordinates_of(dataset: h5py.Dataset) -> dict[str, h5py.Dataset]:
+    """By the name of each axis its coordinates, where it has some."""
+    found: dict[str, h5py.Dataset] = {}
+    if dataset.is_scale and dataset.ndim == 1:
+        return {dataset.name.rpartition("/")[2]: dataset}
+    for dim in dataset.dims:
+        if len(dim):
+            scale = dim[0]
+            name = _single(scale.attrs.get("NAME", b""))
+            if scale.ndim == 1 and not str(name).startswith(_NO_VARIABLE):
+                found[scale.name.rpartition("/")[2]] = scale
+    return found
+
+
+# -- MATLAB
+
+
+def check_matlab(item: Any, where: str) -> None:
+    """Raises a FormatError for what MATLAB keeps in a way of its own: cell arrays, sparse matrices, structs, objects, empty arrays."""
+    if "MATLAB_sparse" in item.attrs:
+        raise FormatError(f"{where} is a sparse matrix of MATLAB: save full(x) in its place")
+    kind = _single(item.attrs.get("MATLAB_class", b""))
+    if kind == "cell":
+        raise FormatError(
+            f"{where} is a cell array of MATLAB: each cell is an array of its own, of any shape. Save one array in its place, such as "
+            "cat(4, images{:}), or a struct with a field for each"
+        )
+    if kind == "struct" and isinstance(item, h5py.Group):
+        raise FormatError(f"{where} is a struct of MATLAB: name one of its fields: {', '.join(item)}")
+    if kind in ("function_handle", "string") or "MATLAB_object_decode" in item.attrs:
+        raise FormatError(f"{where} is an object of MATLAB ({kind}), which it alone can read: save it as char or as numbers")
+    if _single(item.attrs.get("MATLAB_empty", 0)):
+        raise FormatError(f"{where} is an empty array of MATLAB: what stands there is its size, {item[...].reshape(-1).tolist()}")

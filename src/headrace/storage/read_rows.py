@@ -1,0 +1,252 @@
+"""Reads rows of an HDF5 or Zarr array as one NumPy array, by the chunk engine alone: without torch, without a dataset.
+
+NOTE [ how rows are gathered ]
+
+1. Indices become numbers of rows, in the order that was asked for.
+2. Rows that lie in the file as they are: they are sorted, and each thread takes a part. Rows with little between them are read by one call,
+   into a scratch array, and copied to their places; others straight to their places.
+3. Rows of chunks that are decoded: each chunk is read and decoded once, in threads, and gives all of its rows.
+4. Of a server all bytes are asked for at once, by the event loop of its client: threads decode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, Unpack, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.arguments import check_integer, described
+from headrace.dtypes import IntArray
+from headrace.errors import BudgetError, ConfigError, FormatError
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteKeywords, RemoteOptions
+from headrace.io.resolve.expressions import DataPath, entries_of
+from headrace.io.resolve.resolver import kind_of, resolve
+from headrace.memory.budget import format_size
+from headrace.memory.limits import memory_limits, tightest, usable_cpus
+from headrace.storage.arrays.packed import DATA, PackedSource
+from headrace.storage.arrays.rows import ArraysSource
+from headrace.storage.concat import ConcatSource
+from headrace.storage.hdf5.files import HDF5, only_dataset
+from headrace.storage.hdf5.rows import HDF5Source, open_files
+from headrace.storage.parallel import map_in
+from headrace.storage.source import Source
+from headrace.storage.zarr.rows import OpenZarr, ZarrSource
+from headrace.storage.zarr.stores import ZARR
+
+_MOST_THREADS = 8
+_WORTH = 1 << 20  # bytes of rows for each thread that is to take part
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """A dataset that is open, as far as rows are read of it."""
+
+    sample_source: Source
+
+    def __len__(self) -> int: ...
+
+    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        """The numbers in the source of samples."""
+
+
+def read_rows(
+    path: DataPath | HasRows,
+    name: str | None,
+    indices: Any,
+    *,
+    threads: int | None = None,
+    direct: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[RemoteKeywords],
+) -> npt.NDArray[Any]:
+    """Rows of an HDF5 dataset or a Zarr array as one array: what ``array[indices]`` gives in NumPy.
+
+    Each call opens the file, finds out where its chunks lie, and closes it. For many calls pass an `HDF5Dataset` or a `ZarrDataset`,
+    which stays open, and holds decoded chunks that may be needed again.
+
+    Args:
+        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list), whose rows follow one another; or a
+            dataset that is open, whose samples are rows: then `direct` and `options` are the dataset's.
+        name: of the array; None: the only one, or "data"; of a dataset the one that it has.
+        indices: an integer, a slice, a mask, integers (a list, a range, an array of any shape); negative ones count from the end, and one
+            may come twice.
+        threads: that read and decode; None: one for each usable core, 8 at most.
+        direct: False: through h5py or zarr-python alone.
+        cache_dir: for what is kept of large tables of chunks, and of remote files; None: the user's cache folder.
+        **options: for URLs, see `RemoteOptions`.
+
+    Returns:
+        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the row's``; of strings and of rows of any
+        length an array of objects, as h5py or zarr-python give them.
+
+    Raises:
+        IndexError: an index is outside of the array, or no integer; a mask has another length.
+        ConfigError: an argument makes no sense.
+        DataNotFoundError, FormatError, MissingNameError, AccessError, RemoteError: see `HDF5Dataset` and `ZarrDataset`.
+        FileChangedError: the file has been changed since it was opened.
+        BudgetError: the rows don't fit the memory that is free.
+    """
+    number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, len(usable_cpus()))
+    if isinstance(path, HasRows):
+        return _gathered(*_of_dataset(path, name), indices, number, path)
+    remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
+    with _opened(path, name, direct, remote) as source:
+        return _gathered(source, name, indices, number, None)
+
+
+def _of_dataset(dataset: HasRows, name: str | None) -> tuple[Source, str]:
+    """The source of an open dataset, and the name of its array."""
+    source = dataset.sample_source
+    first = source.sources[0] if isinstance(source, ConcatSource) else source
+    if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
+        raise ConfigError(
+            f"read_rows takes a path, or an HDF5Dataset or ZarrDataset whose samples are the rows of one array, not {described(dataset)}"
+        )
+    if name not in (None, first.name):
+        raise ConfigError(f"the samples of this dataset are rows of {first.name!r}, not of {name!r}: pass name=None, or the path")
+    return source, first.name
+
+
+@contextmanager
+def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) -> Iterator[Source]:
+    """The rows of the array in all files that a path means; closed at the end."""
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name must be that of one array, or None, not {name!r}")
+    kind = kind_of(path, (HDF5, ZARR), remote, searches=True)
+    sources: list[Any] = []
+    if kind is ZARR:
+        files = resolve(path, ZARR, remote)
+        store = OpenZarr(files.server, direct=direct)
+        try:
+            sources += [ZarrSource(one, name, opened=store) for one in files.urls()]
+            yield _joined(sources)
+        finally:
+            store.close()
+        return
+    shown = redact(entries_of(path)[0])
+    if kind is None and not os.path.exists(os.path.expanduser(shown)):
+        resolve(path, HDF5, remote)  # says that there is nothing
+    if kind is None:
+        raise FormatError(f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these")
+    paths, opened = open_files(path, remote)
+    wanted = name
+
+    def one(path: str) -> HDF5Source:
+        nonlocal wanted
+        if wanted is None:
+            with opened.hdf5.reading(path) as file:
+                wanted = only_dataset(file, path, DATA, None)
+        return HDF5Source(path, wanted, direct=direct, cache_dir=remote.cache_dir, opened=opened)
+
+    try:
+        sources += opened.hdf5.read_each(paths, one)
+        yield _joined(sources)
+    finally:
+        opened.close()
+
+
+def _joined(sources: list[Any]) -> Source:
+    first = sources[0]
+    for other in sources[1:]:
+        if other.rows_are != first.rows_are:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} here, and of {first.rows_are} there"
+            )
+    return first if len(sources) == 1 else ConcatSource(sources)
+
+
+# -- indices
+
+
+def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, ...]]:
+    """The numbers of rows that indices mean, flat, and the shape of the indices; see `read_rows`.
+
+    Args:
+        indices: as NumPy takes them for the first axis.
+        length: rows that there are.
+        what: the array, for messages.
+
+    Raises:
+        IndexError: one is outside of the array, or no integer; a mask has another length.
+    """
+    if isinstance(indices, slice):
+        rows = np.arange(length, dtype=np.int64)[indices]
+        return rows, rows.shape
+    if isinstance(indices, range):
+        indices = np.arange(indices.start, indices.stop, indices.step)
+    array = np.asarray(indices)
+    if array.dtype == bool:
+        if array.shape != (length,):
+            raise IndexError(f"{what}: the mask has shape {list(array.shape)}, and there are {length:,} rows")
+        array = np.flatnonzero(array)
+    elif not array.size and array.dtype == float:  # an empty list
+        array = array.astype(np.int64)
+    elif array.dtype.kind not in "iu":
+        raise IndexError(f"{what}: indices are integers, a slice or a mask, not {described(indices)}")
+    rows = array.astype(np.int64).reshape(-1)
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= length:
+        raise IndexError(f"{what}: index {int(array.max())} is outside of {length:,} rows")
+    if rows.size and not -length <= rows.min() <= rows.max() < length:
+        worst = rows[(rows < -length) | (rows >= length)][0]
+        raise IndexError(f"{what}: index {worst} is outside of {length:,} rows")
+    return np.where(rows < 0, rows + length, rows), array.shape
+
+
+# -- reading
+
+
+def _gathered(source: Any, name: str | None, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
+    sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
+    first = sources[0]
+    if isinstance(first, PackedSource) and first.is_flat:
+        raise FormatError(
+            f"{first.path}: {first.name!r} holds samples of several lengths, one after the other: open it with headrace.open_dataset"
+        )
+    what = f"{first.path}: {first.name!r}"
+    rows, shape = rows_of(indices, len(source) if dataset is None else len(dataset), what)
+    if dataset is not None:
+        rows = dataset.whole_indices(rows)
+    row_shape = tuple(first.shape[1:])
+    nbytes = len(rows) * int(np.prod(row_shape, dtype=np.int64)) * first.dtype.itemsize
+    if nbytes > _WORTH and nbytes > (limit := tightest(memory_limits())).headroom:
+        raise BudgetError(
+            f"{what}: {len(rows):,} rows take {format_size(nbytes)}, and {format_size(limit.headroom)} are free ({limit.name}): "
+            "ask for fewer"
+        )
+    out = np.empty((len(rows), *row_shape), first.dtype)
+    if first.holds_objects:
+        for at, record in enumerate(source.read(rows.tolist())):
+            out[at] = record
+    elif len(rows):
+        threads = max(1, min(threads, -(-nbytes // _WORTH)))
+        if threads == 1:
+            _read(source, rows, out, None, 1)
+        else:
+            with ThreadPoolExecutor(threads, "headrace-rows") as pool:
+                _read(source, rows, out, pool, threads)
+    whole = out.reshape((*shape, *row_shape))
+    return whole if shape or first.holds_objects else whole[()]
+
+
+def _read(source: Any, rows: IntArray, out: npt.NDArray[Any], pool: ThreadPoolExecutor | None, threads: int) -> None:
+    """Reads rows into one array, in threads if there is a pool of them."""
+    run = partial(map_in, pool, threads) if pool is not None else None
+    if not isinstance(source, ConcatSource):
+        source.gather(rows, out, run)
+        return
+    order, starts = np.argsort(rows, kind="stable"), np.cumsum([0, *map(len, source.sources)])
+    edges = np.searchsorted(rows[order], starts)
+    for number, (begin, end) in enumerate(itertools.pairwise(edges.tolist())):
+        if end > begin:
+            places = order[begin:end]
+            part = np.empty((len(places), *out.shape[1:]), out.dtype)
+            source.sources[number].gather(rows[places] - starts[number], part, run)
+            out[places] = part
