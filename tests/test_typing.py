@@ -18,6 +18,7 @@ import headrace
 from headrace import (
     BaseDataset,
     DataLoaderConfig,
+    EpisodeDataset,
     HDF5Dataset,
     ImageDataset,
     LoadingMode,
@@ -159,13 +160,15 @@ def test_common_options_are_those_of_base_dataset() -> None:
 
 
 def test_open_options_are_those_of_the_formats() -> None:
-    of_formats = {name for one in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset) for name in inspect.signature(one).parameters}
+    of_formats = {
+        name for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset) for name in inspect.signature(one).parameters
+    }
     assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(PathOptions))
 
 
 def test_remote_options_are_declared_once() -> None:
     assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {field.name for field in dataclasses.fields(RemoteOptions)}
-    for one in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, headrace.write_index):
+    for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, StreamingDataset, headrace.write_index):
         assert not set(inspect.signature(one).parameters) & set(get_type_hints(RemoteKeywords))
         assert "retries:" not in (one.__doc__ or "") and "RemoteOptions" in (one.__doc__ or "")
     text = inspect.getdoc(RemoteOptions) or ""
@@ -185,7 +188,16 @@ def test_remote_options_are_declared_once() -> None:
     ],
 )
 def test_remote_options_are_checked_for_local_paths_too(tmp_path: Path, name: str, value: Any, said: str) -> None:
-    for door in (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, headrace.open_dataset, headrace.write_index):
+    for door in (
+        ImageDataset,
+        TextDataset,
+        HDF5Dataset,
+        EpisodeDataset,
+        ZarrDataset,
+        StreamingDataset,
+        headrace.open_dataset,
+        headrace.write_index,
+    ):
         if door is headrace.write_index and name in ("disk_cache_size", "cache_dir"):
             continue
         with pytest.raises(headrace.ConfigError, match=said):
