@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "packing": {"loader", "datasets", "modes", "storage", "io", "memory", "order", "tokenizer"},
     "inspecting": {"storage", "io", "memory"},
     "previewing": {"loader", "datasets"},
-    "testing": {"loader", "datasets", "modes", "order"},
+    "testing": {"loader", "datasets", "modes", "order", "memory"},
     "cli": {"inspecting", "previewing", "profiling", "packing", "datasets", "storage", "io", "memory"},
 }
 """What each room may import, besides itself and the errors."""
@@ -67,6 +67,7 @@ INSIDE: dict[str, list[str]] = {
             "statistics",
             "episodes",
             "zarr",
+            "sparse",
             "shards",
             "options",
             "indexing",
@@ -85,6 +86,7 @@ INSIDE: dict[str, list[str]] = {
         *("opening", "image"),
     ],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
+    "datasets/sparse": ["batches", "ways", "format", "sparse"],
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         *("part", "options", "plan", "values", "destination", "samples", "zarr", "parts", "status", "verify", "formats", "jpeg", "texts"),
@@ -106,6 +108,7 @@ INSIDE: dict[str, list[str]] = {
         "formats",
         "costs",
         "advice",
+        "sparse",
         "hdf5_nodes",
         "hdf5",
         "zarr_nodes",
@@ -124,6 +127,7 @@ INSIDE: dict[str, list[str]] = {
         "values",
         "chunks",
         "reader",
+        "spans",
         "axes",
         "gather",
         "rows",
@@ -133,6 +137,7 @@ INSIDE: dict[str, list[str]] = {
         "windows",
         "episodes",
     ],
+    "storage/sparse": ["rows", "groups", "matrix", "frames", "hdf5", "zarr", "join", "source", "opening"],
     "storage/hdf5": ["filters", "probe", "files", "remote", "links", "conventions", "tables", "chunks", "packed", "rows", "episodes"],
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
@@ -141,8 +146,8 @@ INSIDE: dict[str, list[str]] = {
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
     "storage": [
-        *("parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "tar", "text", "tokens", "kinds"),
-        "read_rows",
+        *("parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "sparse", "tar", "text", "tokens"),
+        *("kinds", "read_rows"),
     ],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

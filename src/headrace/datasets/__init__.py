@@ -9,6 +9,8 @@ from headrace.datasets.indexing import write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.sparse.batches import SparseRow, SparseRows, sparse_collate
+from headrace.datasets.sparse.sparse import SparseDataset
 from headrace.datasets.statistics import Statistics
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
@@ -21,10 +23,14 @@ __all__ = [
     "MemoryEfficientDataset",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "SparseDataset",
+    "SparseRow",
+    "SparseRows",
     "Statistics",
     "StreamingDataset",
     "TextDataset",
     "ZarrDataset",
     "open_dataset",
+    "sparse_collate",
     "write_index",
 ]

@@ -28,11 +28,11 @@ from headrace.storage.zarr.stores import ZarrUrl, is_zarr
 from headrace.storage.zarr.zips import INDEX as ZIP
 
 _INDEXED = Kind(
-    "files with an index", (".tar", ".h5", ".hdf5", ".he5", ".jsonl", ".txt", ".zarr.zip"), stores=(".zarr",), recognizes=is_zarr
+    "files with an index", (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".jsonl", ".txt", ".zarr.zip"), stores=(".zarr",), recognizes=is_zarr
 )
 """What is looked for in folders."""
 _KINDS: dict[str, IndexKind] = {".tar": TAR, ".zip": ZIP}
-_KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5"), HDF5)
+_KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5)
 _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
 
@@ -43,9 +43,9 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
     The index of ``train.tar`` is ``train.tar.index``: upload both. It holds for that file alone, and is written anew with it.
 
     Args:
-        data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .txt, .md, .csv, .tsv,
-            .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .txt, .jsonl, .zarr.zip and
-            .zarr are looked for.
+        data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv,
+            .tsv, .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .h5ad, .txt, .jsonl, .zarr.zip
+            and .zarr are looked for.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:

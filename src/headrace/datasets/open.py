@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from headrace.arguments import check_names
@@ -14,6 +13,7 @@ from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.sparse.sparse import SparseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
@@ -26,6 +26,7 @@ from headrace.storage.hdf5.episodes import EPISODES, kind_of_file
 from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
+from headrace.storage.sparse.opening import find_matrix
 from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR
@@ -35,13 +36,16 @@ _OF_KIND: dict[str, type[BaseDataset]] = {"image": ImageDataset, "text": TextDat
 _OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", "pad_after"}
 """Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
-    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays", StreamingDataset: "shards",
-    EpisodeDataset: "episodes",
+    ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",
+    SparseDataset: "sparse matrices", StreamingDataset: "shards", EpisodeDataset: "episodes",
 }  # fmt: skip
 _CLASSES: dict[Kind, type[BaseDataset]] = {
     IMAGES: ImageDataset, TARS: StreamingDataset, TEXTS: TextDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset,
 }  # fmt: skip
 """By what there is; what comes first here is read where several kinds lie side by side."""
+
+_OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of(SparseDataset)
+"""Keywords by which arrays are meant, also where there is a sparse matrix."""
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
@@ -52,10 +56,14 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are others
     where an option says so that episodes alone have, such as `window`.
 
+    An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
+    `dataset_name` is given.
+
     Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores.
 
     Args:
-        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` or `StreamingDataset` take.
+        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset` or
+            `StreamingDataset` take.
         **options: passed to the dataset's class.
 
     Raises:
@@ -82,16 +90,19 @@ def known_keywords() -> frozenset[str]:
     return frozenset[str]().union(*map(keywords_of, _KINDS))
 
 
-def _class_of(data_path: DataPath, options: Mapping[str, Any]) -> type[BaseDataset]:
+def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]:
+    """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options` get the group."""
     remote = RemoteOptions.taken_from(dict(options))
     kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True)
-    if kind is HDF5:
-        if _OF_EPISODES & options.keys():
-            return EpisodeDataset
+    if kind is HDF5 and _OF_EPISODES & options.keys():
+        return EpisodeDataset
+    if kind is HDF5 or kind is ZARR:
         is_named = options.get("dataset_name") is not None
-        return _OF_KIND.get(packed_kind(data_path, remote, None if is_named else kind_of_file), HDF5Dataset)
-    if kind is ZARR:
-        return _OF_KIND.get(packed_zarr_kind(data_path, remote), ZarrDataset)
+        told = packed_kind(data_path, remote, None if is_named else kind_of_file) if kind is HDF5 else packed_zarr_kind(data_path, remote)
+        if not told and not options.keys() & _OF_ARRAYS and (group := find_matrix(data_path, remote, kind)) is not None:
+            options.setdefault("group", group)
+            return SparseDataset
+        return _OF_KIND.get(told, _CLASSES[kind])
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
         raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr and .tar")
     return ImageDataset if kind is None else _CLASSES[kind]  # which says what is there, where nothing is known

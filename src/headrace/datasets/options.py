@@ -18,13 +18,14 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset` and `ZarrDataset` take, as far as no loader has the same word."""
+    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` and `SparseDataset` take, as far as no loader has the
+    same word."""
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName
     # images
     image_size: int | tuple[int, int] | None
-    targets: TargetsArgument
+    targets: TargetsArgument  # of sparse matrices: names of columns of obs, or an array
     color: Literal["RGB", "L"]
     normalize: bool
     transform_input: Literal["pil", "tensor", "numpy"]
@@ -43,6 +44,11 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     newline: Newline
     encoding: str | None  # of texts: a str
     errors: str
+    # sparse matrices
+    group: str
+    layout: Literal["dense", "csr", "pairs"]
+    columns: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None
+    join: Literal["inner", "outer"] | None
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str

@@ -16,6 +16,7 @@ from headrace.inspecting import advice, costs
 from headrace.inspecting.hdf5_nodes import Episodes, episodes_in, node_of, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
+from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
@@ -29,6 +30,7 @@ from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import OpenHDF5, open_files
 from headrace.storage.source import fingerprint_of_files
+from headrace.storage.sparse.hdf5 import HDF5Groups
 
 _LISTED = 20_000  # chunks up to which a table of them is made, as for reading
 _OPENED = 32  # arrays of which it is made
@@ -53,6 +55,7 @@ class _Found(NamedTuple):
     fingerprint: str | None
     notes: list[str]
     episodes: Episodes | None = None
+    matrix: FoundMatrix | None = None
 
 
 def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) -> Report:
@@ -69,7 +72,7 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
     paths, opened = open_files(data_path, reach)
     try:
         found = opened.hdf5.read_each(paths[:1], functools.partial(_look_into, opened, name))[0]
-        if len(paths) > 1:
+        if len(paths) > 1 and found.matrix is None:
             rows, prints = _rows_together(opened, paths, found)
             found = found._replace(rows=rows, fingerprint=fingerprint_of_files([None] * len(prints), rows or 0, prints) if prints else None)
             found = found._replace(classes=None if opened.hdf5.files.is_remote else _classes_together(opened, paths, found))
@@ -83,10 +86,16 @@ def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) 
         report.classes, report.classes_are = found.classes
     report.fingerprint = found.fingerprint
     report.access = found.access
-    _tell_samples(report, found, paths)
+    if found.matrix is not None:
+        report.format = str(report.details.pop("written by", "")) + "HDF5"
+        tell(report, found.matrix)
+        if len(paths) > 1:
+            report.samples, report.fingerprint = None, None
+    else:
+        _tell_samples(report, found, paths)
     primary = found.primary
     main = next((one for one in found.access if primary is not None and one.name == primary.path), None)
-    if primary is not None and main is not None and found.info is None:
+    if primary is not None and main is not None and found.info is None and found.matrix is None:
         names_array = primary.path != DATA and len([node for node in found.nodes if node.kind == "array" and node.shape]) > 1
         of = paths[0] if len(paths) == 1 else shown
         report.advice = advice.for_rows(main, of, found.kind, names_array=names_array, height=found.height)
@@ -171,7 +180,9 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         nodes = [node_of(item, where, is_remote) for where, item in walked(file, notes)]
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         episodes = episodes_in(file) if name is None and info is None else None
-        primary = None if episodes is not None else _primary(file, arrays, name, info, hdf5, path, notes)
+        matrix = find_matrix(HDF5Groups(file, path, opened), name) if info is None and episodes is None else None
+        wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
+        primary = None if episodes is not None else _primary(file, arrays, wanted, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
         if episodes is not None:  # a step costs as much in all of them
             arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
@@ -188,7 +199,7 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             fingerprint = info.fingerprint
         classes = _classes(file, info, rows)
         details = _details(file, info)
-    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes)
+    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix)
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:

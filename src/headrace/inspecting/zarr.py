@@ -13,6 +13,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.sparse import find_matrix, tell
 from headrace.inspecting.zarr_nodes import node_of, zarr_nodes
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -24,6 +25,7 @@ from headrace.storage.arrays.packed import DATA, PACKED_ATTRIBUTE, PACKED_CHECKS
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
+from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
@@ -94,7 +96,9 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     images = _images(store, metadata, notes)
     info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
-    primary = _primary(store, arrays, images, name, info, notes)
+    matrix = find_matrix(ZarrGroups(store, opened), name) if info is None and not images else None
+    wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
+    primary = _primary(store, arrays, images, wanted, info, notes)
     with_primary = arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
     patches = {node.path: patch for node in with_primary if (patch := _patch(store, node, images)) is not None}
     version = (metadata.get("") or next(iter(metadata.values()), {})).get("zarr_format", 2)
@@ -111,7 +115,11 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
     if info is not None:
         report.access = [costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost for cost in report.access]
         _tell_classes(report, store, opened, info, metadata)
-    _tell_samples(report, store, primary, patches, images, info, arrays)
+    if matrix is None:
+        _tell_samples(report, store, primary, patches, images, info, arrays)
+    else:
+        report.format = f"{'AnnData ' if store.attributes('').get('encoding-type') == 'anndata' else ''}{report.format}"
+        tell(report, matrix)
     return report
 
 

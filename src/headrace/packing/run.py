@@ -345,7 +345,8 @@ def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tupl
     if isinstance(value, SampleError):
         return value
     try:
-        return dataset.split_target(position, value)
+        value, target = dataset.split_target(position, value)
+        return dataset.sample_format.packed_value(value), target
     except Exception as error:
         error.add_note(f"headrace: while packing sample {position} ({dataset.source_of(position)})")
         raise

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.errors import SampleError, StateError
 from headrace.loader import Loader, create_dataloader
+from headrace.memory.tree import SPARSE, sparse_parts
 from headrace.modes import LoadingMode
 from headrace.order import RankBatches
 
@@ -67,8 +68,10 @@ class RandomProbe:
 def same(a: Any, b: Any) -> bool:
     """True if two samples or batches are the same, bit for bit, with types and dtypes."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape:
+        if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
             return False
+        if a.layout in SPARSE:
+            return same(sparse_parts(a)[1], sparse_parts(b)[1])
         flat = [t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) if t.numel() else t for t in (a, b)]
         return torch.equal(*flat)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):

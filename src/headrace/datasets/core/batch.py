@@ -80,6 +80,10 @@ class Collating:
         """True if the function is none of headrace's."""
         return self.function is not None and not self._names_samples
 
+    def calls(self, function: Callable[[Any], Any]) -> bool:
+        """True if that function gets the samples of each batch."""
+        return self.function is function and not self._of_one
+
     def take_seconds(self) -> float:
         """Seconds that the function has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0

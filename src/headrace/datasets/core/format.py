@@ -99,6 +99,14 @@ class SampleFormat:
         """A sample of its input and target. Default: both as a tuple, or the input alone."""
         return (value, target) if has_target else value
 
+    def packed_value(self, value: Any) -> Any:
+        """What `headrace.pack` stores of an input value: an array, bytes or str. Default: the value itself.
+
+        Raises:
+            ConfigError: it can't be packed.
+        """
+        return value
+
     # -- from value to a row of a batch
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
@@ -189,6 +197,9 @@ class FormatOf(SampleFormat):
         if "make_sample" in self._overridden:
             return self._dataset.make_sample(value, target)
         return self._base.make_sample(value, target, has_target)
+
+    def packed_value(self, value: Any) -> Any:
+        return value if self._overridden & {"decode", "split_target"} else self._base.packed_value(value)
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None if "to_input" in self._overridden else self._base.input_spec(value)

@@ -115,7 +115,7 @@ class FastWay(BatchWay):
         self._dataset.sample_reader.counts["fallbacks"] += 1
         return self._rest.make(request, error.with_traceback(None))  # whose frames hold the batch's memory
 
-    def with_targets(self, inputs: torch.Tensor, indices: Sequence[int]) -> MadeBatch:
+    def with_targets(self, inputs: Any, indices: Sequence[int]) -> MadeBatch:
         """The batch of inputs, with targets if samples have any: as stacking the samples makes it."""
         dataset, targets = self._dataset, self._dataset.targets
         if isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.dtype.kind in _STACKED and targets.dtype != np.uint64:

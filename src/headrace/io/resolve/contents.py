@@ -13,6 +13,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "ImageDataset": _IMAGES,
     "TextDataset": tuple(ending + packed for ending in _TEXTS for packed in ("", ".gz", ".zst")),
     "HDF5Dataset": (".h5", ".hdf5", ".he5"),
+    "SparseDataset": (".h5ad",),
     "ZarrDataset": (".zarr", ".zarr.zip"),
     "StreamingDataset": (".tar",),
 }

@@ -209,11 +209,8 @@ class ArrayReader:
     def _cut(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
         """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and where in it the part begins and ends."""
         height = raw.grid.chunks[0]
-        row_bytes, first_chunks = raw.nbytes // height, firsts // height
-        counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
-        spans = np.repeat(np.arange(len(firsts)), counts)
-        chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
-        starts, stops = np.maximum(firsts[spans], chunks * height), np.minimum(ends[spans], (chunks + 1) * height)
+        row_bytes = raw.nbytes // height
+        spans, chunks, starts, stops = cut_spans(firsts, ends, height)
         whole = raw.raw_ranges(chunks)
         begins = np.where(whole.is_written, whole.start + (starts - chunks * height) * row_bytes, -1)
         ranges = ByteRanges(whole.paths, whole.file, begins, np.where(whole.is_written, begins + (stops - starts) * row_bytes, -1))
@@ -331,8 +328,12 @@ class ArrayReader:
         self._decode(chunks, rows, hand_out, run)
 
     def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
+        self._each(chunks, list(pieces), lambda number, chunk: self._hand_out(chunks, number, chunk, pieces[number], outs), run)
+
+    def _each(self, chunks: Chunks, numbers: list[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
+        """Hands out chunks by their numbers: first those that are cached, then the others as they are decoded; None: never written."""
         missing, is_checked = [], False
-        for number, parts in pieces.items():
+        for number in numbers:
             chunk = self._cache.get((self._key, number)) if chunks.decodes else None
             if chunk is None:
                 missing.append(number)
@@ -340,10 +341,10 @@ class ArrayReader:
             if not is_checked:  # one of them a batch
                 chunks.check_cached(number)
                 is_checked = True
-            self._hand_out(chunks, number, chunk, parts, outs)
-        self._decode(chunks, missing, lambda at, chunk: self._hand_out(chunks, missing[at], chunk, pieces[missing[at]], outs), run)
+            hand_out(number, chunk)
+        self._decode(chunks, missing, lambda at, chunk: hand_out(missing[at], chunk), run)
         if chunks.decodes:
-            self.counts["chunk_hits"] += len(pieces) - len(missing)
+            self.counts["chunk_hits"] += len(numbers) - len(missing)
 
     def _decode(self, chunks: Chunks, numbers: Sequence[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
         """Reads and decodes chunks, as many at once as take `_GROUP` bytes."""
@@ -373,6 +374,16 @@ class ArrayReader:
                 self._cache.used((self._key, number), chunk, len({piece.source[0] for piece in pieces}))
         elif all(chunk[piece.source].size < chunk.size for piece in pieces):
             self._cache.used((self._key, number), chunk, 0)
+
+
+def cut_spans(firsts: IntArray, ends: IntArray, height: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Cuts spans of rows at the borders of chunks of so many rows: of each part the number of its span and of its chunk, its first row and
+    its end. Parts stand in the order of their spans; an empty span has none."""
+    first_chunks = firsts // height
+    counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
+    spans = np.repeat(np.arange(len(firsts)), counts)
+    chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
+    return spans, chunks, np.maximum(firsts[spans], chunks * height), np.minimum(ends[spans], (chunks + 1) * height)
 
 
 def pieces_of(grid: Grid, corners: Sequence[Sequence[int]], box: Sequence[int]) -> dict[int, list[Piece]]:

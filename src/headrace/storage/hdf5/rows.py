@@ -5,6 +5,7 @@ Rows of one dataset or of several, and the flat bytes with offsets that `headrac
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -57,17 +58,31 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
     info = packed_info(url, opened.hdf5)
     columns = [OFFSETS, CRC, NAMES, NAME_OFFSETS, TARGETS] if info is not None else []
     with opened.hdf5.reading(url) as file:
+        file.visititems(_read_attributes)
         for name in dataset_names(file):
             dataset = file[name]
             try:
+                is_column = dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES
+                if name in columns or (is_column and not _holds_samples(file, name)):
+                    np.asarray(dataset)  # first: chunks that are compared with h5py's are not recorded, and h5py reads them once
                 if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
                     rows_of(dataset, url, name, opened.hdf5, opened.library)
-                if name in columns or (dataset.shape is not None and len(dataset.shape) == 1 and dataset.nbytes <= _COLUMN_BYTES):
-                    np.asarray(dataset)
             except (RemoteError, FileChangedError):
                 raise
             except HeadraceError as error:
                 warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
+
+
+def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
+    for key in item.attrs:
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):  # of a type that h5py lacks
+            item.attrs.get(key)
+
+
+def _holds_samples(file: h5py.File, name: str) -> bool:
+    """True for the values of a sparse matrix and their columns, which are no part of what opening it takes."""
+    group, _, last = name.rpartition("/")
+    return last in ("data", "indices") and f"{group}/indptr" in file
 
 
 INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)

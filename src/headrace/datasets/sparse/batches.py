@@ -1,0 +1,124 @@
+"""Batches of sparse rows: dense, as sparse CSR tensors, or as columns and values one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.collate.fields import FieldPath, at_path
+from headrace.collate.stack import USUAL, stack_tree
+from headrace.errors import CollateError
+from headrace.memory.ring import empty
+from headrace.memory.tree import rebuild_sparse
+from headrace.storage.sparse.rows import CSRRows, Record
+
+SparseLayout = Literal["dense", "csr", "pairs"]
+LAYOUTS: tuple[SparseLayout, ...] = ("dense", "csr", "pairs")
+
+
+class SparseRow(NamedTuple):
+    """One row of a sparse matrix: what a sample is with ``layout="pairs"``.
+
+    Attributes:
+        indices: int64 [n], the columns that have a value, rising.
+        values: [n], their values.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+class SparseRows(NamedTuple):
+    """A batch of such rows, one behind the other, as ``torch.nn.functional.embedding_bag(indices, weight, offsets,
+    per_sample_weights=values, mode="sum")`` takes them.
+
+    Attributes:
+        indices: int64 [n], columns.
+        values: [n], their values.
+        offsets: int64 [batch], where each row begins.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
+    """The batch of rows, in the ring slot that is open.
+
+    Returns:
+        For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for "pairs" `SparseRows`.
+    """
+    count = len(rows.indptr) - 1
+    if layout == "dense":
+        out = empty((count, columns), torch_dtype(rows.values.dtype))
+        rows.scatter(out.numpy())
+        return out
+    indices, values = _in_slot(rows.indices, np.dtype(np.int64)), _in_slot(rows.values)
+    if layout == "pairs":
+        return SparseRows(indices, values, _in_slot(rows.indptr[:-1]))
+    return rebuild_sparse(torch.sparse_csr, (_in_slot(rows.indptr), indices, values), (count, columns), None, False)
+
+
+def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
+    """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a sparse CSR tensor [1, columns]; for "pairs" a
+    `SparseRow`."""
+    indices, values = record
+    if layout == "dense":
+        out = np.zeros(columns, values.dtype)
+        out[indices] = values
+        return torch.from_numpy(out)
+    lies = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(values.copy())
+    if layout == "pairs":
+        return SparseRow(*lies)
+    return rebuild_sparse(torch.sparse_csr, (torch.tensor([0, len(values)]), *lies), (1, columns), None, False)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Torch's dtype of that name; a TypeError where it has none."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _in_slot(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> torch.Tensor:
+    """A copy of an array in the batch's buffer, perhaps as another dtype."""
+    out = empty(array.shape, torch_dtype(dtype or array.dtype))
+    np.copyto(out.numpy(), array)
+    return out
+
+
+def sparse_collate(samples: Sequence[Any]) -> Any:
+    """Stacks samples as `stack_collate` does, but `SparseRow` become `SparseRows`, and sparse CSR tensors [rows, columns] become one.
+
+    Raises:
+        CollateError: samples can't be stacked, or sparse tensors have different numbers of columns, or different dtypes.
+    """
+    return stack_tree(list(samples), _joined)
+
+
+def _joined(values: list[Any], path: FieldPath) -> Any:
+    first = values[0]
+    is_csr = isinstance(first, torch.Tensor) and first.layout is torch.sparse_csr
+    if not (is_csr or isinstance(first, SparseRow)):
+        return USUAL
+    columns = first.shape[1] if is_csr else 0
+    for number, value in enumerate(values):
+        is_alike = isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr and value.shape[1:] == first.shape[1:]
+        if not (is_alike if is_csr else isinstance(value, SparseRow)) or _values_of(value).dtype != _values_of(first).dtype:
+            raise CollateError(
+                "samples of one batch can't be joined: ", number, f"{at_path(path)} is of another kind, shape or dtype than ", 0
+            )
+    if is_csr:
+        sizes = np.concatenate([np.diff(value.crow_indices().numpy()) for value in values])
+        parts = [(value.col_indices().numpy(), value.values().numpy()) for value in values]
+        rows = CSRRows.joined(parts)
+        return to_batch(CSRRows.of(sizes, rows.indices, rows.values), columns, "csr")
+    return to_batch(CSRRows.joined([(value.indices.numpy(), value.values.numpy()) for value in values]), columns, "pairs")
+
+
+def _values_of(value: Any) -> torch.Tensor:
+    values: torch.Tensor = value.values if isinstance(value, SparseRow) else value.values()
+    return values

@@ -1,0 +1,159 @@
+"""Rows of sparse matrices in HDF5 and Zarr (AnnData) as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.arrays import dtype_named
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.sparse.batches import LAYOUTS, sparse_collate, torch_dtype
+from headrace.datasets.sparse.format import SparseFormat
+from headrace.errors import ConfigError
+from headrace.io.resolve.expressions import DataPath
+from headrace.modes import LoadingMode, ModeName
+from headrace.storage.sparse.frames import Column
+from headrace.storage.sparse.opening import OpenedRows, open_rows
+from headrace.storage.sparse.source import JoinedRows, SparseSource
+
+
+class SparseDataset(BaseDataset):
+    """Samples are the rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr), read where they lie.
+
+    A batch reads what its rows need of `indices` and of `data`, each together. What eager and cached hold is sparse. Where a row has
+    several values of one column, they are summed, as SciPy does. With `targets` a sample is ``(row, target)``.
+
+    Args:
+        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern in braces or a list, whose rows follow one
+            another: a list's in its order, others sorted. Or fsspec URLs of such, all of one server.
+        group: path of the matrix in each of them: "X", "layers/counts", "raw/X"; "/" is the file itself.
+        targets: name of a column of `obs`; or a list of such: a target is then a dict of a value of each. Categories become class numbers
+            (int64, -1 where there is none), and `classes` has their names. Or an array with one target a row.
+        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a batch is a sparse CSR tensor of that
+            shape, a sample one of shape [1, columns]. "pairs": a sample is a `SparseRow` of column numbers and values, a batch a
+            `SparseRows`.
+        columns: names (of `var`) or numbers of the columns to take, in this order; or a mask. None: all.
+        join: several files whose columns differ, joined by name: "inner": those that all files have, in the order of the first; "outer":
+            those that any has, in the order in which files name them, zeros where a file has none. None: files must have the same
+            columns, in any order, or those at least that `columns` names.
+        transform: called with the row.
+        loading_mode: see `LoadingMode`.
+        dtype: values are cast to this NumPy dtype (as ``ndarray.astype`` does); None: they stay as they are.
+        direct: read the files themselves where their layout is known, which is faster; False: through h5py and zarr-python alone.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Attributes:
+        columns: names of the columns of a row; None: the files name none.
+        classes: names of the classes of a categorical target; of several targets a dict of such; None: targets are no categories.
+
+    Raises:
+        ConfigError: an argument makes no sense, or the group is no sparse matrix.
+        DataNotFoundError, AccessError, RemoteError: a file is missing, may not be read, or a server does not give it.
+        MissingNameError: no such group, or column of `obs` or `var`; the message lists those there are.
+        FormatError: a CSC matrix, damaged data, files that can't be joined.
+        FileChangedError: a file has been changed since it was opened.
+        BudgetError: a chunk does not fit the memory budget when it is decoded.
+    """
+
+    reads_urls = True
+    _format: SparseFormat
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        group: str = "X",
+        targets: str | Sequence[Any] | npt.NDArray[Any] | None = None,
+        *,
+        layout: Literal["dense", "csr", "pairs"] = "dense",
+        columns: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
+        join: Literal["inner", "outer"] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
+        dtype: npt.DTypeLike | None = None,
+        direct: bool = True,
+        **options: Unpack[PathOptions],
+    ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
+        if not isinstance(group, str):
+            raise ConfigError(f"group must be the path of a group in the file, such as 'X' or 'layers/counts', not {group!r}")
+        if layout not in LAYOUTS:
+            raise ConfigError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
+        cast_to, names = _numbers_of(dtype), _names_in(targets)
+        reach, common = split_options(options)
+        opened = open_rows(data_path, reach, group, targets=names or (), columns=columns, join=join, dtype=cast_to, direct=direct)
+        source = opened.source
+        rows = SparseFormat(opened.columns.width, _each(source)[0].dtype, layout)
+        self.columns, self.classes = opened.columns.names, _classes(opened, targets)
+        if layout != "dense":
+            self.collate = sparse_collate
+        given: Any = targets if names is None else _targets(opened, isinstance(targets, str))
+        super().__init__(source, sample_format=rows, targets=given, transform=transform, loading_mode=loading_mode, **common)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of this dataset or view, and columns of a row."""
+        return len(self), self._format.columns
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Stored values of each row ([n] int64), before columns are chosen."""
+        sizes: npt.NDArray[np.int64] = np.concatenate([one.sizes() for one in _each(self.sample_source)])
+        return sizes if self._chosen is None else sizes[self._chosen]
+
+    def held_nbytes(self) -> int | None:
+        if "decode" in self._overridden:
+            return None
+        return sum(one.held_nbytes for one in _each(self.sample_source))
+
+    def held_as(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__} {self.sample_source.fingerprint()} {self._format.dtype.str}"
+
+
+def _each(source: Any) -> list[SparseSource]:
+    return list(source.sources) if isinstance(source, JoinedRows) else [source]
+
+
+def _numbers_of(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+    """The dtype that a user asks for; a ConfigError where it is no dtype of numbers that torch has."""
+    cast_to = dtype_named(dtype)
+    if cast_to is not None:
+        try:
+            torch_dtype(cast_to)
+        except TypeError:
+            raise ConfigError(f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'") from None
+    return cast_to
+
+
+def _names_in(targets: Any) -> list[str] | None:
+    """The columns of `obs` that are named; None: there are no targets, or they are there."""
+    if isinstance(targets, str):
+        return [targets]
+    if isinstance(targets, (list, tuple)) and targets and all(isinstance(name, str) for name in targets):
+        if len(set(targets)) < len(targets):
+            raise ConfigError(f"targets={list(targets)!r} names a column more than once")
+        return list(targets)
+    return None
+
+
+def _classes(opened: OpenedRows, targets: Any) -> list[str] | dict[str, list[str]] | None:
+    classes = {name: column.categories for name, column in opened.targets.items() if column.categories is not None}
+    if isinstance(targets, str):
+        return classes.get(targets)
+    return classes or None
+
+
+def _targets(opened: OpenedRows, is_one: bool) -> Any:
+    """One target a row: an array, or a list of str; of several columns an array of compounds."""
+    if is_one:
+        (column,) = opened.targets.values()
+        return column.values.tolist() if column.values.dtype == object else column.values
+    columns: dict[str, Column] = opened.targets
+    table = np.empty(len(opened.source), [(name, column.values.dtype) for name, column in columns.items()])
+    for name, column in columns.items():
+        table[name] = column.values
+    return table

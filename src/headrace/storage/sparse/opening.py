@@ -1,0 +1,175 @@
+"""Opens the CSR matrices that a path means, with the names of their columns and what is known of their rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import Kind
+from headrace.io.resolve.resolver import kind_of, resolve
+from headrace.storage.arrays.reader import OpenArrays
+from headrace.storage.hdf5.files import HDF5
+from headrace.storage.hdf5.rows import open_files
+from headrace.storage.sparse.frames import Column, joined_column, names_in, read_column, tables_of
+from headrace.storage.sparse.groups import GroupFile
+from headrace.storage.sparse.hdf5 import HDF5Groups
+from headrace.storage.sparse.join import Columns, FileColumns, Join, join_columns
+from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix
+from headrace.storage.sparse.source import JoinedRows, SparseSource
+from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.rows import OpenZarr
+from headrace.storage.zarr.stores import ZARR
+
+_OF_MATRIX = ("", "/indptr", "/indices", "/data")
+
+
+class OpenedRows(NamedTuple):
+    """The rows of one or several files."""
+
+    source: SparseSource | JoinedRows
+    columns: Columns
+    targets: dict[str, Column]
+    """The columns that were asked for, by name, of all rows."""
+
+
+class _File(NamedTuple):
+    """What is found in one file."""
+
+    path: str
+    opened: OpenArrays[Any]
+    matrix: Matrix
+    names: Any
+    targets: list[Column]
+
+
+def open_rows(
+    data_path: DataPath,
+    reach: RemoteOptions,
+    group: str,
+    *,
+    targets: Sequence[str] = (),
+    columns: Any = None,
+    join: Join | None = None,
+    dtype: np.dtype[Any] | None = None,
+    direct: bool = True,
+) -> OpenedRows:
+    """Opens all files, and joins their columns.
+
+    Args:
+        data_path: HDF5 files or Zarr stores.
+        reach: how URLs are reached.
+        group: of the matrix, in each of them.
+        targets: names of columns of `obs`.
+        columns, join: see `join_columns`.
+        dtype: that values are cast to.
+        direct: False: arrays are read by h5py and zarr-python alone.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
+        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, `join_columns`.
+    """
+    wanted = group.strip("/")
+    if kind_of(data_path, (HDF5, ZARR), reach, searches=True) is ZARR:
+        found = _open_zarr(data_path, reach, wanted, targets, direct)
+    else:
+        found = _open_hdf5(data_path, reach, wanted, targets, direct)
+    joined = join_columns([FileColumns(one.path, one.matrix.shape[1], one.names) for one in found], join, columns)
+    if dtype is None:
+        _check_dtypes(found)
+    chosen = _column_print(joined) if columns is not None or len(found) > 1 else ""
+    sources = [
+        SparseSource(one.path, one.opened, one.matrix, joined.width, numbers, dtype, chosen)
+        for one, numbers in zip(found, joined.numbers, strict=True)
+    ]
+    of_rows = {name: joined_column([one.targets[at] for one in found], name) for at, name in enumerate(targets)}
+    return OpenedRows(sources[0] if len(sources) == 1 else JoinedRows(sources), joined, of_rows)
+
+
+def find_matrix(data_path: DataPath, reach: RemoteOptions, kind: Kind) -> str | None:
+    """The group of the sparse matrix that the first of some HDF5 files or Zarr stores is about: "X"; the file itself ("/"); or the only
+    one, where nothing lies beside it. None: there is none, or the file can't be opened, which a dataset says."""
+
+    def find(file: GroupFile) -> str | None:
+        if format_of(file, "X") is not None:
+            return "X"
+        if format_of(file, "") is not None:
+            return "/"
+        names = [] if file.opened.files.is_remote else file.top_names()
+        return names[0] if len(names) == 1 and format_of(file, names[0]) is not None else None
+
+    if kind is ZARR:
+        files = resolve(data_path, ZARR, reach)
+        stores = OpenZarr(files.server)
+        try:
+            return find(ZarrGroups(stores.store(files.urls()[0], ["X"]), stores))
+        except DataNotFoundError:
+            return None
+        finally:
+            stores.close()
+    paths, opened = open_files(data_path, reach)
+
+    def one(path: str) -> str | None:
+        with opened.hdf5.reading(path) as file:
+            return find(HDF5Groups(file, path, opened))
+
+    try:
+        return opened.hdf5.read_each(paths[:1], one)[0]
+    finally:
+        opened.close()
+
+
+def _open_hdf5(data_path: DataPath, reach: RemoteOptions, group: str, targets: Sequence[str], direct: bool) -> list[_File]:
+    paths, opened = open_files(data_path, reach)
+
+    def one(path: str) -> _File:
+        with opened.hdf5.reading(path) as file:
+            return _look_into(HDF5Groups(file, path, opened, direct=direct, cache_dir=reach.cache_dir), group, targets)
+
+    return opened.hdf5.read_each(paths, one)
+
+
+def _open_zarr(data_path: DataPath, reach: RemoteOptions, group: str, targets: Sequence[str], direct: bool) -> list[_File]:
+    files = resolve(data_path, ZARR, reach)
+    opened = OpenZarr(files.server, direct=direct)
+    nodes = [*(f"{group}{end}".strip("/") for end in _OF_MATRIX), "obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
+    return [_look_into(ZarrGroups(opened.store(path, nodes), opened), group, targets) for path in files.urls()]
+
+
+def _look_into(file: GroupFile, group: str, targets: Sequence[str]) -> _File:
+    matrix = open_matrix(file, group)
+    rows, columns = tables_of(file, group)
+    if targets and rows is None:
+        raise ConfigError(
+            f"{file.path} has no table obs beside {group or '/'!r}, so there is no column {targets[0]!r}: pass targets= an array with one "
+            "target a row"
+        )
+    names = None if columns is None else names_in(file, columns)
+    if names is not None and len(names) != matrix.shape[1]:
+        raise FormatError(
+            f"{file.path}: {columns!r} names {len(names):,} columns, and {group!r} has {matrix.shape[1]:,}: the file is damaged"
+        )
+    return _File(file.path, file.opened, matrix, names, [read_column(file, str(rows), name, matrix.shape[0]) for name in targets])
+
+
+def _check_dtypes(files: Sequence[_File]) -> None:
+    first = files[0]
+    for other in files[1:]:
+        one, its = (file.matrix.data.dtype.newbyteorder("=") for file in (first, other))
+        if one != its:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: values are {its} here, and {one} there: pass dtype='float32', say"
+            )
+
+
+def _column_print(columns: Columns) -> str:
+    """Says which columns samples have: their names, or where there are none the numbers of those that are taken."""
+    told = "\0".join(columns.names).encode() if columns.names is not None else b""
+    if columns.names is None and columns.numbers[0] is not None:
+        told = columns.numbers[0].astype("<i4").tobytes()
+    return hashlib.blake2b(told + b"\0%d" % columns.width, digest_size=16).hexdigest()

@@ -1,0 +1,202 @@
+"""Rows of CSR matrices as records, read where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.reader import OpenArrays
+from headrace.storage.arrays.rows import BLOCK_BYTES, layout_fingerprint
+from headrace.storage.concat import ConcatSource
+from headrace.storage.source import ArraySource
+from headrace.storage.sparse.matrix import Matrix
+from headrace.storage.sparse.rows import CSRRows, Record
+
+_LEAST_CHUNKS = 2  # of a block: a row that begins in its last chunk ends in one more, which is decoded for it
+
+
+class SparseSource(ArraySource):
+    """The rows of a CSR matrix. Records are pairs of columns (int32; int64 where there are more than 2^31) and values, in canonical form.
+
+    A batch reads the spans of its rows out of `indices` together, and those out of `data`.
+
+    Args:
+        path: of the file, as messages show it.
+        opened: what is open and decoded.
+        matrix: in the file.
+        columns: that a record may have.
+        numbers: [columns of the matrix] the column of records that each becomes, -1 where it is left out; None: as they are.
+        dtype: that values are cast to; None: that of the matrix.
+        of_columns: says which columns they are, for the fingerprint.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        opened: OpenArrays[Any],
+        matrix: Matrix,
+        columns: int,
+        numbers: npt.NDArray[np.int32] | None = None,
+        dtype: np.dtype[Any] | None = None,
+        of_columns: str = "",
+    ) -> None:
+        self.path, self.group, self.shape = path, matrix.group, (matrix.shape[0], columns)
+        self.files, self._opened = opened.files, opened
+        self._indices, self._data, self._chunks = matrix.indices, matrix.data, matrix.chunks
+        self._width = matrix.shape[1]
+        self._indptr = SharedArray(matrix.indptr)
+        self._numbers = None if numbers is None else SharedArray(numbers)
+        self._keeps_order = numbers is None or bool(np.all(np.diff(numbers[numbers >= 0]) > 0))
+        self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
+        self.dtype: np.dtype[Any] = self.stored_dtype if dtype is None else dtype
+        self._index_dtype = np.dtype(np.int32 if max(columns, self._width) <= np.iinfo(np.int32).max else np.int64)
+        self._of_columns = of_columns
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        return self.read_rows(np.asarray(indices, np.int64)).records()
+
+    def read_rows(self, indices: IntArray) -> CSRRows:
+        """The rows of `indices` ([n] int64), in canonical form.
+
+        Raises:
+            FormatError: a row has a column that the matrix does not have; a chunk is damaged.
+            OSError: a file can't be read.
+        """
+        firsts, ends = self._spans(indices)
+        if self.files.is_remote and not (self._indices.chunks.decodes or self._data.chunks.decodes):  # both at once
+            self.files.prefetch([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)], True)
+        columns = self._indices.read_joined(firsts, ends, self.run)
+        values = self._data.read_joined(firsts, ends, self.run)
+        rows = CSRRows.of(ends - firsts, columns, values if values.dtype.isnative else values.astype(self.stored_dtype))
+        if (wrong := rows.outside(self._width)) is not None:
+            row, column = wrong
+            raise FormatError(
+                f"{self.location(int(indices[row]))}: column {column:,} is outside of the {self._width:,} columns that the matrix has: the "
+                "file is damaged"
+            )
+        rows = rows._replace(indices=rows.indices.astype(self._index_dtype, copy=False)).canonical(self._width)
+        if self._numbers is not None:
+            rows = rows.select(self._numbers.array)
+            rows = rows if self._keeps_order else rows.canonical(self.shape[1])
+        return rows._replace(values=rows.values.astype(self.dtype, copy=False))
+
+    def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        indptr = self._indptr.array
+        return indptr[indices].astype(np.int64, copy=False), indptr[indices + 1].astype(np.int64, copy=False)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
+
+    # -- where it lies
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        firsts, ends = self._spans(indices)
+        return ByteRanges.joined([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)])
+
+    @property
+    def locating_needs_io(self) -> bool:
+        return any(reader.chunks.needs_io for reader in (self._indices, self._data))
+
+    @property
+    def is_remote(self) -> bool:
+        return super().is_remote and all(reader.chunks.is_direct for reader in (self._indices, self._data))
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(reader.chunks.stored_nbytes for reader in (self._indices, self._data))
+
+    def sizes(self) -> IntArray:
+        """[rows] int64, stored values of each row, before columns are chosen."""
+        return np.diff(self._indptr.array).astype(np.int64, copy=False)
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of all records when they are held; where columns are chosen, at most."""
+        return int(self._indptr.array[-1]) * (self._index_dtype.itemsize + self.dtype.itemsize)
+
+    # -- blocks
+
+    def _block_values(self) -> int:
+        """Values of a block: of several chunks that are decoded as a whole, or as many as are a long read."""
+        readers = (self._indices, self._data)
+        heights = [reader.chunks.grid.chunks[0] for reader in readers if reader.caches_chunks]
+        long = max(1, BLOCK_BYTES // sum(reader.dtype.itemsize for reader in readers))
+        if not heights:
+            return long
+        return max(heights) * max(_LEAST_CHUNKS, long // max(heights))
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Rows whose first values lie in the same chunks."""
+        return np.unique(self._indptr.array[:-1] // self._block_values(), return_counts=True)[1].astype(np.int64)
+
+    @property
+    def block_nbytes(self) -> int:
+        values, cached = self._block_values(), [one.chunks for one in (self._indices, self._data) if one.caches_chunks]
+        return sum(chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in cached)
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    # -- what it is
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        for reader in (self._indices, self._data):
+            counts.update(reader.counts)
+            reader.counts.clear()
+        return counts
+
+    def how(self) -> dict[str, str]:
+        prefix = f"{self.group}/" if self.group else ""
+        ways = {f"{prefix}{name}": reader.how for name, reader in (("indices", self._indices), ("data", self._data))}
+        if self._numbers is not None:
+            ways["columns"] = f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
+        return ways
+
+    def fingerprint(self) -> str:
+        """A hash of shape, dtypes and chunks of the matrix, of the lengths of its rows, and of the columns that samples have."""
+        indptr = hashlib.blake2b(self._indptr.array.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        dtypes = [reader.dtype.str for reader in (self._indices, self._data)]
+        return layout_fingerprint([self.group, [len(self), self._width], dtypes, self._chunks, indptr, self._of_columns])
+
+    def location(self, index: int) -> str:
+        return f"{self.path}, {self.group or '/'}, row {index}"
+
+    def close(self) -> None:
+        """Closes what this process has open of this source and those that share it; decoded chunks are forgotten."""
+        self._opened.close()
+
+
+class JoinedRows(ConcatSource[SparseSource]):
+    """The rows of several matrices, one matrix after the other."""
+
+    def read_rows(self, indices: IntArray) -> CSRRows:
+        """As `SparseSource.read_rows`."""
+        parts = self._parts(indices)
+        self._prefetch(parts)
+        with self._counting(parts):
+            found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        rows = CSRRows.joined([(one.indices, one.values) for one in found])
+        rows = CSRRows.of(np.concatenate([one.sizes for one in found]), rows.indices, rows.values)
+        return rows.take(np.argsort(np.concatenate([part.places for part in parts])))
