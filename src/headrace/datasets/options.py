@@ -18,8 +18,8 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` and `SparseDataset` take, as far as no loader has the
-    same word."""
+    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` and `SparseDataset` take, as far as no loader has
+    the same word."""
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName
