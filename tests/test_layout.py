@@ -68,6 +68,7 @@ INSIDE: dict[str, list[str]] = {
             "episodes",
             "zarr",
             "sparse",
+            "table",
             "shards",
             "options",
             "indexing",
@@ -87,6 +88,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
     "datasets/sparse": ["batches", "ways", "format", "sparse"],
+    "datasets/table": ["ways", "texts", "format", "table"],
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         *("part", "options", "plan", "values", "destination", "samples", "zarr", "parts", "status", "verify", "formats", "jpeg", "texts"),
@@ -117,6 +119,7 @@ INSIDE: dict[str, list[str]] = {
         "images",
         "texts",
         "shards",
+        "tables",
         "inspect",
     ],
     "io/resolve": ["contents", "expressions", "folders", "listings", "file_set", "local", "remote", "packs", "resolver"],
@@ -143,11 +146,12 @@ INSIDE: dict[str, list[str]] = {
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
+    "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "source", "arrays"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
     "storage": [
-        *("parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "sparse", "tar", "text", "tokens"),
-        *("kinds", "read_rows"),
+        *("parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "sparse", "table", "tar", "text"),
+        *("tokens", "kinds", "read_rows"),
     ],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

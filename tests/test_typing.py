@@ -24,6 +24,7 @@ from headrace import (
     LoadingMode,
     RemoteOptions,
     StreamingDataset,
+    TableDataset,
     TextDataset,
     ZarrDataset,
 )
@@ -161,14 +162,16 @@ def test_common_options_are_those_of_base_dataset() -> None:
 
 def test_open_options_are_those_of_the_formats() -> None:
     of_formats = {
-        name for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset) for name in inspect.signature(one).parameters
+        name
+        for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, TableDataset)
+        for name in inspect.signature(one).parameters
     }
     assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(PathOptions))
 
 
 def test_remote_options_are_declared_once() -> None:
     assert set(get_type_hints(RemoteKeywords)) | {"cache_dir"} == {field.name for field in dataclasses.fields(RemoteOptions)}
-    for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, StreamingDataset, headrace.write_index):
+    for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, TableDataset, StreamingDataset, headrace.write_index):
         assert not set(inspect.signature(one).parameters) & set(get_type_hints(RemoteKeywords))
         assert "retries:" not in (one.__doc__ or "") and "RemoteOptions" in (one.__doc__ or "")
     text = inspect.getdoc(RemoteOptions) or ""

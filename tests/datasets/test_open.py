@@ -43,9 +43,14 @@ def test_hidden_files_do_not_decide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saved", ["data-00000-of-00001.arrow", "train/0000.parquet"])
 def test_tables_of_huggingface_are_no_texts(saved: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     folder = write(tmp_path / "saved", {"dataset_info.json": "{}", "state.json": "{}", "README.md": "", saved: b""})
-    with pytest.raises(FormatError, match=r"saved holds tables, and no texts .*datasets\.load_.*create_dataloader, or"):
+    with pytest.raises(FormatError, match=f"{saved} is empty"):
         open_dataset(folder)
+    with pytest.raises(FormatError, match=r"saved holds tables, and else no more .*: use TableDataset"):
+        TextDataset(folder)
+    write(folder, {"notes.txt": "texts come first where others than those lie there"})
+    assert type(open_dataset(folder)) is TextDataset
 
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse.batches import SparseRow, SparseRows, sparse_collate
 from headrace.datasets.sparse.sparse import SparseDataset
 from headrace.datasets.statistics import Statistics
+from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 
@@ -28,6 +29,7 @@ __all__ = [
     "SparseRows",
     "Statistics",
     "StreamingDataset",
+    "TableDataset",
     "TextDataset",
     "ZarrDataset",
     "open_dataset",

@@ -18,6 +18,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.rows import INDEX as HDF5
+from headrace.storage.table.arrow import INDEX as ARROW
 from headrace.storage.tar.index import INDEX as TAR
 from headrace.storage.text.index import INDEX as LINES
 from headrace.storage.text.plain import is_compressed
@@ -28,10 +29,14 @@ from headrace.storage.zarr.stores import ZarrUrl, is_zarr
 from headrace.storage.zarr.zips import INDEX as ZIP
 
 _INDEXED = Kind(
-    "files with an index", (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".jsonl", ".txt", ".zarr.zip"), stores=(".zarr",), recognizes=is_zarr
+    "files with an index",
+    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".jsonl", ".txt", ".arrow", ".feather", ".zarr.zip"),
+    stores=(".zarr",),
+    recognizes=is_zarr,
 )
 """What is looked for in folders."""
 _KINDS: dict[str, IndexKind] = {".tar": TAR, ".zip": ZIP}
+_KINDS |= dict.fromkeys((".arrow", ".feather"), ARROW)
 _KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5)
 _KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
@@ -44,8 +49,8 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a server that may be written to), or a list of these: .tar, .h5, .h5ad, .txt, .md, .csv,
-            .tsv, .json, .jsonl, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .h5ad, .txt, .jsonl, .zarr.zip
-            and .zarr are looked for.
+            .tsv, .json, .jsonl, .arrow, .feather, .zarr.zip and .zarr (of arrays with shards). In a folder .tar, .h5, .h5ad, .txt,
+            .jsonl, .arrow, .feather, .zarr.zip and .zarr are looked for.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:

@@ -14,6 +14,7 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse.sparse import SparseDataset
+from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
@@ -27,6 +28,7 @@ from headrace.storage.hdf5.files import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.sparse.opening import find_matrix
+from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.packed import packed_zarr_kind
 from headrace.storage.zarr.stores import ZARR
@@ -37,10 +39,11 @@ _OF_EPISODES = {"keys", "groups", "episodes", "window", "static", "pad_before", 
 """Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images", TextDataset: "texts", HDF5Dataset: "HDF5 arrays", ZarrDataset: "Zarr arrays",
-    SparseDataset: "sparse matrices", StreamingDataset: "shards", EpisodeDataset: "episodes",
+    SparseDataset: "sparse matrices", StreamingDataset: "shards", EpisodeDataset: "episodes", TableDataset: "tables",
 }  # fmt: skip
 _CLASSES: dict[Kind, type[BaseDataset]] = {
     IMAGES: ImageDataset, TARS: StreamingDataset, TEXTS: TextDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset,
+    TABLES: TableDataset,
 }  # fmt: skip
 """By what there is; what comes first here is read where several kinds lie side by side."""
 
@@ -49,9 +52,9 @@ _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of
 
 
 def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
-    """The dataset for a path: its format is found by the names of files (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .zarr; .tar; those of
-    images and texts), of a local file by its content too. Folders are searched, of a URL the first ones in it; what nothing is known of
-    counts as images. Shards are a `StreamingDataset`.
+    """The dataset for a path: its format is found by the names of files (of HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; .zarr; .tar; of
+    tables: .parquet, .pq, .arrow, .feather, .npy, .npz; those of images and texts), of a local file by its content too. Folders are
+    searched, of a URL the first ones in it; what nothing is known of counts as images. Shards are a `StreamingDataset`.
 
     HDF5 files in which "data" is a group of numbered groups with several arrays each (robomimic, LIBERO) are episodes, and so are others
     where an option says so that episodes alone have, such as `window`.
@@ -59,16 +62,17 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     An HDF5 file or a Zarr store with a sparse matrix as AnnData writes it ("X", or nothing else) is a `SparseDataset`, unless a
     `dataset_name` is given.
 
-    Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores.
+    Where several kinds lie side by side, the first of these is read: images, .tar shards, texts, HDF5 files, Zarr stores, tables. What
+    HuggingFace's `datasets` writes beside tables is no text.
 
     Args:
-        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset` or
+        data_path: what `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset`, `SparseDataset`, `TableDataset` or
             `StreamingDataset` take.
         **options: passed to the dataset's class.
 
     Raises:
         DataNotFoundError: nothing there, or no file of a known format.
-        FormatError: a file of another format; or a folder of tables (Arrow, Parquet) that HuggingFace's `datasets` saved.
+        FormatError: a file of another format.
     """
     return _opened(data_path, {**options})
 
@@ -104,5 +108,7 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
             return SparseDataset
         return _OF_KIND.get(told, _CLASSES[kind])
     if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
-        raise FormatError(f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr and .tar")
+        raise FormatError(
+            f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, Zarr, .tar, Parquet, Arrow and .npy"
+        )
     return ImageDataset if kind is None else _CLASSES[kind]  # which says what is there, where nothing is known

@@ -18,8 +18,7 @@ from headrace.storage.zarr.volumes import Extents
 
 
 class FormatOptions(SharedOptions, RemoteKeywords, total=False):
-    """What `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`, `ZarrDataset` and `SparseDataset` take, as far as no loader has
-    the same word."""
+    """What the datasets take that `open_dataset` opens, but for `StreamingDataset`, as far as no loader has the same word."""
 
     transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
     loading_mode: LoadingMode | ModeName
@@ -47,8 +46,11 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     # sparse matrices
     group: str
     layout: Literal["dense", "csr", "pairs"]
-    columns: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None
+    columns: str | Sequence[str] | Sequence[int] | npt.NDArray[Any] | None  # of tables: names
     join: Literal["inner", "outer"] | None
+    # tables
+    image_column: str | None
+    text_column: str | None
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str

@@ -14,6 +14,7 @@ from headrace.inspecting.hdf5 import inspect_hdf5
 from headrace.inspecting.images import inspect_images
 from headrace.inspecting.report import Report
 from headrace.inspecting.shards import inspect_tars
+from headrace.inspecting.tables import inspect_tables
 from headrace.inspecting.texts import inspect_texts
 from headrace.inspecting.zarr import inspect_zarr
 from headrace.io.paths import is_url, redact
@@ -24,20 +25,17 @@ from headrace.io.resolve.packs import is_pack
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.hdf5.files import HDF5, is_hdf5
 from headrace.storage.kinds import IMAGES, TEXTS
+from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.stores import ZARR, is_zarr
 
-KINDS = (IMAGES, TARS, TEXTS, HDF5, ZARR)
+KINDS = (IMAGES, TARS, TEXTS, HDF5, ZARR, TABLES)
 """In the order in which `headrace.open_dataset` takes them, where several lie side by side."""
 _PACKED = ("gzip", "zstd", "bzip2", "xz")
 _MOST = 20_000  # files that are counted by their endings
 _REMEDIES = {
     "netCDF-3": "nccopy -k nc4 IN OUT makes netCDF-4 of it, which is HDF5",
     "MATLAB 5": "save it with -v7.3, which is HDF5",
-    "Parquet table": "pass datasets.load_dataset('parquet', data_files=...) to create_dataloader",
-    "Arrow file": "pass datasets.load_from_disk(...) to create_dataloader",
-    "Arrow stream": "pass datasets.load_from_disk(...) to create_dataloader",
-    "NumPy array (.npy)": "pass numpy.load(path, mmap_mode='r') to h5py's create_dataset, or to a TensorDataset",
 }
 
 
@@ -117,7 +115,9 @@ def _of_file(place: str, dataset_name: str | None, reach: RemoteOptions) -> Repo
         return _of_kind(kind, place, dataset_name, reach)
     report = Report(redact(place), found or "a file of no known format", stored=os.path.getsize(place))
     remedy = _REMEDIES.get(found or "")
-    report.notes.append(f"headrace does not read it{': ' + remedy if remedy else '; it reads images, texts, HDF5, Zarr and .tar'}")
+    report.notes.append(
+        f"headrace does not read it{': ' + remedy if remedy else '; it reads images, texts, HDF5, Zarr, .tar, Parquet, Arrow and .npy'}"
+    )
     return report
 
 
@@ -128,6 +128,8 @@ def _of_kind(kind: Kind | None, place: str, dataset_name: str | None, reach: Rem
         return inspect_zarr(place, reach, dataset_name)
     if kind is TARS:
         return inspect_tars(place, reach)
+    if kind is TABLES:
+        return inspect_tables(place, reach)
     if kind is TEXTS:
         return inspect_texts(place, reach)
     if kind is IMAGES or is_url(place):

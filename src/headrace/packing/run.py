@@ -29,6 +29,7 @@ from headrace.datasets.image.joint import JointFormat
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import check_header
 from headrace.datasets.open import open_dataset
+from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError, WriteError
 from headrace.io.local.checksums import replaced
@@ -210,6 +211,11 @@ def plan_file(
     if isinstance(dataset, TextDataset):
         refuse_for_texts(options)
         return packed_texts(dataset, options.end_token)
+    if isinstance(dataset, TableDataset) and dataset.has_texts:
+        raise ConfigError(
+            "the texts of a table can't be packed as tokens: write them as .jsonl, and pack TextDataset of that; or leave out text_column, "
+            "and pack the column as str"
+        )
     if options.end_token is not None:
         raise ConfigError("end_token is for texts: leave it out")
     packing = _planned(dataset, options, workers, progress, rows, read_sizes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset
+from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TableDataset, TextDataset, ZarrDataset
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -19,7 +19,7 @@ HIDDEN = (".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jp
 
 
 def test_readers_are_the_classes_that_there_are() -> None:
-    classes = (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset)
+    classes = (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, TableDataset)
     assert list(READERS) == [cls.__name__ for cls in classes]
 
 
@@ -61,24 +61,24 @@ def test_a_glob_without_a_match_says_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "advice"),
+    "files",
     [
-        (["dataset_info.json", "state.json", "data-00000-of-00001.arrow"], "load_from_disk"),
-        (["dataset_dict.json", *(f"{part}/{name}" for part in "ab" for name in ("state.json", "data.arrow"))], "load_from_disk"),
-        (["README.md", "dataset_infos.json", "data/train-00000.parquet"], r"load_dataset\('parquet'"),
+        ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"],
+        ["dataset_dict.json", *(f"{part}/{name}" for part in "ab" for name in ("state.json", "data.arrow"))],
+        ["README.md", "dataset_infos.json", "data/train-00000.parquet"],
     ],
 )
-def test_what_is_beside_tables_is_no_text(files: list[str], advice: str, tmp_path: Path) -> None:
+def test_what_is_beside_tables_is_no_text(files: list[str], tmp_path: Path) -> None:
     touch(tmp_path / "saved", *files)
     for cls in (TextDataset, ImageDataset):
-        with pytest.raises((FormatError, DataNotFoundError), match=advice):
+        with pytest.raises((FormatError, DataNotFoundError), match="use TableDataset"):
             cls(tmp_path / "saved")
     assert len(TextDataset(tmp_path / "saved" / files[0])) == 1  # named itself it is a text
 
 
 def test_readme_alone_is_a_text(tmp_path: Path) -> None:
     assert len(TextDataset(touch(tmp_path, "README.md", "state.json"))) == 2
-    assert summary_of(["x.parquet"]).startswith("there is 1 .parquet: headrace reads no Parquet")
+    assert summary_of(["x.parquet"]).startswith("there is 1 .parquet: use TableDataset")
 
 
 class TestHidden:

@@ -140,7 +140,7 @@ class FromMemory(FastWay):
         spec = None if rows is None else format_.input_spec(rows.spec)
         if rows is None or spec is None or not _is_known(spec):
             return self._rest.make(request, error)
-        out = _empty_rows(len(request), spec)
+        out = empty_rows(len(request), spec)
         if format_.copies and not format_.draws:
             rows.copy_to(out)
         else:
@@ -171,7 +171,7 @@ class StraightFromStorage(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, wanted = self._dataset, self._dataset.whole_indices(request).tolist()
         mode, counts, source = dataset.mode, dataset.sample_reader.counts, cast(RowSource, dataset.sample_source)
-        out = _empty_rows(len(wanted), self._spec)
+        out = empty_rows(len(wanted), self._spec)
         rows, held = out.numpy(), mode.get(wanted)
         missing = [number for number, value in enumerate(held) if value is MISSING]
         start = time.perf_counter()
@@ -207,7 +207,7 @@ class RowByRow(FastWay):
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, access = self._dataset, self._dataset.sample_access
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
-        out = _empty_rows(len(whole), self._row)
+        out = empty_rows(len(whole), self._row)
         fetched, rows = reader.fetch(whole, access, error), out.numpy()
         drawn = dataset.sample_finisher.draw(dataset, request, lambda number: fetched[number].value)
 
@@ -264,17 +264,19 @@ class RowByRow(FastWay):
 
 def _is_known(spec: ArraySpec) -> bool:
     """True if torch has such arrays, and they are not empty."""
-    return 0 not in spec.shape and _known_dtype(spec.dtype) is not None
+    return 0 not in spec.shape and known_dtype(spec.dtype) is not None
 
 
-def _empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
-    dtype = _known_dtype(spec.dtype)
+def empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
+    """Room for so many rows of a batch, in its buffer."""
+    dtype = known_dtype(spec.dtype)
     assert dtype is not None
     return empty((count, *spec.shape), dtype)
 
 
 @functools.cache
-def _known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Torch's dtype of that kind; None: it has none."""
     if not dtype.isnative or dtype.kind not in "biufc":
         return None
     try:

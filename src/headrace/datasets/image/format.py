@@ -24,8 +24,21 @@ from headrace.datasets.image.pixels import (
 )
 from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.dtypes import ArraySpec
+from headrace.errors import ConfigError
 
 DEFAULT_SIZE = (224, 224)
+UNSET: Any = "default"
+"""An `image_size` that was not given."""
+
+
+def check_image_options(color: str, transform_input: str, decode: str) -> None:
+    """Raises a ConfigError for options of images that make no sense."""
+    if color not in ("RGB", "L"):
+        raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
+    if transform_input not in ("pil", "tensor", "numpy"):
+        raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
+    if decode not in ("fast", "exact"):
+        raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
 
 
 @dataclass(kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.boxes import BoxFormat
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.format import DEFAULT_SIZE, ImageFormat
+from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.image.joint import MaskFormat
 from headrace.datasets.image.labels import FOLDERS, TargetsArgument, checked_targets
 from headrace.datasets.image.opening import Wanted, first_packed, open_images
@@ -30,8 +30,6 @@ from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
-
-_UNSET: Any = "default"
 
 
 class ImageDataset(BaseDataset):
@@ -92,7 +90,7 @@ class ImageDataset(BaseDataset):
         self,
         data_path: DataPath,
         *,
-        image_size: int | tuple[int, int] | None = _UNSET,
+        image_size: int | tuple[int, int] | None = UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         targets: TargetsArgument = FOLDERS,
@@ -108,12 +106,7 @@ class ImageDataset(BaseDataset):
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         check_flag("masks", masks)
         self.data_path, wanted = data_path, Wanted(checked_targets(targets, data_path), target_name, label_separator, masks)
-        if color not in ("RGB", "L"):
-            raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
-        if transform_input not in ("pil", "tensor", "numpy"):
-            raise ConfigError(f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}")
-        if decode not in ("fast", "exact"):
-            raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
+        check_image_options(color, transform_input, decode)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)
         self.classes: list[str] = labels.classes
@@ -125,10 +118,10 @@ class ImageDataset(BaseDataset):
         transformed = transform is not None or options.get("transforms") is not None
         packed = first_packed(source)
         is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
-        is_sized = image_size is not _UNSET or not (transformed or (augment is not None and augment.size is not None))
+        is_sized = image_size is not UNSET or not (transformed or (augment is not None and augment.size is not None))
         self.image_size: tuple[int, int] | None = _size_of(image_size, is_sized, color, packed if is_stored_decoded else None)
         made: dict[str, Any] = dict(
-            color=color, image_size=self.image_size, is_size_given=image_size is not _UNSET, exact=decode == "exact", normalize=normalize,
+            color=color, image_size=self.image_size, is_size_given=image_size is not UNSET, exact=decode == "exact", normalize=normalize,
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
@@ -193,9 +186,9 @@ def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource |
         stored = packed.info.image.get("color") if packed.info is not None else None
         if stored != color:
             raise ConfigError(f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again")
-        if image_size is _UNSET:
+        if image_size is UNSET:
             return int(packed.shape[1]), int(packed.shape[2])
-    if image_size is _UNSET:
+    if image_size is UNSET:
         return DEFAULT_SIZE if is_sized else None
     return None if image_size is None else image_sides(image_size, "image_size", ", or None")
 

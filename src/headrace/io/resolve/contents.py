@@ -16,16 +16,12 @@ READERS: dict[str, tuple[str, ...]] = {
     "SparseDataset": (".h5ad",),
     "ZarrDataset": (".zarr", ".zarr.zip"),
     "StreamingDataset": (".tar",),
+    "TableDataset": (".parquet", ".pq", ".arrow", ".feather", ".npy", ".npz"),
 }
 """The classes that read files of some endings."""
-_TABLES = {
-    ".arrow": "it is a data set that HuggingFace's `datasets` saved: pass datasets.load_from_disk(...), of several splits "
-    "one, to create_dataloader, or to MemoryEfficientDataset for loading modes",
-    ".parquet": "headrace reads no Parquet: pass datasets.load_dataset('parquet', data_files=..., split='train') to create_dataloader, or "
-    "to MemoryEfficientDataset for loading modes",
-}
-_BOOKKEEPING = {b"readme.md", b"dataset_dict.json", b"dataset_info.json", b"dataset_infos.json", b"state.json"}
-"""What HuggingFace writes beside such tables."""
+_TABLES = READERS["TableDataset"]
+BOOKKEEPING = (b"readme.md", b"dataset_dict.json", b"dataset_info.json", b"dataset_infos.json", b"state.json")
+"""What HuggingFace writes beside tables, in lower case."""
 MOST = 10_000
 """Names that are looked at for a message."""
 
@@ -51,13 +47,12 @@ def names_below(root: str) -> Iterator[str]:
 
 def are_bookkeeping(names: Sequence[bytes]) -> bool:
     """True if files are no more than what HuggingFace writes beside the tables of a data set."""
-    return 0 < len(names) <= MOST and all(name.rpartition(b"/")[2].lower() in _BOOKKEEPING for name in names)
+    return 0 < len(names) <= MOST and all(name.rpartition(b"/")[2].lower() in BOOKKEEPING for name in names)
 
 
-def tables_among(names: Iterable[str]) -> str | None:
-    """What to do with the Arrow or Parquet tables among some files; None where there are none."""
-    endings = {_ending_of(name) for name in names}
-    return next((advice for ending, advice in _TABLES.items() if ending in endings), None)
+def has_tables(names: Iterable[str]) -> bool:
+    """True if Arrow or Parquet tables are among some files."""
+    return any(_ending_of(name) in _TABLES[:4] for name in names)
 
 
 def summary_of(names: Sequence[str]) -> str:
@@ -68,7 +63,9 @@ def summary_of(names: Sequence[str]) -> str:
     shown = [f"{count:,}{'' if count < MOST else ' or more'} {ending or 'without an ending'}" for ending, count in counts[:3]]
     found = f"{'there is' if len(names) == 1 else 'there are'} {' and '.join(shown)}"
     readers = [reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings]
-    advice = tables_among(names) or (f"use {readers[0]}" if readers else "is the path right?")
+    if has_tables(names) and are_bookkeeping([os.fsencode(name) for name in names if _ending_of(name) not in _TABLES]):
+        readers = ["TableDataset"]
+    advice = f"use {readers[0]}" if readers else "is the path right?"
     return f"{found}: {advice}"
 
 

@@ -28,6 +28,7 @@ class Kind:
             parts of their names.
         recognizes: tells from a local file's or folder's content that it is of this kind, whatever its name.
         is_store: tells that a store lies at a URL, whatever its name.
+        bookkeeping: names of files that are written beside those of this kind, and are no data, in lower case.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Kind:
     keeps_order: bool = False
     recognizes: Callable[[str], bool] | None = None
     is_store: Callable[[str, Any], bool] | None = None
+    bookkeeping: frozenset[str] = frozenset()
 
     @property
     def all_endings(self) -> tuple[str, ...]:

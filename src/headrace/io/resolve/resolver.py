@@ -25,7 +25,7 @@ from headrace.io.paths import cache_folder, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve import contents
-from headrace.io.resolve.contents import are_bookkeeping, summary_of, tables_among
+from headrace.io.resolve.contents import are_bookkeeping, has_tables, summary_of
 from headrace.io.resolve.expressions import DataPath, entries_of, urls_among
 from headrace.io.resolve.file_set import FileSet, Found, Kind, as_set, merged
 from headrace.io.resolve.local import LocalWalk
@@ -91,8 +91,8 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
     shown = ", ".join(redact(entry) for entry in entries[:3])
     if not len(files):
         raise DataNotFoundError(f"no file under {shown} ends in any of {', '.join(kind.all_endings)}; {summary_of(walk.others)}")
-    if (tables := tables_among(walk.others)) is not None and are_bookkeeping(files.names):
-        raise FormatError(f"{shown} holds tables, and no texts but what was written beside them: {tables}")
+    if has_tables(walk.others) and are_bookkeeping(files.names):
+        raise FormatError(f"{shown} holds tables, and else no more than what was written beside them: use TableDataset")
     return files
 
 
@@ -112,7 +112,8 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
         FormatError: the manifest of a pack is damaged.
         AccessError, RemoteError: a server does not answer.
     """
-    met, looks_inside, by_ending = set[str](), True, dict[str, Kind | None]()
+    met, noted, looks_inside, by_ending = set[str](), set[str](), True, dict[str, Kind | None]()
+    bookkeeping = frozenset[str]().union(*(kind.bookkeeping for kind in kinds))
     entries = entries_of(data_path)
     packs = [entry for entry in entries if names_pack(entry)]
     if packs and (kind := _kind_by_name(os.fsdecode(parts_among(packs[:1], (), options)[0]), kinds)) is not None:
@@ -126,10 +127,13 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
             kind = _kind_by_content(path, kinds)
             looks_inside = kind is not None or searches  # of a million files without endings one is opened
         if kind is not None:
-            met.add(kind.name)
+            (noted if not is_whole and path.rpartition("/")[2].lower() in bookkeeping else met).add(kind.name)
         if kind is kinds[0]:
             break
-    return next((kind for kind in kinds if kind.name in met), None)
+    found = [kind for kind in kinds if kind.name in met]
+    if not all(kind.bookkeeping for kind in found) or not found:  # it lies beside files of one kind only
+        found = [kind for kind in kinds if kind.name in met | noted]
+    return found[0] if found else None
 
 
 def _names_in(entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None) -> Iterator[tuple[str, bool]]:

@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +41,25 @@ Map = Callable[[Callable[[int], Any], int], list[Any]]
 _GROUP = 64 << 20  # decoded bytes of the chunks whose stored bytes are held at once
 
 
+class Chunk(Protocol):
+    """A decoded chunk: an array, or the columns of a block of a table. Its length are its rows."""
+
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+
+
 @dataclass(slots=True)
 class _Decoded:
-    chunk: npt.NDArray[Any]
+    chunk: Any
     left: int
     """Rows that nobody has asked for yet."""
 
 
 def _nbytes(item: _Decoded) -> int:
-    return item.chunk.nbytes
+    nbytes: int = item.chunk.nbytes
+    return nbytes
 
 
 class ChunkCache:
@@ -62,17 +72,17 @@ class ChunkCache:
         """Caches at most so many bytes from now on."""
         self._cached.resize(max_bytes)
 
-    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
-        """A chunk, if it is cached."""
+    def get(self, key: tuple[str, int]) -> Any:
+        """A chunk, if it is cached; else None."""
         decoded = self._cached.get(key)
         return None if decoded is None else decoded.chunk
 
-    def used(self, key: tuple[str, int], chunk: npt.NDArray[Any], rows: int) -> None:
+    def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
         decoded = self._cached.get(key)
         if decoded is None:
             if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
-                if held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
+                if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
                     chunk = chunk.copy()
                 self._cached.put(key, _Decoded(chunk, len(chunk) - rows))
             return
@@ -90,10 +100,10 @@ class OpenArrays(Generic[T]):
 
     Args:
         files: by which they are read directly.
-        opener, closer: of what another library opens, see `WorkerFiles`.
+        opener, closer: of what another library opens, see `WorkerFiles`; None: no other is needed.
     """
 
-    def __init__(self, files: Files, opener: Callable[[str], T], closer: Callable[[T], object]) -> None:
+    def __init__(self, files: Files, opener: Callable[[str], T] | None = None, closer: Callable[[T], object] | None = None) -> None:
         self.files: Files = files
         self.library: WorkerFiles[T] = WorkerFiles(opener, closer, 16, survives_fork=False)
         self.chunks: ChunkCache = ChunkCache(0)

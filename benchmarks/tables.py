@@ -1,0 +1,216 @@
+"""How fast do rows come out of Arrow and Parquet files, at random and in blocks?
+
+    python benchmarks/tables.py [--work DIR] [--rows 1000000] [--workers N] [--rounds 5] [--only NAME ...] [--json]
+
+The benchmark makes a table of an int64, a vector of 32 float32 and a text of about 40 bytes a row, and has HF datasets save it (an Arrow
+stream, with its record batches of 1,000 rows) and pyarrow write it (Parquet, row groups of 4,096 rows, zstd). It stays in DIR. Sections:
+
+random: random rows of the Arrow file in batches of 64, as dicts of tensors and lists of texts: headrace beside HF datasets'
+``with_format("torch")`` with torch's DataLoader, on the same file; and of the Parquet file, which HF datasets makes an Arrow file of first.
+
+blocks: an epoch of the Parquet file under ``shuffle="block"``, in batches of 64, beside pyarrow's own scan of the same columns
+(``ParquetFile.iter_batches``), whose batches are counted and nothing is made of them: with pyarrow's threads, and with one.
+
+A turn of "random" is as many batches as take a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Contestant, Ratio, Section, add_options, prepared, run_sections, work_folder
+from torch.utils.data import DataLoader
+
+import headrace
+
+BATCH, WIDTH, SECONDS, GROUP = 64, 32, 1.0, 4096
+DRAWN = 1 << 16
+"""Rows that are drawn for an epoch of HF datasets, before it is timed."""
+Runs = Iterator[Callable[[], int]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the files lie."""
+
+    work: Path
+    rows: int
+    workers: int = 0
+
+    @property
+    def saved(self) -> Path:
+        return self.work / f"tables-{self.rows}" / "saved"
+
+    @property
+    def parquet(self) -> Path:
+        return self.work / f"tables-{self.rows}" / "rows.parquet"
+
+
+def _datasets(work: Path) -> Any:
+    os.environ["HF_HUB_OFFLINE"], os.environ["HF_HOME"] = "1", str(work / "huggingface")
+    import datasets
+
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def write(folder: Path, rows: int, work: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random = np.random.default_rng(0)
+    vectors = random.random((rows, WIDTH), np.float32).reshape(-1)
+    texts = [f"row {row} of a table of measurements" + " more" * (row % 3) for row in range(rows)]
+    table = pa.table({
+        "label": random.integers(0, 1000, rows), "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors), WIDTH), "text": texts,
+    })  # fmt: skip
+    pq.write_table(table, folder / "rows.parquet", row_group_size=GROUP, compression="zstd")
+    _datasets(work).Dataset(table).save_to_disk(str(folder / "saved"))
+
+
+def turns(batches: Callable[[], Iterable[Any]]) -> Runs:
+    """Batches for a second; begun anew where they end, and going on in the next turn."""
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from batches()
+
+    source = forever()
+
+    def run() -> int:
+        done, end = 0, time.perf_counter() + SECONDS
+        while time.perf_counter() < end:
+            done += rows_of(next(source))
+        return done
+
+    while True:
+        yield run
+
+
+def rows_of(batch: dict[str, Any]) -> int:
+    assert batch["vector"].shape[1:] == (WIDTH,) and batch["vector"].dtype == torch.float32 and batch["label"].dtype == torch.int64
+    assert len(batch["text"]) == len(batch["label"]) and isinstance(batch["text"][0], str)
+    return len(batch["label"])
+
+
+# -- random rows
+
+
+def ours(job: Job, path: Path) -> Runs:
+    dataset = headrace.TableDataset(path)
+    loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers, shuffle=True)
+    try:
+        yield from turns(lambda: loader)
+    finally:
+        loader.close()
+
+
+class Drawn:
+    """A sampler of random indices, drawn anew in each epoch; torch's own would draw a permutation of all rows first."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._random = length, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._random.integers(0, self._length, DRAWN).tolist())
+
+    def __len__(self) -> int:
+        return DRAWN
+
+
+def hf(job: Job, path: Path) -> Runs:
+    datasets = _datasets(job.work)
+    if path.is_dir():
+        dataset = datasets.load_from_disk(str(path))
+    else:
+        dataset = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(job.work / "huggingface"))
+    dataset = dataset.with_format("torch")
+    sampler: Any = Drawn(len(dataset))
+    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=job.workers, persistent_workers=job.workers > 0)
+    yield from turns(lambda: loader)
+
+
+# -- blocks
+
+
+def our_blocks(job: Job) -> Runs:
+    dataset = headrace.TableDataset(job.parquet)
+    loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers, shuffle="block")
+
+    def run() -> int:
+        return sum(map(rows_of, loader))
+
+    try:
+        while True:
+            yield run
+    finally:
+        loader.close()
+
+
+def scan(job: Job, threads: bool) -> Runs:
+    import pyarrow.parquet as pq
+
+    def run() -> int:
+        with pq.ParquetFile(job.parquet) as file:
+            return sum(len(batch) for batch in file.iter_batches(batch_size=GROUP, use_threads=threads))
+
+    while True:
+        yield run
+
+
+# -- the tables
+
+
+def sections(job: Job, workers: int) -> dict[str, list[Section]]:
+    numbers = list(dict.fromkeys((0, workers)))
+
+    def of(name: str, runs: Any, *arguments: Any, packages: tuple[str, ...] = ()) -> list[Contestant]:
+        return [Contestant(f"{name}, {n} workers", runs, (Job(job.work, job.rows, n), *arguments), packages) for n in numbers]
+
+    random = []
+    for title, path in (("an Arrow file that HF datasets saved", job.saved), ("a Parquet file", job.parquet)):
+        theirs = of("HF datasets", hf, path, packages=("datasets",))
+        others = tuple(one.name for one in theirs)
+        random.append(Section(
+            f"random rows of {title}, batches of {BATCH}", "rows/s", others[0], [*of("headrace", ours, path), *theirs],
+            [Ratio(f"random rows of {title}: headrace, {n} workers, to HF datasets", f"headrace, {n} workers", others) for n in numbers],
+        ))  # fmt: skip
+    scans = [
+        Contestant(f"pyarrow's scan, {name}", scan, (job, threads)) for name, threads in (("its threads", True), ("one thread", False))
+    ]
+    blocks = Section(
+        f"an epoch of a Parquet file in blocks, batches of {BATCH}", "rows/s", scans[0].name, [*of("headrace", our_blocks), *scans],
+        [
+            Ratio(f"blocks: headrace, {n} workers, to {one.name}", f"headrace, {n} workers", (one.name,)) for n in numbers for one in scans
+        ],
+        job.rows,
+    )  # fmt: skip
+    return {"random": random, "blocks": [blocks]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Tables: random rows, and blocks.")
+    parser.add_argument("--work", help="folder for the files, which stay there; without: a temporary one")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (1,000,000)")
+    parser.add_argument("--section", nargs="+", choices=("random", "blocks"), default=["random", "blocks"])
+    add_options(parser)
+    given = parser.parse_args()
+    with work_folder(given.work) as work:
+        job = Job(work, given.rows)
+        prepared(work, job.saved.parent.name, lambda folder: write(folder, given.rows, work))
+        chosen = [section for name, some in sections(job, given.workers).items() if name in given.section for section in some]
+        run_sections(chosen, given, f"{given.rows:,} rows of an int64, {WIDTH} float32 and a text of about 40 bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

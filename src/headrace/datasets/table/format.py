@@ -1,0 +1,138 @@
+"""What the samples of a table are: dicts of the values of a row, or the value of one column; images in it decoded, texts tokenised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.datasets.arrays import as_tensor
+from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.format import Failed, SampleFormat
+from headrace.datasets.image.format import ImageFormat
+from headrace.datasets.table.texts import ColumnTexts
+from headrace.datasets.table.ways import way_of_columns
+from headrace.dtypes import ArraySpec
+from headrace.errors import FormatError, SampleError
+
+IDS = "input_ids"
+"""What a sample calls the ids of its text."""
+
+
+def encoded_image(record: Any, column: str) -> bytes:
+    """The encoded image in a value of a column: the value itself, or its field "bytes".
+
+    Raises:
+        FormatError: there is none.
+    """
+    data = record.get("bytes") if isinstance(record, dict) else record
+    if isinstance(data, bytes):
+        return data
+    path = record.get("path") if isinstance(record, dict) else None
+    if path:
+        raise FormatError(f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the folder with ImageDataset")
+    raise FormatError(f"column {column!r} has no image (null) there")
+
+
+class ColumnImages(ImageFormat):
+    """The images of one column, which nothing is read beside: as those of `ImageDataset`."""
+
+    column = ""
+
+    def decode(self, record: Any) -> Any:
+        return super().decode(encoded_image(record, self.column))
+
+
+class ColumnImage(NamedTuple):
+    """A column of images among others."""
+
+    column: str
+    format: ImageFormat
+
+
+class TableFormat(SampleFormat):
+    """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and dicts of these.
+
+    Args:
+        specs: shape and dtype of the values of each column, if they are alike.
+        lists: names of the columns whose values are str or bytes.
+        is_one: True if a sample is the value of the one column.
+        image: the column of images, if there is one.
+        texts: that of the texts, if there is one: they become "input_ids".
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, ArraySpec | None],
+        lists: Sequence[str],
+        is_one: bool,
+        image: ColumnImage | None = None,
+        texts: ColumnTexts | None = None,
+    ) -> None:
+        self.specs, self.lists, self._image, self._texts = dict(specs), frozenset(lists), image, texts
+        self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
+        self.stores_values = image is None and texts is None
+        self.decodes_batches = texts is not None
+        self.names_warnings = image is not None
+
+    def decode(self, record: Any) -> Any:
+        if self._image is None:
+            return record
+        column = self._image.column
+        return {**record, column: self._image.format.decode(encoded_image(record[column], column))}
+
+    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
+        values = super().decode_batch(items, failed)
+        if self._texts is None:
+            return values
+        sound = [place for place, value in enumerate(values) if not isinstance(value, SampleError)]
+
+        def fails(position: int, what: str, error: Exception) -> SampleError:
+            return failed(sound[position], what, error)
+
+        made = self._texts.decode_batch([(items[place][0], values[place]) for place in sound], fails)
+        for place, ids in zip(sound, made, strict=True):
+            values[place] = ids if isinstance(ids, SampleError) else self._with_ids(values[place], ids)
+        return values
+
+    def _with_ids(self, value: dict[str, Any], ids: Any) -> dict[str, Any]:
+        assert self._texts is not None
+        return {IDS if name == self._texts.column else name: ids if name == self._texts.column else one for name, one in value.items()}
+
+    def value_spec(self) -> ArraySpec | None:
+        return self._spec
+
+    def to_input(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return _as_input(value)
+        made = {name: _as_input(one) for name, one in value.items() if self._image is None or name != self._image.column}
+        if self._image is not None:
+            made[self._image.column] = self._image.format.to_input(value[self._image.column])
+        if self._texts is not None:
+            made[IDS] = torch.from_numpy(value[IDS].astype(np.int64))
+        return {name: made[name] for name in value}
+
+    def sample_nbytes(self) -> int | None:
+        if self._image is not None or self._texts is not None:
+            return None
+        return (
+            sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values() if spec is not None)
+            if all(self.specs.values())
+            else None
+        )
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        is_plain = self._spec is None and self._image is None and self._texts is None
+        return way_of_columns(dataset, collating, self.specs, self.lists) if is_plain else None
+
+
+def _as_input(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        return as_tensor(array if array.flags.writeable else array.copy())
+    if isinstance(value, dict):
+        return {name: _as_input(one) for name, one in value.items()}
+    return [_as_input(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,284 @@
+"""Rows of Parquet and Arrow files, and of NumPy's, as samples."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.datasets.arrays import joined_rows, joined_targets
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.budgeting import DatasetBudget
+from headrace.datasets.core.checks import check_arguments
+from headrace.datasets.core.construction import describe_held
+from headrace.datasets.core.format import SampleFormat, chained
+from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.image.augment import image_sides, split_augment
+from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
+from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
+from headrace.datasets.table.texts import ColumnTexts
+from headrace.datasets.text.options import TextOptions, check_text_options
+from headrace.errors import ConfigError, FormatError
+from headrace.io.paths import redact
+from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import resolve
+from headrace.modes import LoadingMode, ModeName
+from headrace.order.lanes import lanes_for
+from headrace.storage.table.arrays import open_arrays
+from headrace.storage.table.columns import holds_images, is_bytes, is_text
+from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
+from headrace.storage.table.source import TableSource, open_tables
+from headrace.storage.text.records import TEXT_FIELD
+from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
+
+_IMAGE_OPTIONS: dict[str, Any] = {
+    "image_size": UNSET, "color": "RGB", "normalize": True, "transform_input": "pil", "decode": "fast",
+}  # fmt: skip
+_TEXT_OPTIONS: dict[str, Any] = {"tokenizer": None, "max_length": None}
+
+
+class TableDataset(BaseDataset):
+    """Samples are the rows of a table, as dicts of the values of its columns; with `target_name` ``(row, target)``.
+
+    Numbers are tensors of their dtype, lists of numbers 1-D tensors, texts str; bytes stay bytes, and lists and structs of all these are
+    lists and dicts. Row groups of Parquet and record batches of Arrow files are the blocks of ``shuffle="block"``, and each is decoded once
+    for all of its rows that a batch takes. Record batches of local Arrow files that are not compressed are mapped. A table that
+    HuggingFace's `datasets` saved opens in place.
+
+    Of NumPy's files the rows of each array are samples: those of a .npy file as tensors, those of the arrays of a .npz file as dicts.
+
+    Parquet and Arrow files need the package pyarrow: ``pip install 'headrace[arrow]'``.
+
+    Args:
+        data_path: a file; or several of equal columns, as a folder (searched for .parquet, .pq, .arrow, .feather, .npy, .npz), a glob, a
+            pattern in braces or a list, whose rows follow one another: a list's in its order, others sorted. Or fsspec URLs of such, all of
+            one server. The splits of a data set are not one table.
+        columns: names of columns: samples are dicts of these; one name as a str: samples are the values of that column. None: all but the
+            targets, or, where `image_column` or `text_column` is given, these alone.
+        target_name: a column with the targets, which is read when the table is opened.
+        image_column: a column of encoded images, as bytes or as structs {"bytes", "path"}, which are decoded as `ImageDataset` does it.
+            If no other column is read, the image itself is the sample's input.
+        text_column: a column of texts, which become ``"input_ids"`` (int64 [tokens]). If no other column is read, samples are those of
+            `TextDataset`, and targets are its "labels".
+        transform: called with the row (or the value, or the image).
+        loading_mode: see `LoadingMode`.
+        image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
+            beside the image, `transform` gets the dict, with the image as a tensor.
+        tokenizer, max_length: of `text_column`: see `TextDataset`.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Attributes:
+        classes, class_to_idx: names of the classes, and the number of each, where HuggingFace's `datasets` has noted them of `target_name`
+            (`ClassLabel`).
+
+    Raises:
+        ConfigError: an argument makes no sense, or pyarrow is missing.
+        DataNotFoundError, FormatError: no such file; a file is damaged, or holds what no sample can.
+        MissingNameError: there is no such column; the message lists those there are.
+        AccessError, RemoteError: a file may not be read; a server does not give it.
+        FileChangedError: a file has been changed since it was opened.
+        BudgetError: a row group does not fit the memory budget when it is decoded.
+    """
+
+    reads_urls = True
+    collate: Callable[[list[Any]], Any] | str | None = None
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        columns: str | Sequence[str] | None = None,
+        *,
+        target_name: str | None = None,
+        image_column: str | None = None,
+        text_column: str | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
+        image_size: int | tuple[int, int] | None = UNSET,
+        color: Literal["RGB", "L"] = "RGB",
+        normalize: bool = True,
+        transform_input: Literal["pil", "tensor", "numpy"] = "pil",
+        decode: Literal["fast", "exact"] = "fast",
+        tokenizer: Any = None,
+        max_length: int | None = None,
+        **options: Unpack[PathOptions],
+    ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
+        images: dict[str, Any] = {
+            "image_size": image_size, "color": color, "normalize": normalize, "transform_input": transform_input, "decode": decode,
+        }  # fmt: skip
+        texts: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length}
+        _check_options("image_column", image_column, images, _IMAGE_OPTIONS)
+        _check_options("text_column", text_column, texts, _TEXT_OPTIONS)
+        columns = _checked_columns(columns)
+        if not isinstance(target_name, (str, type(None))):
+            raise ConfigError(f"target_name must be the name of one column, or None, not {target_name!r}")
+        check_image_options(color, transform_input, decode)
+        check_text_options(max_length, None, TEXT_FIELD, None, None, None, False, None, None)
+        vocabulary_of(tokenizer)  # raises where it is none
+        self.classes: list[str] = []
+        self.tokenizer: Any = CharTokenizer() if tokenizer is None and text_column is not None else tokenizer
+        reach, common = split_options(options)
+        files = resolve(data_path, TABLES, reach)
+        shown = redact(data_path if isinstance(data_path, (str, bytes, os.PathLike)) else files.url(0))
+        source: Any
+        rows: SampleFormat
+        targets: Any = None
+        if hold_arrays(files, shown):
+            if image_column is not None or text_column is not None:
+                raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
+            source, rows, targets = _numpy_rows(files, columns, target_name)
+        else:
+            tables, reader = open_tables(files, shown)
+            names, is_one = _names_of(tables[0], columns, target_name, [one for one in (image_column, text_column) if one is not None])
+            source = TableSource(tables, reader, names, is_one)
+            first = tables[0]
+            _check_column(first, image_column, "image_column", "images: bytes, or structs with a field 'bytes'", holds_images)
+            _check_column(first, text_column, "text_column", "texts", is_text)
+            if target_name is not None:
+                targets, self.classes = _targets(source, target_name), classes_in(first.schema, target_name)
+            left = DatasetBudget(common.get("max_memory_usage", 0.8))
+            made: ImageFormat | None = None
+            if image_column is not None:
+                is_alone = is_one and image_column in names
+                has_joint = options.get("transforms") is not None
+                made, transform = _image_format(images, transform, has_joint, is_alone, common.get("hold"), left)
+                if isinstance(made, ColumnImages):
+                    made.column = image_column
+            of_texts = None
+            if text_column is not None:
+                text_options = TextOptions(
+                    self.tokenizer, max_length, TEXT_FIELD, None, "utf-8", "strict", reach.cache_dir, common.get("progress")
+                )
+                of_texts, self.collate = ColumnTexts(source, text_column, text_options), "text"
+            if is_one and made is not None:
+                rows = made
+            elif is_one and of_texts is not None:
+                rows = of_texts
+            else:
+                lists = [name for name in names if is_text(first.schema.field(name).type) or is_bytes(first.schema.field(name).type)]
+                image = None if made is None or image_column is None else ColumnImage(image_column, made)
+                rows = TableFormat(source.specs, lists, is_one, image, of_texts)
+        super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
+        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+
+    def lanes(self, blocks: int) -> tuple[int, int]:
+        source = self.sample_source  # mapped or not, here or on a server: by the layout alone
+        return lanes_for(blocks, source.layout_nbytes if isinstance(source, TableSource) else source.block_nbytes)
+
+    @property
+    def has_texts(self) -> bool:
+        """True if a column is tokenised."""
+        return self.collate == "text"
+
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """Of texts that nothing is read beside the characters of each, which are all read for it; else None."""
+        texts = self._format
+        if not isinstance(texts, ColumnTexts):
+            return None
+        found = texts.lengths(self.sample_reader)
+        return found if self._chosen is None else found[self._chosen]
+
+    @property
+    def holds_encoded(self) -> bool:
+        """True if encoded images are held: where images keep their own size, if `hold` is not given."""
+        return (
+            self._hold == "encoded" if self._hold is not None else isinstance(self._format, ImageFormat) and self._format.image_size is None
+        )
+
+    def held_as(self) -> str:
+        if self._arguments.get("tokenizer") is None:
+            return super().held_as()
+        return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
+
+    def held_nbytes(self) -> int | None:
+        if self.holds_encoded or self._overridden:
+            return None
+        if isinstance(self._format, ImageFormat):
+            size = self._format.image_size
+            return None if size is None else len(self.sample_source) * size[0] * size[1] * self._format.channels
+        each = self._format.sample_nbytes()
+        return None if each is None else each * len(self.sample_source)
+
+
+def _check_options(argument: str, column: Any, given: dict[str, Any], usual: dict[str, Any]) -> None:
+    """Raises a ConfigError where options are given for a column that is not named, or its name is none."""
+    if not isinstance(column, (str, type(None))):
+        raise ConfigError(f"{argument} must be the name of one column, or None, not {column!r}")
+    for name, value in given.items():
+        if column is None and value is not usual[name] and value != usual[name]:
+            raise ConfigError(f"{name} is for {argument}: name the column")
+
+
+def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:
+    if columns is None or isinstance(columns, str):
+        return columns
+    names = tuple(columns) if isinstance(columns, Sequence) and not isinstance(columns, bytes) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"columns must be the name of a column, or a list of such, not {columns!r}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"columns names a column twice: {list(names)!r}")
+    return names
+
+
+def _names_of(
+    table: TableFile, columns: str | tuple[str, ...] | None, target_name: str | None, special: list[str]
+) -> tuple[tuple[str, ...], bool]:
+    """The columns that are read, and whether samples are the values of the one column."""
+    if columns is None and not special:
+        names = tuple(name for name in table.schema.names if name != target_name)
+        if not names:
+            raise FormatError(f"{table.shown} has no column{' beside the targets' if target_name else ''}")
+        return names, False
+    named = () if columns is None else (columns,) if isinstance(columns, str) else columns
+    names = (*named, *(name for name in dict.fromkeys(special) if name not in named))
+    if len(special) != len(set(special)):
+        raise ConfigError(f"image_column and text_column are both {special[0]!r}")
+    return names, len(names) == 1 and (columns is None or isinstance(columns, str))
+
+
+def _check_column(table: TableFile, column: str | None, argument: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+    """Raises a FormatError where a column is of another type than its argument says."""
+    if column is not None and not fits(kind := table.schema.field(column).type):
+        raise FormatError(f"{table.shown}: {argument}={column!r}: the column is of type {kind}, and holds no {wanted}")
+
+
+def _targets(source: TableSource, name: str) -> Any:
+    for table in source.tables:
+        table.check([name])
+    found = source.column(name)
+    if isinstance(found, list) and None in found:
+        row = found.index(None)
+        raise FormatError(f"{source.location(row)}: target_name={name!r}: there is no value (null)")
+    return found
+
+
+def _numpy_rows(files: FileSet, columns: str | tuple[str, ...] | None, target_name: str | None) -> tuple[Any, SampleFormat, Any]:
+    sources = open_arrays(files, columns, target_name)
+    source, rows = joined_rows(sources, None)
+    targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
+    return source, rows, targets
+
+
+def _image_format(
+    given: dict[str, Any], transform: Any, has_joint: bool, is_alone: bool, hold: str | None, left: DatasetBudget
+) -> tuple[ImageFormat, Any]:
+    """The format of a column of images, and what is left of the transform."""
+    image_size = given["image_size"]
+    augment, rest = split_augment(transform) if is_alone else (None, transform)
+    transformed = is_alone and (rest is not None or has_joint)
+    if image_size is UNSET:
+        size = None if transformed or (augment is not None and augment.size is not None) else DEFAULT_SIZE
+    else:
+        size = None if image_size is None else image_sides(image_size, "image_size", ", or None")
+    make = functools.partial(
+        ColumnImages if is_alone else ImageFormat, color=given["color"], image_size=size, is_size_given=image_size is not UNSET,
+        exact=given["decode"] == "exact", normalize=given["normalize"], transform_input=given["transform_input"], augment=augment,
+        transformed=transformed, is_stored_decoded=False, hold=hold, left=left,
+    )  # fmt: skip
+    return make(), rest if is_alone else chained(transform)

@@ -1,0 +1,138 @@
+"""Arrow files and streams: record batches are mapped where they lie as they are on this machine, else read and decoded by pyarrow."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from headrace.dtypes import IntArray
+from headrace.errors import FormatError
+from headrace.io.array_file import Arrays
+from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
+from headrace.io.index import IndexKind, index_of
+from headrace.io.library_errors import asking
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.table.columns import column_of
+from headrace.storage.table.files import Block, TableFile, unknown
+from headrace.storage.table.library import HeldBytes, pyarrow
+from headrace.storage.table.messages import Layout, Message, layout_of
+
+_LOCAL, _REMOTE = 4 << 10, 1 << 20  # bytes of a stream that are read at once to look for its messages
+_VIEW = 512  # bytes that the description of a mapped column takes, about
+
+
+def _layout(files: Files, path: str, window: int) -> Layout:
+    def read(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return files.read_each(ByteRanges.of([(path, start, stop) for start, stop in ranges]))
+
+    return layout_of(read, files.version(path).size, window)
+
+
+def _make_index(files: RemoteFiles, url: str) -> Arrays:
+    layout = _layout(files, url, _REMOTE)
+    messages = [layout.schema, *layout.dictionaries, *layout.batches]
+    return [np.array([len(layout.dictionaries)], np.int64), np.array(messages, np.int64).reshape(-1)]
+
+
+INDEX = IndexKind("arrow", 1, ("<i8", "<i8"), _make_index)
+"""How many dictionaries there are; and of the schema, these and all record batches where they lie, their rows, and whether they are
+compressed."""
+
+
+class ArrowTable(TableFile):
+    """An Arrow file ("Feather"), or a stream under the same ending, as HuggingFace's `datasets` writes it.
+
+    Args:
+        path, shown: see `TableFile`.
+        files: by which it is read.
+        maps: keeps it mapped in each process; None: it is remote.
+
+    Raises:
+        FormatError: it is none, or cut short.
+    """
+
+    kind, block_is, blocks_are = "Arrow", "record batch", "record batches"
+
+    def __init__(self, path: str, shown: str, files: Files, maps: WorkerFiles[mmap.mmap] | None) -> None:
+        self._files, self._maps = files, maps
+        try:
+            if files.is_remote:
+                count, table = index_of(cast(RemoteFiles, files), path, INDEX)
+                messages = [Message(row[0], row[1], row[2], bool(row[3])) for row in table.reshape(-1, 4).tolist()]
+                layout = Layout(messages[0], messages[1 : 1 + int(count[0])], messages[1 + int(count[0]) :])
+            else:
+                layout = _layout(files, path, _LOCAL)
+        except FormatError as error:
+            raise unknown(shown, "Arrow", error) from error
+        places = np.array([batch[:3] for batch in layout.batches], np.int64).reshape(-1, 3)
+        self._starts, self._stops = SharedArray(places[:, 0]), SharedArray(places[:, 1])
+        heads = [(path, message.start, message.stop) for message in (layout.schema, *layout.dictionaries)]
+        self._head = b"".join(files.read_each(ByteRanges.of(heads)))
+        """The schema and all dictionaries: with these each record batch is a stream of its own."""
+        self.is_packed: bool = any(batch.is_packed for batch in layout.batches)
+        """True if buffers are compressed."""
+        self.is_mapped: bool = maps is not None and not self.is_packed
+        with asking("pyarrow", shown):
+            schema = pyarrow().ipc.open_stream(self._head).schema
+        if len(set(schema.names)) < len(schema.names):
+            raise FormatError(f"{shown} has several columns of one name: write it again with names that differ")
+        super().__init__(path, shown, schema, places[:, 2].copy())
+
+    @property
+    def nbytes(self) -> IntArray:
+        stored: IntArray = self._stops.array - self._starts.array  # of compressed ones more, and nobody says how much
+        return np.maximum(stored, self.rows * self.fixed_nbytes) if self.is_packed else stored
+
+    def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
+        if self.is_mapped:
+            return [ByteRanges.of([])] * len(blocks)
+        numbers = np.asarray(blocks, np.int64)
+        starts, stops = self._starts.array[numbers], self._stops.array[numbers]
+        return [ByteRanges.in_file(self.path, starts[at : at + 1], stops[at : at + 1]) for at in range(len(numbers))]
+
+    def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
+        if self.is_mapped:
+            assert self._maps is not None
+            with self._maps.reading(self.path) as whole:
+                return self._decoded(block, memoryview(whole)[self._starts.array[block] : self._stops.array[block]])
+        return self._decoded(block, held[0][1])
+
+    def close(self) -> None:
+        """Gives the mapped file back."""
+        if self._maps is not None:
+            self._maps.close()
+
+    def _decoded(self, block: int, batch: memoryview) -> Block:
+        pa, names = pyarrow(), self.chosen.names
+        size = len(self._head) + len(batch)
+        parts = HeldBytes(size, [(0, memoryview(self._head)), (len(self._head), batch)], _nothing_else)
+        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names], use_threads=False)
+        with asking("pyarrow", self.where(block)):
+            table = pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options).read_next_batch()
+            if table.num_rows != self.rows[block]:
+                raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
+            columns = {name: column_of(name, table.column(name), self.chosen.shapes.get(name)) for name in names}
+            return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
+
+
+def _nothing_else(start: int, stop: int) -> memoryview:
+    raise FormatError("it ends before its last message does")
+
+
+def map_file(path: str) -> mmap.mmap:
+    """A local file, mapped."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def unmap(whole: mmap.mmap) -> None:
+    """Gives a mapped file back; while somebody still has a part of it, that happens when he is through."""
+    with contextlib.suppress(BufferError):
+        whole.close()

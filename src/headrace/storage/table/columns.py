@@ -1,0 +1,312 @@
+"""The decoded columns of a row group or record batch, whose rows are taken by number.
+
+A column lies in the memory that pyarrow decoded it to, or in a mapped file: numbers as NumPy arrays, texts, bytes and lists by their
+offsets. Its rows become values only when they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.storage.table.library import pyarrow
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of rows that are lists of lists in the file, by the names of columns."""
+Mask = npt.NDArray[np.bool_]
+
+
+class Column(ABC):
+    """Values of one column.
+
+    Attributes:
+        valid: [n] False where there is no value; None: there are all.
+    """
+
+    valid: Mask | None = None
+
+    @abstractmethod
+    def values(self, rows: IntArray) -> list[Any]:
+        """The values of rows: NumPy arrays, str, bytes, lists and dicts of these; None where there is none.
+
+        Raises:
+            FormatError: a number is missing, or a text is no UTF-8.
+        """
+
+    def _has(self, rows: IntArray) -> list[bool]:
+        return [True] * len(rows) if self.valid is None else self.valid[rows].tolist()
+
+
+class Numbers(Column):
+    """Numbers, or arrays of them of one shape.
+
+    Args:
+        name: of the column.
+        data: [n, ...], NaN where a floating-point number is missing.
+        valid: see `Column`; of floating-point numbers None.
+    """
+
+    def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
+        self.name, self.data, self.valid = name, data, valid
+
+    def take(self, rows: IntArray) -> npt.NDArray[Any]:
+        """Copies of rows, [len(rows), ...].
+
+        Raises:
+            FormatError: one is missing.
+        """
+        if self.valid is not None and not self.valid[rows].all():
+            raise FormatError(
+                f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for that: fill it, or leave it out"
+            )
+        taken: npt.NDArray[Any] = self.data[rows]
+        return taken
+
+    def values(self, rows: IntArray) -> list[Any]:
+        taken = self.take(rows)
+        return [taken[number, ...] for number in range(len(taken))]
+
+
+class Texts(Column):
+    """Texts or bytes, which lie one behind the other.
+
+    Args:
+        name: of the column.
+        offsets: [n + 1] of the first byte of each.
+        data: the bytes of all.
+        is_text: True if they are UTF-8.
+        valid: see `Column`.
+    """
+
+    def __init__(self, name: str, offsets: npt.NDArray[Any], data: memoryview, is_text: bool, valid: Mask | None) -> None:
+        self.name, self._offsets, self._data, self._is_text, self.valid = name, offsets, data, is_text, valid
+
+    def values(self, rows: IntArray) -> list[Any]:
+        data, begins, ends = self._data, self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
+        spans = zip(begins, ends, self._has(rows), strict=True)
+        if not self._is_text:
+            return [bytes(data[begin:end]) if has else None for begin, end, has in spans]
+        try:
+            return [str(data[begin:end], "utf-8") if has else None for begin, end, has in spans]
+        except UnicodeDecodeError as error:
+            raise FormatError(f"column {self.name!r} holds a text that is no UTF-8: {error}") from None
+
+
+class Lists(Column):
+    """Lists of any length: of numbers as arrays, else as lists.
+
+    Args:
+        offsets: [n + 1] of the first item of each.
+        items: of all lists.
+        valid: see `Column`.
+    """
+
+    def __init__(self, offsets: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
+        self._offsets, self._items, self.valid = offsets, items, valid
+
+    def values(self, rows: IntArray) -> list[Any]:
+        begins, ends = self._offsets[rows].astype(np.int64), self._offsets[rows + 1].astype(np.int64)
+        lengths = ends - begins
+        starts = np.cumsum(lengths) - lengths
+        inside = np.arange(int(lengths.sum())) + np.repeat(begins - starts, lengths)
+        items: Any = self._items.take(inside) if isinstance(self._items, Numbers) else self._items.values(inside)
+        spans = zip(starts.tolist(), (starts + lengths).tolist(), self._has(rows), strict=True)
+        return [items[start:stop] if has else None for start, stop, has in spans]
+
+
+class Structs(Column):
+    """Dicts of other columns."""
+
+    def __init__(self, fields: dict[str, Column], valid: Mask | None) -> None:
+        self.fields, self.valid = fields, valid
+
+    def values(self, rows: IntArray) -> list[Any]:
+        there = np.array(self._has(rows), bool)
+        columns = {name: column.values(rows[there]) for name, column in self.fields.items()}
+        made = zip(*columns.values(), strict=True) if columns else [()] * int(there.sum())
+        found = iter([dict(zip(columns, row, strict=True)) for row in made])
+        return [next(found) if has else None for has in there.tolist()]
+
+
+class Nothing(Column):
+    """A column without values."""
+
+    def values(self, rows: IntArray) -> list[Any]:
+        return [None] * len(rows)
+
+
+# -- what types there are
+
+
+def refused(kind: Any) -> str | None:
+    """What a type, or one inside of it, is called that no sample can hold; None: samples can hold it."""
+    types = pyarrow().types
+    kind = _plain_type(kind)
+    if types.is_struct(kind):
+        return next((name for name in (refused(kind.field(number).type) for number in range(kind.num_fields)) if name), None)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return refused(kind.value_type)
+    is_known = (
+        types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)
+        or types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind) or types.is_string_view(kind) or types.is_binary_view(kind)
+    )  # fmt: skip
+    return None if is_known else str(kind)
+
+
+def is_text(kind: Any) -> bool:
+    """True for a type of texts."""
+    types, kind = pyarrow().types, _plain_type(kind)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_bytes(kind: Any) -> bool:
+    """True for a type of bytes."""
+    types, kind = pyarrow().types, _plain_type(kind)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind))
+
+
+def holds_images(kind: Any) -> bool:
+    """True for bytes, and structs with a field "bytes", as HuggingFace stores images."""
+    kind = _plain_type(kind)
+    if pyarrow().types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return is_bytes(kind)
+
+
+def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
+    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape; `shape` is that of rows that are lists."""
+    types, kind, sizes = pyarrow().types, _plain_type(kind), list[int]()
+    while types.is_fixed_size_list(kind) or (shape is not None and (types.is_list(kind) or types.is_large_list(kind))):
+        sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
+        kind = _plain_type(kind.value_type)
+    if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        return None
+    return ArraySpec(tuple(sizes) if shape is None else shape, np.dtype(kind.to_pandas_dtype()))
+
+
+def _plain_type(kind: Any) -> Any:
+    """The type of what values are stored as."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return _plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind
+
+
+# -- from Arrow's arrays
+
+
+def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Column:
+    """A column of an array of pyarrow's.
+
+    Args:
+        name: of the column.
+        array: its values.
+        shape: of rows that are lists of lists in the file, and have all one shape.
+
+    Raises:
+        FormatError: rows have another shape.
+    """
+    pa = pyarrow()
+    types = pa.types
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    elif types.is_binary_view(array.type):
+        array = array.cast(pa.large_binary())
+    kind, valid = array.type, _valid_of(array)
+    if shape is not None or types.is_fixed_size_list(kind):
+        return _shaped(name, array, valid, shape)
+    if types.is_struct(kind):
+        return Structs({field.name: column_of(f"{name}.{field.name}", array.field(at)) for at, field in enumerate(kind)}, valid)
+    if types.is_list(kind) or types.is_large_list(kind):
+        wide = types.is_large_list(kind)
+        offsets = _flat(array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1)
+        return Lists(offsets, column_of(name, array.values), valid)
+    if types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        offsets = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
+        return Texts(name, offsets, _bytes(array.buffers()[1]), False, valid)
+    if types.is_null(kind):
+        return Nothing()
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return _numbers(name, array, valid)
+    wide = types.is_large_string(kind) or types.is_large_binary(kind)
+    _, places, data = array.buffers()
+    offsets = _flat(places, np.int64 if wide else np.int32, array.offset, len(array) + 1)
+    return Texts(name, offsets, _bytes(data), types.is_string(kind) or types.is_large_string(kind), valid)
+
+
+def _numbers(name: str, array: Any, valid: Mask | None) -> Numbers:
+    if pyarrow().types.is_boolean(array.type):
+        return Numbers(name, _bits(array.buffers()[1], array.offset, len(array)), valid)
+    data = _flat(array.buffers()[1], array.type.to_pandas_dtype(), array.offset, len(array))
+    if valid is None or data.dtype.kind != "f":
+        return Numbers(name, data, valid)
+    return Numbers(name, np.where(valid, data, data.dtype.type(np.nan)), None)
+
+
+def _shaped(name: str, array: Any, valid: Mask | None, shape: tuple[int, ...] | None) -> Column:
+    """Arrays of one shape: lists of a fixed size, and those of which the file says a shape."""
+    types, count, sizes = pyarrow().types, len(array), list[int]()
+    while types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
+        if types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            sizes.append(size)
+            array = array.values[array.offset * size : (array.offset + len(array)) * size]
+        else:
+            offsets = array.offsets
+            array = array.values[offsets[0].as_py() : offsets[-1].as_py()]
+    items = column_of(name, array)
+    shape = tuple(sizes) if shape is None else shape
+    if not isinstance(items, Numbers):
+        steps = np.arange(count + 1, dtype=np.int64) * (len(array) // max(1, count))
+        return Lists(steps, items, valid)
+    if math.prod(shape) * count != len(items.data):
+        raise FormatError(
+            f"column {name!r} holds {len(items.data):,} numbers in {count:,} rows, and rows of shape {list(shape)} by its schema"
+        )
+    data = items.data.reshape(count, *shape)
+    if items.valid is not None:
+        inner: Mask = np.logical_and.reduce(items.valid.reshape(count, -1), axis=1)
+        valid = inner if valid is None else inner & valid
+    return Numbers(name, data, valid)
+
+
+def _valid_of(array: Any) -> Mask | None:
+    if not array.null_count or pyarrow().types.is_null(array.type):
+        return None
+    return _bits(array.buffers()[0], array.offset, len(array))
+
+
+def _bits(buffer: Any, offset: int, count: int) -> Mask:
+    if buffer is None:
+        return np.zeros(count, bool)
+    start, stop = offset // 8, -(-(offset + count) // 8)
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8)[start:stop], bitorder="little")
+    return bits[offset - 8 * start : offset - 8 * start + count].view(np.bool_)
+
+
+def _flat(buffer: Any, dtype: Any, offset: int, count: int) -> npt.NDArray[Any]:
+    if buffer is None or not buffer.size:
+        return np.zeros(count, dtype)  # of no rows there may be no offsets
+    return np.frombuffer(buffer, dtype, count, offset * np.dtype(dtype).itemsize)
+
+
+def _bytes(buffer: Any) -> memoryview:
+    return memoryview(b"") if buffer is None else memoryview(buffer)
+
+
+def joined_chunks(chunks: Sequence[Any]) -> Any:
+    """Arrays of pyarrow's as one."""
+    return chunks[0] if len(chunks) == 1 else pyarrow().concat_arrays(chunks)

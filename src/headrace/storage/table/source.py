@@ -1,0 +1,344 @@
+"""The rows of Parquet and Arrow files as records: row groups and record batches are read and decoded once for all rows of a batch.
+
+NOTE [ from a batch's indices to the rows of tables ]
+
+1. Which block each row is in is looked up in the numbers of their first rows. Each block that a batch needs is taken once.
+2. Blocks that have to be decoded come from the cache of decoded chunks, which holds those used last within a number of bytes of the
+   memory budget; or their bytes are read, all by one call, and are decoded, in threads where there are some. One that has given all its
+   rows is dropped: under a block shuffle nobody comes back to it.
+3. Record batches of local files that are not compressed are not decoded: their columns are views of the mapped file, and a row takes
+   from the disk what it is made of.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import mmap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
+from headrace.io.index import is_unknown
+from headrace.io.local.files import LocalFiles
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+from headrace.io.resolve.file_set import FileSet
+from headrace.memory.anonymous import SharedArray
+from headrace.memory.lru import LRUCache
+from headrace.storage.arrays.reader import ChunkCache
+from headrace.storage.source import Locatable, Rows, RowSource
+from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
+from headrace.storage.table.columns import Column, Numbers
+from headrace.storage.table.files import PARQUET_MAGIC, Block, TableFile, table_paths
+from headrace.storage.table.library import pyarrow
+from headrace.storage.table.parquet import TAIL, ParquetTable
+
+_GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are held at once
+_MAPPED = 8 << 20  # bytes that descriptions of mapped record batches take, at most
+
+Out = npt.NDArray[Any] | list[Any]
+"""Where the values of a column go: the rows of an array, or a list."""
+_HandOut = Callable[[Block, IntArray, IntArray], None]
+
+
+def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
+    """The Parquet and Arrow files of a path, and by what they are read.
+
+    Args:
+        files: what the path means.
+        shown: the path, for messages.
+
+    Raises:
+        FormatError: one of them is no such file, or is damaged.
+        AccessError, RemoteError: one can't be read.
+        ConfigError: pyarrow is not installed.
+    """
+    pyarrow()
+    server, numbers = files.server, table_paths(files, shown)
+    reader: Files = server or LocalFiles()
+    paths = [files.url(number) for number in numbers]
+    if server is not None:
+        server.learn(paths, beside=lambda url: not _ends_as_parquet(url) and is_unknown(server, url, INDEX))
+    sizes = [reader.version(path).size for path in paths]
+    for path, size in zip(paths, sizes, strict=True):
+        if not size:
+            raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
+    heads = reader.read_each(ByteRanges.of([(path, 0, min(size, 8)) for path, size in zip(paths, sizes, strict=True)]))
+    are_parquet = [head.startswith(PARQUET_MAGIC) or _ends_as_parquet(path) for head, path in zip(heads, paths, strict=True)]
+    of_parquet = [(path, max(0, size - TAIL), size) for path, size, fits in zip(paths, sizes, are_parquet, strict=True) if fits]
+    tails = iter(reader.read_each(ByteRanges.of(of_parquet)))
+    maps = None if server is not None else WorkerFiles[mmap.mmap](map_file, unmap)
+    opened: list[TableFile] = []
+    for path, is_parquet in zip(paths, are_parquet, strict=True):
+        shown_path = redact(path)
+        opened.append(ParquetTable(path, shown_path, reader, next(tails)) if is_parquet else ArrowTable(path, shown_path, reader, maps))
+    if server is None:
+        reader.close()  # each process opens what it reads
+    return opened, reader
+
+
+def _ends_as_parquet(path: str) -> bool:
+    return path.partition("?")[0].lower().endswith((".parquet", ".pq"))
+
+
+class TableSource(RowSource, Locatable):
+    """The rows of the files of a table, one file after the other.
+
+    Records are values of one column; or, of several, dicts of them: see `Column.values`.
+
+    Args:
+        tables: the files, one at least.
+        files: by which they are read.
+        names: of the columns.
+        is_one: True if a record is the value of the one column.
+
+    Raises:
+        MissingNameError, FormatError: a file lacks one of the columns, or has it in another type than the first.
+    """
+
+    def __init__(self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool) -> None:
+        self.tables, self.files, self.names, self.is_one = list(tables), files, tuple(names), is_one
+        first = self.tables[0]
+        for table in self.tables:
+            table.choose(self.names)
+            for name in self.names if table.kinds != first.kinds else ():
+                if table.kinds[name] != first.kinds[name]:
+                    raise FormatError(
+                        f"{table.shown} and {first.shown} can't be one table: column {name!r} is {table.kinds[name]} here, and "
+                        f"{first.kinds[name]} there"
+                    )
+        rows = [table.rows for table in self.tables]
+        filled = np.concatenate(rows) > 0
+        self._starts = SharedArray(np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(rows)[filled])]))
+        self._table_of = SharedArray(np.repeat(np.arange(len(rows)), list(map(len, rows)))[filled])
+        self._number_of = SharedArray(np.concatenate([np.arange(len(one)) for one in rows])[filled])
+        self._firsts = np.cumsum([0, *(int(one.sum()) for one in rows)])
+        nbytes = np.concatenate([table.nbytes for table in self.tables])[filled]
+        self._nbytes = SharedArray(nbytes.astype(np.int64))
+        self.layout_nbytes: int = int(nbytes.max(initial=0))
+        """Bytes of the largest block when it is decoded, wherever it lies."""
+        self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
+        """Shape and dtype of the values of each column, if they are alike."""
+        self._decoded = ChunkCache(0)
+        self._mapped: LRUCache[int, Block] = LRUCache(_MAPPED, sizeof=_nbytes_of)
+        self._counts = Counter[str]()
+
+    # -- what it is
+
+    def __len__(self) -> int:
+        return int(self._starts.array[-1])
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        return np.diff(self._starts.array)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
+        return all(table.is_mapped for table in self.tables)
+
+    @property
+    def block_nbytes(self) -> int:
+        return 0 if self.is_mapped else self.layout_nbytes
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._decoded.resize(nbytes)
+
+    @property
+    def stored_nbytes(self) -> int:
+        ranges = [one for table in self.tables for one in table.ranges(range(len(table.rows)))]
+        return sum(int(one.nbytes.sum()) for one in ranges)
+
+    def fingerprint(self) -> str:
+        """A hash of names and types of the columns, and of the rows of each block."""
+        said = [list(self.tables[0].kinds.items()), self.is_one, [table.rows.tolist() for table in self.tables]]
+        return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+
+    def location(self, index: int) -> str:
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return f"{self.tables[number].shown}, row {index - int(self._firsts[number])}"
+
+    def how(self) -> dict[str, str]:
+        read, said = "ranges" if self.files.is_remote else "pread", dict[str, Counter[str]]()
+        for table in self.tables:
+            way = "views of the mapped file" if table.is_mapped else f"{read} + pyarrow, a {table.block_is} at a time"
+            said.setdefault(table.kind, Counter())[f"{table.blocks_are}, {way}"] += len(table.rows)
+        ways = {kind: "; ".join(f"{count:,} {way}" for way, count in some.items()) for kind, some in said.items()}
+        return {**ways, "files": self.files.explain()} if self.files.is_remote else ways
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        counts.update(self._counts)
+        self._counts.clear()
+        return counts
+
+    def close(self) -> None:
+        """Closes what this process has open; decoded blocks are forgotten."""
+        self._decoded.close()
+        self._mapped.clear()
+        self.files.close()
+        for table in self.tables:
+            if isinstance(table, ArrowTable):
+                table.close()
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return self.specs[self.names[0]] if self.is_one else None
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        name = self.names[0]
+        if isinstance(rows, np.ndarray):
+            self.read_columns(indices, {name: rows})
+            return
+        values: list[Any] = [None] * len(rows)
+        self.read_columns(indices, {name: values})
+        for row, value in zip(rows, values, strict=True):
+            row[...] = value
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        columns: dict[str, Out] = {name: [None] * len(indices) for name in self.names}
+        self.read_columns(indices, columns)
+        if self.is_one:
+            return cast(list[Any], columns[self.names[0]])
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._decoded.close()
+        return super().read_afresh(indices)
+
+    def read_columns(self, indices: Sequence[int] | IntArray, outs: Mapping[str, Out]) -> None:
+        """Writes the values of rows into the rows of arrays, of the shapes and dtypes in `specs`, or into lists.
+
+        Args:
+            indices: of the rows.
+            outs: for each of some columns where its values go, as many as `indices`.
+
+        Raises:
+            FormatError: a block is damaged; a number is missing.
+            OSError: a file can't be read.
+        """
+
+        def hand_out(block: Block, rows: IntArray, places: IntArray) -> None:
+            for name, out in outs.items():
+                column: Column = block.columns[name]
+                if isinstance(out, np.ndarray):
+                    assert isinstance(column, Numbers)
+                    out[places] = column.take(rows)
+                    continue
+                for place, value in zip(places.tolist(), column.values(rows), strict=True):
+                    out[place] = value
+
+        self._each_block(np.asarray(indices, np.int64), hand_out)
+
+    def _each_block(self, indices: IntArray, hand_out: _HandOut) -> None:
+        """Calls a function for each block that rows lie in: with their numbers there, and their places among `indices`."""
+        if not len(indices):
+            return
+        starts = self._starts.array
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        order = numbers.argsort(kind="stable")
+        numbers, inner = numbers[order], indices[order] - starts[numbers[order]]
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [len(numbers)]])
+        of = numbers[edges[:-1]].tolist()
+        self._check({int(table) for table in self._table_of.array[of].tolist()})
+        missing: list[int] = []
+        for at, number in enumerate(of):
+            block = self._held(number)
+            if block is None:
+                missing.append(at)
+            else:
+                self._hand_out(number, block, inner[edges[at] : edges[at + 1]], order[edges[at] : edges[at + 1]], hand_out)
+        self._counts["chunk_hits"] += len(of) - len(missing)
+        self._counts["chunks_decoded"] += len(missing)
+        for some in self._in_groups(missing, of):
+            held = self._read_blocks([of[at] for at in some])
+
+            def work(at: int, some: list[int] = some, held: list[Any] = held) -> None:
+                place, stored, held[at] = some[at], held[at], None
+                number, first, last = of[place], edges[place], edges[place + 1]
+                block = self._table(number).decode(int(self._number_of.array[number]), stored)
+                self._hand_out(number, block, inner[first:last], order[first:last], hand_out)
+
+            self.run(work, len(some))
+
+    def _check(self, tables: set[int]) -> None:
+        """Compares local files with what they were when they were opened; a FileChangedError, if they are others. A server is not asked."""
+        if not self.files.is_remote:
+            for number in tables:
+                self.files.check(self.tables[number].path)
+
+    def _table(self, number: int) -> TableFile:
+        return self.tables[int(self._table_of.array[number])]
+
+    def _held(self, number: int) -> Block | None:
+        """A block that needs no decoding."""
+        table = self._table(number)
+        if not table.is_mapped:
+            decoded: Block | None = self._decoded.get(("", number))
+            return decoded
+        block = self._mapped.get(number)
+        if block is None:
+            block = table.decode(int(self._number_of.array[number]), [])
+            self._mapped.put(number, block)
+        return block
+
+    def _hand_out(self, number: int, block: Block, rows: IntArray, places: IntArray, hand_out: _HandOut) -> None:
+        hand_out(block, rows, places)
+        if not self._table(number).is_mapped:
+            self._decoded.used(("", number), block, len(rows))
+
+    def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
+        """Places of blocks that are read together."""
+        groups, nbytes = list[list[int]](), math.inf
+        for at in missing:
+            size = int(self._nbytes.array[of[at]])
+            if nbytes + size > _GROUP:
+                groups.append([])
+                nbytes = 0
+            groups[-1].append(at)
+            nbytes += size
+        return groups
+
+    def _ranges(self, numbers: Sequence[int]) -> list[ByteRanges]:
+        return [self._table(number).ranges([int(self._number_of.array[number])])[0] for number in numbers]
+
+    def _read_blocks(self, numbers: Sequence[int]) -> list[list[tuple[int, memoryview]]]:
+        """First byte and bytes of the ranges of blocks."""
+        each = self._ranges(numbers)
+        views = iter(self.files.read(ByteRanges.joined(each)))
+        return [[(start, view) for start, view in zip(one.start.tolist(), views, strict=False) if view is not None] for one in each]
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        if not len(indices):
+            return ByteRanges.of([])
+        numbers = np.unique(np.searchsorted(self._starts.array, indices, side="right") - 1)
+        return ByteRanges.joined(self._ranges(numbers.tolist()))
+
+    # -- whole columns
+
+    def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
+        """All values of a column, which may be one that is not read else: numbers as an array [n], others as a list.
+
+        Raises:
+            FormatError: a number is missing.
+        """
+        alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
+        spec, everything = alone.array_spec, range(len(alone))
+        out: Out = [None] * len(alone) if spec is None else np.empty((len(alone), *spec.shape), spec.dtype)
+        alone.read_columns(everything, {name: out})
+        return out
+
+
+def _nbytes_of(block: Block) -> int:
+    return block.nbytes

@@ -1,0 +1,629 @@
+"""TableDataset over Parquet and Arrow files as users see it: samples, columns, images, texts, files that are not as they should be."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from headrace import (
+    BudgetError,
+    ConfigError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    ImageDataset,
+    MemoryEfficientDataset,
+    MissingNameError,
+    SampleError,
+    TableDataset,
+    TextDataset,
+    create_dataloader,
+    open_dataset,
+    pack,
+)
+from headrace.testing.contract import DatasetContract, same
+from tests.datasets.remote_contract import RemoteDatasetContract
+
+pa = pytest.importorskip("pyarrow")  # in the extra `test`
+pq = pytest.importorskip("pyarrow.parquet")
+
+N = 57
+WRITERS = ("parquet", "arrow", "stream", "feather")
+"""Parquet; Arrow files and streams as they are, which are mapped; Feather, whose buffers are compressed."""
+
+
+def some_table(n: int = N, start: int = 0) -> Any:
+    """Columns of all kinds."""
+    rows = range(start, start + n)
+    random = np.random.default_rng(start)
+    vectors = random.random((n, 3), np.float32)
+    return pa.table({
+        "number": pa.array(rows, pa.int32()),
+        "truth": pa.array([row % 3 == 0 for row in rows]),
+        "half": pa.array(np.arange(n, dtype=np.float16)),
+        "real": pa.array([None if row % 7 == 6 else row / 3 for row in rows], pa.float64()),
+        "text": pa.array([None if row % 11 == 10 else f"Zeile {row} äöü" * (row % 3) for row in rows], pa.string()),
+        "word": pa.array([f"w{row % 4}" for row in rows], pa.string()).dictionary_encode(),
+        "blob": pa.array([bytes([row % 256]) * (row % 5) for row in rows], pa.large_binary()),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 3),
+        "ragged": pa.array([[float(item) for item in range(row % 4)] for row in rows], pa.list_(pa.float32())),
+        "nested": pa.array([[[1, 2], [row]] for row in rows], pa.list_(pa.list_(pa.int64()))),
+        "words": pa.array([["a", f"b{row}"] for row in rows]),
+        "inner": pa.array([{"x": row, "y": None if row % 2 else str(row)} for row in rows]),
+    })  # fmt: skip
+
+
+def write(path: Path, table: Any, kind: str = "parquet", rows: int = 10, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+    elif kind == "feather":
+        with (
+            pa.OSFile(str(path), "wb") as file,
+            pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out,
+        ):
+            out.write_table(table, max_chunksize=rows)
+    else:
+        new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as out:
+            out.write_table(table, max_chunksize=rows)
+    return path
+
+
+def name_of(kind: str) -> str:
+    return "a.parquet" if kind == "parquet" else "a.arrow"
+
+
+def expected(row: int, vectors: Any) -> dict[str, Any]:
+    return {
+        "number": torch.tensor(row, dtype=torch.int32),
+        "truth": torch.tensor(row % 3 == 0),
+        "half": torch.tensor(float(row), dtype=torch.float16),
+        "real": torch.tensor(math.nan if row % 7 == 6 else row / 3, dtype=torch.float64),
+        "text": None if row % 11 == 10 else f"Zeile {row} äöü" * (row % 3),
+        "word": f"w{row % 4}",
+        "blob": bytes([row % 256]) * (row % 5),
+        "vector": torch.from_numpy(vectors[row]),
+        "ragged": torch.arange(float(row % 4)),
+        "nested": [torch.tensor([1, 2]), torch.tensor([row])],
+        "words": ["a", f"b{row}"],
+        "inner": {"x": torch.tensor(row), "y": None if row % 2 else str(row)},
+    }
+
+
+# -- what samples are
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+def test_samples_are_dicts_of_values(kind: str, mode: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    vectors = np.random.default_rng(0).random((N, 3), np.float32)
+    with TableDataset(path, loading_mode=mode, progress=False) as dataset:
+        assert len(dataset) == N and dataset.blocks().tolist() == [10] * 5 + [7]
+        for row in (0, 9, 10, 33, 56, -1):
+            sample = dataset[row]
+            wanted = expected(row % N, vectors)
+            real, other = sample.pop("real"), wanted.pop("real")
+            assert same(sample, wanted) and torch.equal(torch.nan_to_num(real), torch.nan_to_num(other)) and real.dtype == other.dtype
+        assert dataset.source_of(12) == f"{path}, row 12"
+        assert list(dataset[0]) == list(expected(0, vectors))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_several_files_follow_one_another(kind: str, tmp_path: Path) -> None:
+    for number, n in enumerate((12, 0, 1, 25)):
+        write(tmp_path / f"{number}-{name_of(kind)}", some_table(n, 100 * number), kind)
+    with TableDataset(tmp_path, ["number", "text"]) as dataset:
+        wanted = [*range(12), 200, *range(300, 325)]
+        assert [int(sample["number"]) for sample in dataset] == wanted
+        assert dataset.source_of(13).endswith(f"3-{name_of(kind)}, row 0")
+        batch = dataset.__getitems__([37, 0, 12, 0])
+        assert [int(sample["number"]) for sample in batch] == [324, 0, 200, 0]
+
+
+def test_parquet_and_arrow_files_are_one_table(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{kind}.{'parquet' if kind == 'parquet' else 'arrow'}", some_table(7), kind) for kind in WRITERS]
+    with TableDataset(paths, "number") as dataset:
+        assert [int(sample) for sample in dataset] == [*range(7)] * 4
+        assert "row group" in dataset.explain() and "views of the mapped file" in dataset.explain()
+
+
+def test_one_column_alone_is_the_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    with TableDataset(path, "vector", target_name="number") as dataset:
+        vector, target = dataset[5]
+        assert vector.shape == (3,) and target == 5 and dataset.targets.dtype == np.int32
+        loader = create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)
+        assert "straight from storage" in loader.explain()
+        vectors, targets = next(iter(loader))
+        assert vectors.shape == (8, 3) and vectors.dtype == torch.float32 and targets.tolist() == list(range(8))
+        assert torch.equal(vectors[5], vector)
+    with TableDataset(path, "text") as texts, TableDataset(path, ["text"]) as dicts:
+        assert texts[2] == "Zeile 2 äöü" * 2 and dicts[2] == {"text": texts[2]}
+
+
+def test_columns_are_batched_without_samples(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    with TableDataset(path, ["number", "vector", "word", "truth"], target_name="half") as dataset:
+        loader = create_dataloader(dataset, batch_size=16, shuffle=True, num_workers=0, seed=2)
+        assert "column by column" in loader.explain()
+        fast = [pickle.loads(pickle.dumps(batch)) for batch in loader]
+        slow = create_dataloader(dataset.with_transform(lambda row: row), batch_size=16, shuffle=True, num_workers=0, seed=2)
+        assert same(fast, [pickle.loads(pickle.dumps(batch)) for batch in slow])
+        assert fast[0][0]["word"][0].startswith("w") and fast[0][0]["vector"].shape == (16, 3) and fast[0][1].dtype == torch.float64
+
+
+def test_targets_are_no_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    with TableDataset(path, target_name="word") as dataset:
+        row, target = dataset[6]
+        assert target == "w2" and "word" not in row and len(row) == 11
+    with pytest.raises(FormatError, match=r"row 10: target_name='text': there is no value \(null\)"):
+        TableDataset(path, target_name="text")
+
+
+def test_a_row_group_is_decoded_once_a_batch(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table(400), rows=20)
+    with TableDataset(path, ["number"]) as dataset:
+        loader = create_dataloader(dataset, batch_size=10, shuffle="block", num_workers=0, interleave=4, turns=2)
+        seen = torch.cat([batch["number"] for batch in loader])
+        assert sorted(seen.tolist()) == list(range(400))
+        assert 20 <= loader.get_stats()["chunks_decoded"] <= 20 + 4 * 2 - 1
+    with TableDataset(path, ["number"], max_memory_usage=900) as dataset:
+        pass
+    with pytest.raises(BudgetError, match=r"a chunk of TableSource takes .* when it is decoded"):
+        TableDataset(path, ["number"], max_memory_usage=50)
+
+
+def test_mapped_files_reserve_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", some_table(400), "stream", rows=400)
+    with TableDataset(path, ["number"], max_memory_usage=900) as dataset:
+        assert int(dataset[399]["number"]) == 399 and dataset.sample_source.block_nbytes == 0
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_pickles_and_workers_read_on(kind: str, tmp_path: Path, make_loader: Any) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    with TableDataset(path, ["number", "text"]) as dataset:
+        first = dataset[3]
+        with pickle.loads(pickle.dumps(dataset)) as copy:
+            assert same(copy[3], first) and copy.fingerprint == dataset.fingerprint
+        loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="forkserver")
+        assert [number for batch in loader for number in batch["number"].tolist()] == list(range(N))
+
+
+# -- images
+
+
+def encoded(number: int, size: tuple[int, int] = (20, 14), kind: str = "PNG") -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, kind)
+    return data.getvalue()
+
+
+def pictures(as_struct: bool, n: int = 24) -> Any:
+    images: list[Any] = [encoded(number) for number in range(n)]
+    if as_struct:
+        images = [{"bytes": image, "path": f"{number}.png"} for number, image in enumerate(images)]
+    return pa.table(
+        {"image": pa.array(images), "label": [number % 3 for number in range(n)], "caption": [f"no {number}" for number in range(n)]}
+    )
+
+
+@pytest.fixture
+def folder_of_pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(24):
+        (folder / f"{number:02}.png").write_bytes(encoded(number))
+    return folder
+
+
+@pytest.mark.parametrize("as_struct", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"image_size": 8, "normalize": False}, {"image_size": None, "color": "L"}, {"transform": np.asarray}]
+)
+def test_images_are_those_of_image_dataset(as_struct: bool, options: Any, folder_of_pictures: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pictures(as_struct))
+    plain = ImageDataset(folder_of_pictures, targets=[number % 3 for number in range(24)] and None, **options)
+    with TableDataset(path, image_column="image", target_name="label", **options) as dataset:
+        for number in (0, 13, 23):
+            image, target = dataset[number]
+            assert same(image, plain[number][0]) and target == number % 3
+    if options.get("image_size"):
+        loader = create_dataloader(TableDataset(path, image_column="image", target_name="label", **options), batch_size=6, num_workers=0)
+        assert "row by row" in loader.explain()
+        images, targets = next(iter(loader))
+        assert images.shape == (6, 3, 8, 8) and images.dtype == torch.uint8 and targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
+def test_images_among_other_columns(mode: str, folder_of_pictures: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pictures(True))
+    plain = ImageDataset(folder_of_pictures, targets=None, image_size=8)
+    with TableDataset(path, ["caption", "image"], image_column="image", image_size=8, loading_mode=mode, progress=False) as dataset:
+        sample = dataset[5]
+        assert list(sample) == ["caption", "image"] and sample["caption"] == "no 5" and same(sample["image"], plain[5][0])
+        batch = next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)))
+        assert batch["image"].shape == (4, 3, 8, 8) and batch["caption"] == [f"no {number}" for number in range(4)]
+
+
+def test_random_crops_of_images(tmp_path: Path) -> None:
+    from headrace import RandomHorizontalFlip, RandomResizedCrop
+
+    path = write(tmp_path / "a.parquet", pictures(False))
+    augment = [RandomResizedCrop(8), RandomHorizontalFlip()]
+    with TableDataset(path, image_column="image", transform=augment) as dataset:
+        dataset.set_epoch(1)
+        first = dataset[3][0]
+        assert first.shape == (3, 8, 8) and same(first, dataset[3][0])
+        dataset.set_epoch(2)
+        assert not same(first, dataset[3][0])
+
+
+@pytest.mark.falls_back
+def test_images_that_are_none(tmp_path: Path) -> None:
+    images = [encoded(0), None, b"no image", encoded(3)]
+    path = write(tmp_path / "a.parquet", pa.table({"image": images}))
+    with TableDataset(path, image_column="image", on_error="skip") as dataset:
+        assert len(next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)))[0]) == 2
+    with TableDataset(path, image_column="image") as dataset:
+        with pytest.raises(SampleError, match=r"sample 1 can't be decoded: .*row 1: column 'image' has no image \(null\) there"):
+            dataset[1]
+        with pytest.raises(SampleError, match="sample 2 can't be decoded"):
+            dataset[2]
+    path = write(tmp_path / "b.parquet", pa.table({"image": [{"bytes": None, "path": "a/b.png"}] * 2}, pa.schema({
+        "image": pa.struct({"bytes": pa.binary(), "path": pa.string()})})))  # fmt: skip
+    with TableDataset(path, image_column="image") as dataset, pytest.raises(SampleError, match=r"the path of an image .*'a/b.png'"):
+        dataset[0]
+    with pytest.raises(FormatError, match="image_column='label': the column is of type int64, and holds no images"):
+        TableDataset(write(tmp_path / "c.parquet", pictures(True)), image_column="label")
+
+
+# -- texts
+
+
+def words(n: int = 30) -> Any:
+    return pa.table(
+        {"text": [f"the mill wheel {number} turns" * (1 + number % 3) for number in range(n)], "label": [number % 2 for number in range(n)]}
+    )
+
+
+def test_texts_are_those_of_text_dataset(tmp_path: Path) -> None:
+    table = words()
+    path = write(tmp_path / "a.parquet", table)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    plain = TextDataset(tmp_path / "a.jsonl", max_length=20, target_field="label", cache_dir=tmp_path / "cache", progress=False)
+    with TableDataset(path, text_column="text", target_name="label", max_length=20) as dataset:
+        assert all(same(dataset[number], plain[number]) for number in range(30))
+        batches = [list(create_dataloader(one, batch_size=7, shuffle=False, num_workers=0)) for one in (dataset, plain)]
+        assert same(*batches)
+    with TableDataset(path, text_column="text", tokenizer=lambda text: [len(word) for word in text.split()]) as dataset:
+        assert dataset[0]["input_ids"].tolist() == [3, 4, 5, 1, 5] and dataset.lengths()[:2].tolist() == [22, 42 + 2]
+        loader = create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)
+        assert "padded at once" in loader.explain() and next(iter(loader))["attention_mask"].shape[0] == 4
+
+
+@pytest.mark.parametrize("mode", ["lazy", "cached"])
+def test_texts_among_other_columns(mode: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pictures(True))
+    options: dict[str, Any] = {"image_column": "image", "text_column": "caption", "image_size": 8, "loading_mode": mode}
+    with TableDataset(path, ["label"], **options) as dataset:
+        sample = dataset[3]
+        assert list(sample) == ["label", "image", "input_ids"] and sample["image"].shape == (3, 8, 8)
+        assert sample["input_ids"].tolist() == [ord(letter) + 2 for letter in "no 3"]
+    with TableDataset(path, target_name="label", **options) as dataset:
+        batch = next(iter(create_dataloader(dataset, batch_size=4, shuffle=False, num_workers=0)))
+        assert batch["image"].shape == (4, 3, 8, 8) and batch["input_ids"].shape == (4, 4) and batch["labels"].tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.falls_back
+def test_texts_that_are_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pa.table({"text": ["a", None, "c"], "n": [1, 2, 3]}))
+    for columns in (None, ["n"]):
+        with TableDataset(path, columns, text_column="text") as dataset:
+            with pytest.raises(SampleError, match=r"sample 1 can't be decoded: .* column 'text' has no text \(null\) there"):
+                dataset.__getitems__([0, 1])
+            assert dataset[2]["input_ids"].tolist() == [101]
+
+
+# -- arguments and files that make no sense
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"columns": ["number", "number"]}, "columns names a column twice"), ({"columns": []}, "columns must be the name of a column"),
+    ({"columns": 3}, "columns must be the name of a column"), ({"image_size": 8}, "image_size is for image_column: name the column"),
+    ({"tokenizer": len}, "tokenizer is for text_column"), ({"target_name": 3}, "target_name must be the name of one column"),
+    ({"image_column": "text", "text_column": "text"}, "image_column and text_column are both 'text'"),
+    ({"column": "number"}, "columns"), ({"text_column": "text", "max_length": 0}, "max_length must be"),
+])  # fmt: skip
+def test_arguments_that_make_no_sense(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    with pytest.raises(ConfigError, match=said):
+        TableDataset(path, **options)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_missing_column_lists_those_there_are(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    for options in ({"columns": "numbr"}, {"columns": ["text", "numbr"]}, {"target_name": "numbr"}):
+        with pytest.raises(MissingNameError, match=r"a\.\w+ has no column 'numbr'; it has: .*number"):
+            TableDataset(path, **options)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_type_that_is_refused_is_named(kind: str, tmp_path: Path) -> None:
+    table = some_table().append_column("when", pa.array([0] * N, pa.timestamp("us")))
+    table = table.append_column("deep", pa.array([[{"a": 1}]] * N, pa.list_(pa.struct({"a": pa.decimal128(5, 2)}))))
+    path = write(tmp_path / name_of(kind), table, kind)
+    with pytest.raises(
+        FormatError, match=r"column 'when' is of type timestamp\[us\], which no tensor can hold: leave it out with columns="
+    ):
+        TableDataset(path)
+    with pytest.raises(FormatError, match=r"column 'deep' is of type decimal128\(5, 2\)"):
+        TableDataset(path, "deep")
+    with TableDataset(path, ["number"]) as dataset:
+        assert len(dataset) == N
+
+
+@pytest.mark.falls_back
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_missing_number_is_an_error_of_its_sample(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), pa.table({"n": pa.array([1, None, 3]), "m": [1, 2, 3]}), kind)
+    said = r"sample 1 can't be read: .*row 1: column 'n' has no value \(null\) there, and int64 has none"
+    with TableDataset(path) as dataset, pytest.raises(SampleError, match=said):
+        list(create_dataloader(dataset, batch_size=3, shuffle=False, num_workers=0))
+    with TableDataset(path, on_error="skip") as dataset:
+        (batch,) = create_dataloader(dataset, batch_size=3, shuffle=False, num_workers=0)
+        assert batch["n"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_files_that_differ_are_no_table(kind: str, tmp_path: Path) -> None:
+    write(tmp_path / f"0{name_of(kind)}", pa.table({"n": [1], "x": [0.5]}), kind)
+    write(tmp_path / f"1{name_of(kind)}", pa.table({"n": ["a"], "x": [0.5]}), kind)
+    with pytest.raises(FormatError, match=r"can't be one table: column 'n' is string here, and int64 there"):
+        TableDataset(tmp_path)
+    with TableDataset(tmp_path, "x") as dataset:
+        assert len(dataset) == 2
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_that_is_cut_short(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    whole = path.read_bytes()
+    for size in (0, 3, 9, len(whole) // 2, len(whole) - 12 if kind != "stream" else len(whole) - 100):
+        path.write_bytes(whole[:size])
+        with pytest.raises(FormatError, match=r"a\.(parquet|arrow) is (empty|no (Parquet|Arrow) file, or a damaged one)"):
+            TableDataset(path)
+    path.write_bytes(b"<html>" * 50)
+    with pytest.raises(FormatError, match=r"is no (Parquet|Arrow) file"):
+        TableDataset(path)
+
+
+def test_a_row_group_that_is_cut_short(tmp_path: Path) -> None:
+    """The footer is sound, and says of a row group more than there is."""
+    path = write(tmp_path / "a.parquet", some_table(), compression="none")
+    data, group = path.read_bytes(), pq.read_metadata(path).row_group(3)
+    first, last = group.column(0), group.column(group.num_columns - 1)
+    start, end = (one.dictionary_page_offset or one.data_page_offset for one in (first, last))
+    stop = end + last.total_compressed_size
+    path.write_bytes(data[: start + 20] + bytes(stop - start - 20) + data[stop:])
+    with TableDataset(path) as dataset:
+        assert dataset[29]["words"] == ["a", "b29"]
+        with pytest.raises(SampleError, match=r"sample 33 can't be read: .*a\.parquet, row 33.*a\.parquet, row group 3 is damaged"):
+            dataset[33]
+    with TableDataset(path, on_error="skip") as dataset:
+        assert len(dataset.__getitems__([28, 29, 33, 40])) == 3
+    path.write_bytes(data[:4] + data[start:])  # all that lies before is gone: the footer's places lead behind the end
+    with pytest.raises(
+        FormatError, match=r"row group \d+ would lie at bytes .*, and the row groups of the file end at byte .*: it is cut short"
+    ):
+        TableDataset(path)
+
+
+def test_a_record_batch_that_is_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", some_table(), "feather")
+    data = bytearray(path.read_bytes())
+    with TableDataset(path, "text") as dataset:
+        start, stop = (int(one.array[2]) for one in (dataset.sample_source.tables[0]._starts, dataset.sample_source.tables[0]._stops))
+    middle = data.index(bytes.fromhex("28b52ffd"), start)  # a zstd frame
+    data[middle : stop - 8] = bytes(stop - 8 - middle)
+    path.write_bytes(data)
+    with TableDataset(path, "text") as dataset:
+        assert dataset[0] == ""
+        with pytest.raises(SampleError, match=r"sample 21 can't be read: .*row 21.* record batch 2 is damaged"):
+            dataset[21]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_that_changes_is_not_read_on(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    with TableDataset(path, ["number"], on_error="skip") as dataset:
+        dataset[0]
+        os.utime(path, (1, 1))
+        with pytest.raises(FileChangedError, match="has been changed since it was opened"):
+            dataset[1]
+
+
+def test_the_splits_of_a_data_set_are_no_table(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / "saved" / split / "data-00000-of-00001.arrow", words(), "stream")
+        write(tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet", words())
+        (tmp_path / "saved" / split / "state.json").write_text("{}")
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for folder in (tmp_path / "saved", tmp_path / "hub"):
+        with pytest.raises(
+            FormatError, match=r"holds the splits of a data set \(test, train\), which are not one table: pass the files of one"
+        ):
+            TableDataset(folder)
+    for path in (tmp_path / "saved" / "train", str(tmp_path / "hub/data/train-*.parquet"), [tmp_path / "saved" / "test"]):
+        with open_dataset(path, columns=["label"]) as dataset:
+            assert len(dataset) == 30
+
+
+def test_what_huggingface_caches_is_no_part_of_a_table(tmp_path: Path) -> None:
+    write(tmp_path / "data-00000-of-00001.arrow", words(), "stream")
+    write(tmp_path / "cache-0123456789abcdef.arrow", words(3), "stream")
+    (tmp_path / "state.json").write_text("{}")
+    with open_dataset(tmp_path) as dataset:
+        assert type(dataset) is TableDataset and len(dataset) == 30
+
+
+def test_shapes_and_classes_of_huggingface(tmp_path: Path) -> None:
+    features = {"x": {"_type": "Array2D", "shape": [2, 3], "dtype": "int32"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    schema = pa.schema(
+        {"x": pa.list_(pa.list_(pa.int32())), "label": pa.int64()}, {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    table = pa.table({"x": [[[1, 2, 3], [4, 5, row]] for row in range(12)], "label": [row % 2 for row in range(12)]}, schema)
+    for kind in WRITERS:
+        path = write(tmp_path / kind / name_of(kind), table, kind, rows=5)
+        with TableDataset(path, ["x"], target_name="label") as dataset:
+            assert dataset[7][0]["x"].tolist() == [[1, 2, 3], [4, 5, 7]] and dataset.classes == ["cat", "dog"]
+            rows, labels = next(iter(create_dataloader(dataset, batch_size=6, shuffle=False, num_workers=0)))
+            assert rows["x"].shape == (6, 2, 3) and labels.tolist() == [0, 1] * 3
+            assert dataset.class_to_idx == {"cat": 0, "dog": 1}
+
+
+# -- beside other functions
+
+
+def test_open_dataset_finds_tables_by_name_and_content(tmp_path: Path) -> None:
+    for kind in WRITERS:
+        path = write(tmp_path / kind / name_of(kind), some_table(), kind)
+        other = path.rename(path.with_name("without_ending"))
+        with open_dataset(other, columns="number") as dataset:
+            assert type(dataset) is TableDataset and int(dataset[5]) == 5
+    with pytest.raises(ConfigError, match=r"columns is an option for .*tables, and here are texts"):
+        (tmp_path / "a.txt").write_text("x")
+        open_dataset(tmp_path / "a.txt", columns="number")
+    with MemoryEfficientDataset(tmp_path / "parquet" / "without_ending", columns=["number"], progress=False) as dataset:
+        assert int(dataset[5]["number"]) == 5
+    with pytest.raises(DataNotFoundError, match=r"there is 1 \.parquet: use TableDataset"):
+        ImageDataset(write(tmp_path / "one" / "a.parquet", words()).parent)
+
+
+def test_tables_are_packed(tmp_path: Path) -> None:
+    from headrace import HDF5Dataset
+
+    path = write(tmp_path / "a.parquet", some_table())
+    with TableDataset(path, ["number", "vector"], target_name="half") as dataset:
+        pack(dataset, tmp_path / "rows.h5", workers=1, progress=False)
+        with HDF5Dataset(tmp_path / "rows.h5", target_name="targets") as packed:
+            assert (
+                torch.equal(packed[7][0]["vector"], dataset[7][0]["vector"])
+                and packed[7][1] == 7
+                and packed.fingerprint == dataset.fingerprint
+            )
+    with TableDataset(path, "text", on_error="skip") as dataset, pytest.raises(ConfigError, match="can't be packed"):
+        pack(dataset.subset([10]), tmp_path / "none.h5", workers=1, progress=False)
+    with TableDataset(path, "word") as dataset:
+        pack(dataset, tmp_path / "words.h5", workers=1, progress=False)
+        with HDF5Dataset(tmp_path / "words.h5") as packed:
+            assert packed[6] == "w2"
+    images = write(tmp_path / "b.parquet", pictures(True))
+    with TableDataset(images, image_column="image", target_name="label", image_size=8, normalize=False) as dataset:
+        pack(dataset, tmp_path / "images.h5", workers=1, progress=False)
+        with HDF5Dataset(tmp_path / "images.h5", target_name="targets") as packed:
+            assert same(packed[4], dataset[4])
+    with TableDataset(images, text_column="caption") as dataset, pytest.raises(ConfigError, match=r"texts of a table .* TextDataset"):
+        pack(dataset, tmp_path / "texts.h5", workers=1, progress=False)
+
+
+# -- the contracts
+
+
+class _Contract(DatasetContract):
+    kind = "parquet"
+
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path) -> None:
+        self.path = write(tmp_path / name_of(self.kind), some_table(48), self.kind, rows=5)
+
+    def make(self, **options: Any) -> TableDataset:
+        return TableDataset(self.path, ["number", "vector", "blob"], **options)
+
+    def make_bad(self, **options: Any) -> tuple[TableDataset, list[int]]:
+        path = self.path.with_name(f"bad-{self.path.name}")
+        if not path.exists():
+            numbers = pa.array([None if row in (6, 31) else row for row in range(40)], pa.int32())
+            write(path, pa.table({"number": numbers, "word": [str(row) for row in range(40)]}), self.kind, rows=5)
+        return TableDataset(path, **options), [6, 31]
+
+
+@pytest.mark.falls_back
+class TestParquet(_Contract):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.falls_back
+class TestMapped(_Contract):
+    kind = "stream"
+
+
+@pytest.mark.slow
+@pytest.mark.falls_back
+class TestFeather(_Contract):
+    kind = "feather"
+
+
+@pytest.mark.slow
+class TestOneColumn(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path) -> None:
+        self.path = write(tmp_path / "a.parquet", some_table(48), rows=5)
+
+    def make(self, **options: Any) -> TableDataset:
+        return TableDataset(self.path, "vector", target_name="number", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.falls_back
+class TestImages(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path) -> None:
+        self.path = write(tmp_path / "a.parquet", pictures(True), rows=5)
+
+    def make(self, **options: Any) -> TableDataset:
+        return TableDataset(self.path, image_column="image", target_name="label", image_size=8, transform_input="tensor", **options)
+
+
+class TestRemoteParquet(RemoteDatasetContract):
+    names = ("a.parquet", "b.parquet")
+    has_index = False
+
+    def write(self, folder: Path) -> None:
+        for number, name in enumerate(self.names):
+            write(folder / name, some_table(40, 100 * number), rows=8)
+
+    def make(self, paths: list[str], **options: Any) -> TableDataset:
+        return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, **options})
+
+
+@pytest.mark.slow
+class TestRemoteStream(TestRemoteParquet):
+    names = ("a.arrow", "b.arrow")
+    has_index = True
+    kind = "stream"
+
+    def write(self, folder: Path) -> None:
+        for number, name in enumerate(self.names):
+            write(folder / name, some_table(40, 100 * number), self.kind, rows=8)
+
+
+@pytest.mark.slow
+class TestRemoteFeather(TestRemoteStream):
+    kind = "feather"
