@@ -132,7 +132,7 @@ def test_an_array_is_named_through_a_link(tmp_path: Path) -> None:
 
 def test_an_array_is_named_beyond_those_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(tmp_path / "all.h5")
-    monkeypatch.setattr("headrace.inspecting.hdf5_nodes.MOST_NODES", 3)
+    monkeypatch.setattr("headrace.inspecting.nodes.hdf5.MOST_NODES", 3)
     report = inspect(tmp_path / "all.h5", dataset_name="names")
     assert len(report.nodes) == 3 and report.samples == ROWS and report.access[0].name == "names"
 

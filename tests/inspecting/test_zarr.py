@@ -191,8 +191,8 @@ def test_chunks_that_were_never_written(tmp_path: Path) -> None:
 
 
 def test_millions_of_chunks_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.inspecting.zarr_nodes._COUNTED", 100)
-    monkeypatch.setattr("headrace.inspecting.zarr_nodes._SAMPLED", 50)
+    monkeypatch.setattr("headrace.inspecting.nodes.zarr._COUNTED", 100)
+    monkeypatch.setattr("headrace.inspecting.nodes.zarr._SAMPLED", 50)
     array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 4), chunks=(1, 4), dtype="u1", compressors=None, fill_value=9)
     array[:] = 1
     (node,) = inspect(tmp_path / "a.zarr").nodes

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.hdf5_nodes import Episodes, episodes_in, node_of, walked, writer_of
+from headrace.inspecting.nodes.hdf5 import Episodes, episodes_in, node_of, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell

@@ -12,9 +12,9 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
+from headrace.inspecting.nodes.zarr import node_of, zarr_nodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sparse import find_matrix, tell
-from headrace.inspecting.zarr_nodes import node_of, zarr_nodes
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
