@@ -23,6 +23,7 @@ from headrace import (
     ImageDataset,
     LoadingMode,
     RemoteOptions,
+    SparseDataset,
     StreamingDataset,
     TableDataset,
     TextDataset,
@@ -161,11 +162,8 @@ def test_common_options_are_those_of_base_dataset() -> None:
 
 
 def test_open_options_are_those_of_the_formats() -> None:
-    of_formats = {
-        name
-        for one in (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, TableDataset)
-        for name in inspect.signature(one).parameters
-    }
+    formats = (ImageDataset, TextDataset, HDF5Dataset, EpisodeDataset, ZarrDataset, SparseDataset, TableDataset)
+    of_formats = {name for one in formats for name in inspect.signature(one).parameters}
     assert set(get_type_hints(OpenOptions)) == of_formats - {"data_path", "options"} | set(get_type_hints(PathOptions))
 
 
