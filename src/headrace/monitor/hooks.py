@@ -13,7 +13,7 @@ from headrace.arguments import check_callable, check_seconds
 from headrace.errors import ConfigError
 from headrace.monitor.stats import STAGES
 
-_SECONDS = tuple(f"{stage}_seconds" for stage in (*STAGES, "work"))
+_SECONDS = tuple((stage, f"{stage}_seconds") for stage in STAGES)
 
 
 class BatchTimes(NamedTuple):
@@ -104,8 +104,8 @@ class Hooks:
         if self._on_batch:
             counts = report["counts"]
             first = report["epoch"], report["step"], report["samples"], wait, step
-            last = report["pid"], report["began"], received, recent
-            times = BatchTimes._make((*first, *[counts.get(name, 0.0) for name in _SECONDS], *last))
+            last = counts["work_seconds"], report["pid"], report["began"], received, recent
+            times = BatchTimes._make((*first, *[counts.get(name, 0.0) for _, name in _SECONDS], *last))
             for function in list(self._on_batch.values()):
                 function(times)
         for threshold, slow in list(self._on_slow.values()):
@@ -114,8 +114,8 @@ class Hooks:
 
     def _slower(self, report: dict[str, Any], threshold: float) -> Iterator[SlowStage]:
         counts, slowest = report["counts"], report["slowest"]
-        for stage in STAGES:
-            seconds, index = slowest[stage] if stage in slowest else (counts.get(f"{stage}_seconds", 0.0), None)
+        for stage, name in _SECONDS:
+            seconds, index = slowest[stage] if stage in slowest else (counts.get(name, 0.0), None)
             if seconds > threshold:
                 path = self._source_of(index) if index is not None else None
                 yield SlowStage(stage, seconds, index, path, report["epoch"], report["step"], report["pid"])

@@ -57,7 +57,8 @@ class Finisher:
         samples: list[Any] = []
         indices: list[int] = []
         with self._restoring(dataset, is_random):
-            last, seconds, start = None, [0.0] * len(values), time.perf_counter()
+            last, seconds, clock = None, [0.0] * len(values), time.perf_counter
+            start = clock()
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 if not isinstance(value, SampleError):
                     last = _key(dataset, request, number)
@@ -67,7 +68,7 @@ class Finisher:
                     failure, made = failure or value, replacement(index, dataset.source_of(index), value)
                 samples += made
                 indices += [index] * len(made)
-                now = time.perf_counter()
+                now = clock()
                 seconds[number], start = now - start, now
             dataset.sample_reader.count_each("transform", seconds)
             dataset.sample_reader.counts["transform_seconds"] += sum(seconds)

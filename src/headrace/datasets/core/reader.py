@@ -108,15 +108,7 @@ class SampleReader:
 
     def timed(self, stage: str, function: Callable[[int], Any], count: int) -> list[Any]:
         """What a function gives for each position of a batch, by the threads that decode; notes which one took longest."""
-        seconds, clock = [0.0] * count, time.perf_counter
-
-        def run(number: int) -> Any:
-            start = clock()
-            made = function(number)
-            seconds[number] = clock() - start
-            return made
-
-        made = self.threads.map(run, count)
+        made, seconds = self.threads.timed_map(function, count)
         self.count_each(stage, seconds)
         return made
 

@@ -6,6 +6,7 @@ many workers, and share its memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils.data import get_worker_info
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import renew_after_fork
 from headrace.order import detect_world
-from headrace.storage.parallel import map_in
+from headrace.storage.parallel import map_parts
 
 SHARE = 0.75
 """The part of a machine's cores that loads data; the rest is the training's."""
@@ -79,10 +80,28 @@ class WorkerThreads:
 
     def map(self, function: Callable[[int], Any], count: int) -> list[Any]:
         """What a function gives for 0 to count - 1; raises what it raises for the first of them that fails, when all are done."""
+        return self._in_parts(lambda part: [function(number) for number in part], count)
+
+    def timed_map(self, function: Callable[[int], Any], count: int) -> tuple[list[Any], list[float]]:
+        """As `map`, and the seconds that each number took."""
+        seconds, clock = [0.0] * count, time.perf_counter
+
+        def run(part: range) -> list[Any]:
+            made, last = [], clock()
+            for number in part:
+                made.append(function(number))
+                now = clock()
+                seconds[number], last = now - last, now
+            return made
+
+        return self._in_parts(run, count), seconds
+
+    def _in_parts(self, run: Callable[[range], list[Any]], count: int) -> list[Any]:
+        """What a function gives for parts of 0 to count - 1, as one list."""
         self._look()
         if self._number == 1 or count < 2:
-            return [function(number) for number in range(count)]
-        return map_in(self._threads(), self._number, function, count)
+            return run(range(count))
+        return map_parts(self._threads(), self._number, run, count)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()
