@@ -179,6 +179,12 @@ def test_an_error_of_a_thread_that_reads_is_raised() -> None:
         reading_gain(dataset, requests, 20.0)
 
 
+def test_a_cache_is_filled_as_in_a_training() -> None:
+    with Slow(mode="cached") as dataset:
+        profile_dataloader(loader_of(dataset), seconds=1)
+        assert dataset.mode.stats()["held"] == 96
+
+
 def test_a_cache_is_not_filled_by_the_way() -> None:
     dataset, before = Slow(read=0.002), threading.active_count()
     profile_dataloader(loader_of(dataset), rest, SECONDS)

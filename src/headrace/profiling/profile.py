@@ -39,7 +39,7 @@ def profile_dataloader(loader: DataLoader[Any], step: Step | None = None, second
 
     The loop runs as in a training, with the step, and beside it the step with batches that lie in memory: more cannot be gained from data.
     Then the loader runs alone, and each stage by itself in this process. A copy of the loader is measured; the loader itself is left alone,
-    and the global random generators are put back.
+    and the global random generators are put back. A dataset in mode "cached" or "eager" fills its store, as in a training.
 
     ::
 
