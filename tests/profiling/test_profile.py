@@ -108,9 +108,9 @@ def test_the_slow_stage_is_named(dataset: Any, options: dict[str, Any], limit: s
 
 
 def test_a_slow_step_has_nothing_to_gain() -> None:
-    profile = profile_dataloader(loader_of(Slow()), lambda batch: time.sleep(0.05), SECONDS)
+    profile = profile_dataloader(loader_of(Slow()), lambda batch: time.sleep(0.2), SECONDS)
     assert profile.limit == "step" and not profile.is_limited_by_data and profile.advice == []
-    assert step_ms(profile.verdict) >= 50
+    assert step_ms(profile.verdict) >= 200
     assert "step" in {stage.name for stage in profile.stages if stage.is_limit}
 
 
@@ -405,7 +405,7 @@ def loader():
     return made[-1]
 
 def step(batch):
-    time.sleep(0.08)
+    time.sleep(0.2)
 
 def broken(batch):
     raise ValueError("no such loss")
@@ -429,7 +429,7 @@ def test_the_command(program: str, ending: str, tmp_path: Path, capsys: pytest.C
     command = ["profile", f"{program}{ending}:loader", "--step", f"{program}:step", "--seconds", "2", "--html", str(page)]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert step_ms(shown) >= 80 and f"written: {page}" in shown
+    assert step_ms(shown) >= 200 and f"written: {page}" in shown
     assert page.read_text().startswith("<!doctype html>")
 
 
