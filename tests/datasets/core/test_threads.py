@@ -67,6 +67,31 @@ def test_in_the_training_s_process_threads_copy_and_no_more(monkeypatch: pytest.
     ended(threads)
 
 
+class Clock(threading.local):
+    """Seconds of each thread, which a function lets go by."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_each_number_is_timed_by_itself(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, threads = Clock(), WorkerThreads()
+    several(monkeypatch, number)
+    monkeypatch.setattr(threads_module.time, "perf_counter", clock)
+
+    def linger(one: int) -> int:
+        clock.now += one
+        return 2 * one
+
+    made, seconds = threads.timed_map(linger, 40)
+    assert made == [2 * one for one in range(40)] and seconds == list(range(40)) and threads.timed_map(linger, 0) == ([], [])
+    if number > 1:
+        ended(threads)
+
+
 @pytest.mark.parametrize(("torchs", "nbytes"), [(1, 10 << 20), (4, 1 << 20)])
 def test_none_where_torch_has_one_or_little_is_to_copy(monkeypatch: pytest.MonkeyPatch, torchs: int, nbytes: int) -> None:
     monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: torchs)
