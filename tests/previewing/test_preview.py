@@ -21,6 +21,7 @@ from headrace.cli.preview import _for_iterm, _for_kitty, _way_of_terminal
 from headrace.errors import ConfigError
 from headrace.previewing import draw_sheet, preview, table_lines
 from headrace.previewing.panels import pictures_of, value_range
+from tests.data.labelled import make_coco, make_masks
 
 
 def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
@@ -116,7 +117,33 @@ def test_a_dataset_without_samples(tmp_path: Path) -> None:
         preview(tmp_path / "a.zarr")
 
 
+def test_boxes_are_drawn_and_objects_counted(tmp_path: Path) -> None:
+    folder = make_coco(tmp_path, 6)
+    shown = preview(folder / "images", targets=folder / "instances.json", count=6, shuffle=False, image_size=(48, 64))
+    assert [item.caption for item in shown.items][:5] == ["1 mill", "1 mill, 1 wheel", "2 mill, 1 wheel", "1 mill", "0 objects"]
+    sheet = np.asarray(draw_sheet(shown, cell=64))
+    assert (sheet == (250, 60, 180)).all(axis=-1).sum() > 200
+
+
+def test_masks_are_drawn_beside_their_images(tmp_path: Path) -> None:
+    folder = make_masks(tmp_path, 6)
+    shown = preview(folder / "images", targets=folder / "masks", count=6, image_size=16)
+    assert all(item.value.shape == (3, 16, 16) and item.target.shape == (16, 16) and not item.caption for item in shown.items)
+
+
 # -- the command
+
+
+def test_the_command_takes_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_coco(tmp_path, 6)
+    command = ["preview", str(folder / "images"), "--targets", str(folder / "instances.json"), "-o", str(tmp_path / "a.png"), "--json"]
+    assert main(command) == 0
+    assert {one["caption"] for one in json.loads(capsys.readouterr().out)["samples"]} == {
+        "1 mill",
+        "1 mill, 1 wheel",
+        "2 mill, 1 wheel",
+        "0 objects",
+    }
 
 
 def test_the_command_writes_a_picture(

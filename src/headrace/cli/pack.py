@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunks", type=count, metavar="N", help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"
     )
-    parser.add_argument("--targets", metavar="CSV", help="CSV file of rows file,target, in place of class folders; none: no targets")
+    parser.add_argument("--targets", metavar="CSV", help="a table of labels by file, in place of class folders; none: no targets")
+    parser.add_argument("--target-name", metavar="NAME", help="of that table: the column of the targets (default: the only one)")
     parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
@@ -222,7 +223,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.hdf5.files import is_hdf5
     from headrace.storage.hdf5.packed import packed_info
 
-    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets}
+    of_images = {"image_size": given.size, "color": given.color, "targets": given.targets, "target_name": given.target_name}
     of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
     of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")}
     of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)
@@ -232,7 +233,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
     if (texts or given.end_token is not None) and (images or given.store is not None):
-        raise ConfigError("--store, --size, --color and --targets are for images, and what else is said is for texts")
+        raise ConfigError("--store, --size, --color, --targets and --target-name are for images, and what else is said is for texts")
     if (images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
         if texts:

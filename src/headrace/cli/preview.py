@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
     parser.add_argument("--transform", metavar="MODULE:NAME", help="a callable, or FILE.py:NAME; the working folder comes first")
     parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
-    parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels")
+    parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels; of a table: a column")
+    parser.add_argument("--targets", metavar="PATH", help="of images: a folder of masks, annotations of COCO, or a table of labels")
     parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
     parser.add_argument("--encoding", help="of texts (default: utf-8)")
     parser.add_argument("--cell", type=number(1, _MOST), default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
@@ -59,7 +60,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     """Takes a batch, and draws it."""
     from headrace.previewing import draw_sheet, preview, table_lines
 
-    names = ("dataset_name", "target_name", "patch_shape", "encoding")
+    names = ("dataset_name", "target_name", "targets", "patch_shape", "encoding")
     options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     transform = None if given.transform is None else _transform_of(given.transform)
     _check_output(given.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Item:
         target: an array to be drawn beside it, such as labels of voxels; None: the caption says it.
         ids, mask: of a text: its tokens [length] and 1 where they are no padding.
         text: what the tokens stand for; None: nobody can say.
+        boxes: [objects, 4], edges of objects in pixels of the input: left, top, right, bottom; None: it has none.
     """
 
     index: int | None
@@ -41,6 +43,7 @@ class Item:
     ids: npt.NDArray[np.int64] | None = None
     mask: npt.NDArray[np.int64] | None = None
     text: str | None = None
+    boxes: npt.NDArray[Any] | None = None
 
     @property
     def padding(self) -> int:
@@ -178,12 +181,22 @@ def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
         ]
     array, mark = _array(value), _array(target)
     is_drawn = mark is not None and mark.ndim >= 2
-    if target is not None and not is_drawn:
+    boxes = _array(target.get("boxes")) if isinstance(target, Mapping) else None
+    if isinstance(target, Mapping) and boxes is not None:
+        said.append(_objects(target, getattr(dataset, "class_to_idx", {})))
+    elif target is not None and not is_drawn:
         said.append(_said(target, classes))
     where = dataset.source_of(index) if index is not None and not isinstance(dataset, StreamingDataset) else ""
     if array is None and isinstance(value, str):
         return Item(index, where, ", ".join(said), text=value)
-    return Item(index, where, ", ".join(said), array, mark if is_drawn else None)
+    return Item(index, where, ", ".join(said), array, mark if is_drawn else None, boxes=boxes)
+
+
+def _objects(target: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
+    """How many objects of which classes there are: "2 mill, 1 wheel"."""
+    names = {number: name for name, number in numbers.items()}
+    counts = Counter(names.get(label, str(label)) for label in target["labels"].tolist()) if "labels" in target else Counter[str]()
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or f"{len(target['boxes'])} objects"
 
 
 def _text_item(fields: dict[str, Any], index: int | None, dataset: Any, classes: list[str]) -> Item:

@@ -17,6 +17,7 @@ from headrace.previewing.table import row_of
 
 _MARGIN, _GAP, _LINE = 16, 10, 16
 _INK, _PALE, _PAPER, _FRAME = (24, 24, 27), (113, 113, 122), (250, 250, 250), (212, 212, 216)
+_BOX = (250, 60, 180)
 _PAD, _TOKEN = (253, 224, 71), (255, 255, 255)
 _TEXT_WIDTH, _TEXT_COLUMNS = 1100, 150  # pixels of a table of texts, and letters in a row of it
 _NARROWEST, _WIDEST = 480, 1100
@@ -84,7 +85,7 @@ def _contact_sheet(shown: Preview, cell: int, columns: int) -> Image.Image:
         left = _MARGIN + number % columns * (wide + _GAP)
         top = head + number // columns * (high + _GAP)
         for place, picture in enumerate(some):
-            _paste(sheet, draw, picture, left + place * (cell + 4), top, cell)
+            _paste(sheet, draw, picture, left + place * (cell + 4), top, cell, item.boxes if place == 0 else None)
         if not some:
             draw.rectangle((left, top, left + cell - 1, top + cell - 1), outline=_FRAME)
             text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // 7)
@@ -102,14 +103,16 @@ def _pictures(item: Item, limits: tuple[float, float]) -> list[Any]:
     return found + (pictures_of(item.target, (0.0, 1.0), is_labels=True) if item.target is not None else [])
 
 
-def _paste(sheet: Image.Image, draw: Any, picture: Any, left: int, top: int, cell: int) -> None:
-    """A picture in the middle of its cell, as large as fits: small ones with sharp pixels."""
+def _paste(sheet: Image.Image, draw: Any, picture: Any, left: int, top: int, cell: int, boxes: Any) -> None:
+    """A picture in the middle of its cell, as large as fits: small ones with sharp pixels; and the boxes of the objects in it."""
     image = Image.fromarray(picture)
     scale = cell / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR)
     x, y = left + (cell - size[0]) // 2, top + (cell - size[1]) // 2
     sheet.paste(image, (x, y))
+    for x0, y0, x1, y1 in () if boxes is None else boxes * scale:
+        draw.rectangle((x + x0, y + y0, x + max(x0, x1 - 1), y + max(y0, y1 - 1)), outline=_BOX)
     draw.rectangle((x - 1, y - 1, x + size[0], y + size[1]), outline=_FRAME)
 
 
