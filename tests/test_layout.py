@@ -137,8 +137,8 @@ INSIDE: dict[str, list[str]] = {
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
     "storage": [
-        *("parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "sparse", "table", "tar", "text"),
-        *("tokens", "kinds", "read_rows"),
+        *("blocks", "parallel", "source", "concat", "files", "pairs", "class_folders", "arrays", "hdf5", "zarr", "sparse", "table"),
+        *("tar", "text", "tokens", "kinds", "read_rows"),
     ],
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types included."""

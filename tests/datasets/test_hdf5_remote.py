@@ -62,8 +62,7 @@ def far_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.arrays.packed.BLOCK_BYTES", 8_000)
-    monkeypatch.setattr("headrace.storage.arrays.rows.BLOCK_BYTES", 8_000)
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8_000)
 
 
 def epoch_of(loader: Any) -> list[Any]:

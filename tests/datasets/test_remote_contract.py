@@ -93,7 +93,7 @@ class TestLines(TestTextFiles):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.text.source.BLOCK", 100)
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 100)
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
         return TextDataset(paths, unit="line", **{"progress": False, **options})
@@ -117,7 +117,7 @@ class TestTokens(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.tokens.source.BLOCK_BYTES", 300)
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 300)
 
     def write(self, folder: Path) -> None:
         (folder / "a.jsonl").write_text("".join(json.dumps({"text": "wheel " * (n % 5)}) + "\n" for n in range(60)))
@@ -181,7 +181,7 @@ class TestTarShards(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.tar.source.BLOCK_BYTES", 8 << 10)
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
 
     def write(self, folder: Path) -> None:
         for name in self.names:

@@ -505,7 +505,7 @@ def test_matrices_without_rows_or_values(tmp_path: Path) -> None:
 
 
 def test_blocks_are_chunks(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.sparse.source.BLOCK_BYTES", 1)
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 1)
     dataset = SparseDataset(files["HDF5, gzip"])
     sizes, indptr = dataset.blocks(), csr_of(DENSE)["indptr"]
     assert sizes is not None and sizes.sum() == ROWS and len(sizes) > 4

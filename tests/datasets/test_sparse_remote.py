@@ -25,7 +25,7 @@ class TestH5AD(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.sparse.source.BLOCK_BYTES", 400)
+        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 400)
 
     def write(self, folder: Path) -> None:
         for name in self.names:

@@ -86,9 +86,9 @@ def test_few_blocks_make_few_turns_and_so_few_workers(machine: Any) -> None:
 
     class Blocks(SquareDataset):
         def blocks(self) -> Any:
-            return np.ones(256, np.int64)  # 64 lanes a turn, 4 turns
+            return np.ones(256, np.int64)  # 8 lanes a turn, 24 turns
 
-    assert workers_of(Blocks().subset(np.arange(256) % 32), shuffle="block").num_workers == 4
+    assert workers_of(Blocks().subset(np.arange(256) % 32), shuffle="block").num_workers == 8
 
 
 def test_a_given_number_of_workers_counts_whatever_the_turns(machine: Any) -> None:

@@ -8,11 +8,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from headrace import HeadraceWarning, ImageDataset, StateError
+from headrace import HDF5Dataset, HeadraceWarning, ImageDataset, StateError
 from headrace.testing.contract import RandomProbe, same
 from tests.testing.test_contract import SquareDataset
 
@@ -226,6 +228,36 @@ def test_an_adopted_block_order_may_be_resumed(loader_of: Any) -> None:
     again = loader_of(shuffle="block")
     again.load_state_dict(loader.state_dict())
     assert indices(again) == indices(loader_of(shuffle="block"))[3:]
+
+
+@pytest.mark.quick_every(1)
+@pytest.mark.parametrize("kind", ["raw", "gzip"])
+def test_state_of_former_blocks_gives_their_order(loader_of: Any, tmp_path: Path, kind: str) -> None:
+    """Of a time when blocks that may be cut anywhere had 2 MiB, and lanes went in 12 turns."""
+    rows, width = {"raw": (1200, 1 << 13), "gzip": (6400, 16)}[kind]
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        layout = {} if kind == "raw" else {"chunks": (4, width), "compression": "gzip"}
+        file.create_dataset("data", data=np.arange(rows)[:, None] + np.zeros((1, width), np.int64), **layout)
+    dataset = HDF5Dataset(tmp_path / "rows.h5")
+    former, now = (dataset.epoch_order("block", 5, 0, 6, former=which) for which in (True, False))
+    sizes = {"raw": (32, 16), "gzip": (4, 4)}[kind]
+    assert (int(former.blocks[0]), int(now.blocks[0])) == sizes and (former.interleave, former.turns) != (now.interleave, now.turns)
+    state = state_after(loader_of(dataset, shuffle="block"), 30)
+    saved = {**state, **{name: former.parameters()[name] for name in ("interleave", "turns", "blocks")}}
+    loader = loader_of(dataset, shuffle="block")
+    for given, order in [(saved, former), (state, now), (saved, former)]:
+        loader.load_state_dict(given)
+        assert {name: loader.state_dict()[name] for name in saved} == given
+        assert [value[0].item() for batch in loader for value in batch] == order[180:].tolist()
+        loader.set_epoch(1)
+        assert next(iter(loader))[0][0].item() == order.with_epoch(1)[0]
+    with pytest.raises(StateError, match=r"turns was 5, is \d+"):
+        loader_of(dataset, shuffle="block").load_state_dict({**saved, "turns": 5})
+    with pytest.raises(StateError, match="interleave was"):
+        loader_of(dataset, shuffle="block", interleave=3).load_state_dict(saved)
+    adopting = loader_of(dataset, shuffle=True)
+    adopting.load_state_dict(saved, strict=False)
+    assert [value[0].item() for batch in adopting for value in batch] == former[180:].tolist()
 
 
 def test_changed_data_of_the_same_length_may_be_gone_on_with(loader_of: Any) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.order.lanes import BlockSequence, Lanes
+from headrace.order import EpochOrder
+from headrace.order.lanes import FEWEST, BlockSequence, Lanes, interleave_for, lanes_for
+from headrace.storage.blocks import ENOUGH, block_length
 
 COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": st.integers(1, 50), "turns": st.integers(1, 14)}
 
@@ -64,3 +67,37 @@ def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], 
     assert len(ends) + 1 == len(segments) - 1 or not places.size
     inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
     assert set(ends) == set(inside) | set(sequence.edges[(sequence.edges > 0) & (sequence.edges < edges[-1])])
+
+
+@pytest.mark.parametrize("shards", [4, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_each_segment_has_one_reader(shards: int, world_size: int, workers: int) -> None:
+    """Shards of 16 MB with rows of 27,648 bytes; whoever takes a sample of a segment fetches all of it."""
+    nbytes, row, of_shard = shards * 16_000_000, 27_648, 16_000_000 // 27_648
+    height = block_length(nbytes) // row
+    sizes = np.tile([height] * (of_shard // height) + [of_shard % height], shards)
+    n, count = int(sizes.sum()), len(sizes)
+    interleave, turns = lanes_for(count, 0, interleave_for(500, n, count, FEWEST))
+    order = EpochOrder(n, shuffle="block", blocks=sizes, global_batch=64 * world_size, interleave=interleave, turns=turns)
+    segments = order.segments()
+    assert segments is not None
+    positions = np.arange(n)
+    readers = positions % world_size * workers + positions // (64 * world_size) % workers
+    numbers = np.searchsorted(segments, order[positions], side="right") - 1
+    fetched = np.unique(np.stack([numbers, readers]), axis=1)[0]
+    assert np.diff(segments)[fetched].sum() <= 1.05 * n
+
+
+def test_few_blocks_go_to_turns() -> None:
+    assert ENOUGH >= FEWEST * 8
+    assert [lanes_for(blocks) for blocks in (10**6, 768, 767, 384, 383, 192, 191, 64, 63, 10, 3, 0)] == [
+        *((32, 24), (32, 24), (16, 24), (16, 24), (8, 24), (8, 24), (8, 8), (8, 8), (8, 4), (8, 1), (3, 1), (1, 1))
+    ]
+    assert lanes_for(10**6, interleave=128) == (128, 24)
+
+
+def test_few_chunks_go_to_interleave() -> None:
+    kib = 1 << 10
+    assert [lanes_for(blocks, kib) for blocks in (1536, 512, 130, 64, 30)] == [(64, 24), (64, 8), (64, 2), (64, 1), (30, 1)]
+    assert [lanes_for(10**6, nbytes) for nbytes in (1 << 20, 2 << 20, 8 << 20, 1 << 30)] == [(64, 24), (64, 12), (21, 12), (1, 2)]

@@ -135,11 +135,11 @@ class ZarrDataset(ArrayDataset):
         elif boxes is not None and len(paths) > 1:
             raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
         arrays = list[ZarrArray]()
-        one = dataset_name if isinstance(dataset_name, str) else None
+        nodes = [dataset_name if isinstance(dataset_name, str) else None, target_name]
         is_pack = patch_shape is None and scale is None and dataset_name in (None, DATA)
-        is_pack = is_pack and all(packed_group(opened.store(path, [one, target_name])) is not None for path in paths)
+        is_pack = is_pack and all(packed_group(opened.store(path, nodes)) is not None for path in paths)
         if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
-            arrays = [array_or_level(opened.store(path, [dataset_name, target_name]), dataset_name, scale) for path in paths]
+            arrays = [array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths]
         if patch_shape is None:
             names: list[Any] = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
             sources: list[Any] = (

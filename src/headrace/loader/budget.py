@@ -11,6 +11,7 @@ from headrace.datasets.core.ways import choose_way
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
+from headrace.loader.plan import OrderPlan, Plan
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.modes import LoadingMode
 
@@ -128,7 +129,7 @@ class LoaderMemory:
             self._reserved.close()
             self._reserved = None
 
-    def reserve_blocks(self, config: DataLoaderConfig, order: dict[str, Any]) -> None:
+    def reserve_blocks(self, config: DataLoaderConfig, plan: Plan) -> None:
         """Reserves memory for the decoded chunks that each process caches: under a block shuffle all that it has open, so that each is
         decoded once; else some. The same for blocks that are fetched as a whole.
 
@@ -136,7 +137,7 @@ class LoaderMemory:
             BudgetError: the chunks of a block shuffle don't fit the budget; or not even one does.
         """
         processes = max(1, config.num_workers or 0)
-        lanes = _Lanes(order, processes, config.world_size or 1)
+        lanes = _Lanes(plan, processes, config.world_size or 1)
         for dataset in self._datasets:
             self._reserve_fetched(dataset, processes, lanes)
             block = dataset.sample_source.block_nbytes
@@ -166,7 +167,7 @@ class LoaderMemory:
         """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch fetches its own ranges: more requests,
         and the same samples."""
         dataset.block_memory.prefetch(0)
-        wanted = dataset.block_memory.remote_nbytes(lanes.blocks) if lanes.is_block else 0
+        wanted = dataset.block_memory.remote_nbytes(lanes.blocks, lanes.former) if lanes.is_block else 0
         left = self.budget.available // processes
         if wanted > left:
             warn(
@@ -181,11 +182,13 @@ class LoaderMemory:
 class _Lanes:
     """The lanes of a block shuffle that one process has open."""
 
-    def __init__(self, order: dict[str, Any], processes: int, world: int) -> None:
+    def __init__(self, plan: Plan, processes: int, world: int) -> None:
+        order = plan.parameters()
         interleave, turns = order.get("interleave") or 1, order.get("turns") or 1
         drawn = interleave // world if interleave % world == 0 else interleave
         own = turns // processes if turns % processes == 0 else turns
         self.is_block: bool = order.get("shuffle") == "block"
+        self.former: bool = isinstance(plan, OrderPlan) and plan.former
         self.open: int = drawn * own  # blocks of these lanes
         self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin
         self.smaller: str = f"interleave (now {interleave}) or turns (now {turns})"  # options that make them fewer

@@ -124,8 +124,9 @@ class DataLoaderConfig:
         num_samples: samples of an epoch, over all ranks. None: all; for weights and balanced as many as there are (see
             `WeightedOrder`, `BalancedOrder`). Fewer: an epoch is the beginning of the order. More: it begins again, in another order.
         seed: of order and random transforms.
-        interleave: for "block": lanes that a global batch draws from (64).
-        turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own (12).
+        interleave: for "block": lanes that a global batch draws from; None: 8 to 64, by the layout.
+        turns: for "block": sets of lanes, taken in turn, so that each worker has lanes of its own; None: up to 24, by the
+            layout.
         rank, world_size: of this process in the job; None: found out (torch.distributed, torchrun, SLURM, MPI).
         device: where batches go; None: they stay. On CUDA the next batch is copied while this one computes: from pinned memory, on a
             stream of its own. A device without an index is the one that is current when the epoch's first batch is copied.

@@ -240,7 +240,8 @@ def explain_blocks(plan: Plan, dataset: Any, workers: int) -> Iterator[str]:
     if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned(plan)):
         return
     try:
-        sizes = dataset.blocks()
+        whole = _whole(plan.batches.order)
+        sizes = whole.blocks if whole is not None and is_laned(plan) else dataset.blocks()
     except BudgetError:  # too many to be listed, which a full shuffle needs no list of
         return
     if sizes is None or not len(sizes):
@@ -265,7 +266,7 @@ class _Job:
         self._dataset, self._sizes, self._workers, self._batches = dataset, sizes, workers, batches
         self._done, self._times = words
         # that all samples stand in, as far as they do: of an epoch, or of a whole pass where the epoch is longer or shorter
-        self.order, self.span = _whole(batches.order, dataset), "an epoch"
+        self.order, self.span = _whole(batches.order), "an epoch"
         if self.order is not None and self.order is not batches.order:
             self._batches, self.span = self._with(self.order), "a pass over all samples"
 
@@ -373,14 +374,11 @@ class _Job:
         return count_visits(self._with(order), change.get("num_workers", self._workers), self._sizes)
 
 
-def _whole(order: Order, dataset: BaseDataset) -> EpochOrder | None:
+def _whole(order: Order) -> EpochOrder | None:
     """The order of all samples that an epoch is; or that it is a part, or a multiple, of; None where samples are drawn."""
     if isinstance(order, EpochOrder):
         return order
-    if not isinstance(order, ResizedOrder):
-        return None
-    whole = order.parameters()
-    return dataset.epoch_order(whole["shuffle"], order.seed, order.epoch, order.global_batch, whole["interleave"], whole["turns"])
+    return order.whole if isinstance(order, ResizedOrder) else None
 
 
 def _rate(visits: Visits) -> str:

@@ -23,7 +23,7 @@ from headrace.loader.distributed.agreement import Agreement
 from headrace.loader.distributed.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
-from headrace.loader.plan import IterablePlan, OrderPlan, make_plan
+from headrace.loader.plan import IterablePlan, OrderPlan, make_plan, plan_of_state
 from headrace.loader.state import VERSION, Cursor, Position, check_data, check_order, check_samples
 from headrace.loader.stateful import States
 from headrace.loader.worker.fetch import Fetch
@@ -82,7 +82,7 @@ class Loader(DataLoader[Any]):
                 f"drop_last=True leaves no batch: {length_of(dataset):,} samples are fewer than one global batch (batch_size "
                 f"{config.batch_size} on {config.world_size or 1} ranks); use drop_last=False, or a smaller batch_size"
             )
-        self._memory.reserve_blocks(config, self._plan.parameters())
+        self._memory.reserve_blocks(config, self._plan)
         self._stats, self._hooks = LoadingStats(), Hooks(functools.partial(source_of, dataset))
         self._pids: set[int] = set()
         self._cursor = Cursor[Position](lambda epoch: Position(epoch, 0))
@@ -304,17 +304,17 @@ class Loader(DataLoader[Any]):
         """
         check_data(state, self.fingerprint, length_of(self.dataset), strict)
         world_size = self.config.world_size or 1
-        differing = check_order(state, self._plan.parameters(), world_size, strict)
-        plan = self._plan
+        plan = plan_of_state(self._plan, state, self.config, self.dataset, {})
+        differing = check_order(state, plan.parameters(), world_size, strict)
         if differing:
-            plan = make_plan(self.config, self.dataset, differing)
+            plan = plan_of_state(make_plan(self.config, self.dataset, differing), state, self.config, self.dataset, differing)
             check_order(state, plan.parameters(), world_size, strict=False)
         at = Position(int(state["epoch"]), int(state["batches"]))
         check_samples(state, plan.samples_before(at.batches))
         states = self._states.loaded(state.get("dataset"), strict)
-        if differing:
+        if plan is not self._plan:
             self._plan, self._pool = plan, None
-            self._memory.reserve_blocks(self.config, plan.parameters())
+            self._memory.reserve_blocks(self.config, plan)
             self._reasons.update(dict.fromkeys(differing, "adopted from the loaded state"))
             self.config = self.config.with_(**{name: value for name, value in differing.items() if name in FIELDS})
             if isinstance(self.sampler, EpochSampler):

@@ -70,6 +70,11 @@ class EpochOrder(Order):
         self._lanes = Lanes(self.n, self.global_batch, self.interleave, self.turns) if laned else None
         self._begin()
 
+    @property
+    def blocks(self) -> IntArray | None:
+        """The sizes of the blocks; None: none were given."""
+        return None if self._edges is None else np.diff(self._edges)
+
     def _begin(self) -> None:
         self._keys = derive_keys("order", self.seed, self.epoch, count=KEY_COUNT)
         self._sequence: BlockSequence | None = None
@@ -142,39 +147,42 @@ class ResizedOrder(Order):
     Args:
         order: of all samples.
         n: positions of an epoch; 0 if there are no samples.
+
+    Attributes:
+        whole: the order of all samples, of this epoch.
     """
 
     def __init__(self, order: EpochOrder, n: int) -> None:
         super().__init__(n if order.n else 0, order.seed, order.epoch, order.global_batch)
         self.shuffle: bool | str = order.shuffle
-        self._order = order
+        self.whole: EpochOrder = order
         self.repeats: bool = self.n > order.n
         self._begin()
 
     def _begin(self) -> None:
-        self._order = self._order.with_epoch(self.epoch)
-        self._last: tuple[int, EpochOrder] = 0, self._order  # the pass that was asked last: a block shuffle makes a table for each
+        self.whole = self.whole.with_epoch(self.epoch)
+        self._last: tuple[int, EpochOrder] = 0, self.whole  # the pass that was asked last: a block shuffle makes a table for each
 
     def _indices(self, positions: IntArray) -> IntArray:
         if not self.repeats:
-            return self._order[positions]
-        passes, places = np.divmod(positions, self._order.n)
+            return self.whole[positions]
+        passes, places = np.divmod(positions, self.whole.n)
         out = np.empty_like(positions)
         for number in np.unique(passes).tolist():
             if self._last[0] != number:
-                self._last = number, self._order.with_epoch(pass_epoch(self.epoch, number))
+                self._last = number, self.whole.with_epoch(pass_epoch(self.epoch, number))
             chosen = passes == number
             out[chosen] = self._last[1][places[chosen]]
         return out
 
     def segments(self) -> IntArray | None:
-        return None if self.repeats else self._order.segments()
+        return None if self.repeats else self.whole.segments()
 
     def parameters(self) -> dict[str, Any]:
-        return {**self._order.parameters(), "num_samples": self.n}
+        return {**self.whole.parameters(), "num_samples": self.n}
 
     def __repr__(self) -> str:
-        return f"ResizedOrder({self._order!r}, {self.n})"
+        return f"ResizedOrder({self.whole!r}, {self.n})"
 
 
 def _edges_of(blocks: ArrayLike, n: int) -> IntArray:

@@ -33,19 +33,48 @@ OPEN_BYTES = 2 << 30
 """Most decoded bytes of the blocks that all lanes have open."""
 
 
-def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64, turns: int = 12) -> tuple[int, int]:
+TURNS = 24
+"""Sets of lanes where there are blocks enough: divided by 1, 2, 3, 4, 6, 8, 12 and 24 workers."""
+FEWEST = 8
+"""Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer blocks mean fewer turns."""
+_FORMER_TURNS = 12
+
+
+def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None) -> tuple[int, int]:
     """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than blocks.
 
-    With more, a lane would be a part of a block, and a batch would draw from few blocks. Few blocks go to `interleave` first, which
-    mixes; `turns`, which spares workers from reading a block twice, stays a divisor of its default. Blocks that are decoded as a whole
-    (of `block_nbytes` bytes each) stay below OPEN_BYTES in all: there `interleave` is lowered first.
+    With more, a lane would be a part of a block, and a batch would draw from few blocks.
+
+    * Blocks that are decoded as a whole, of `block_nbytes` bytes each: few go to `interleave` first (64 by default), which mixes. All
+      lanes together stay below OPEN_BYTES: there half as many turns are enough, and then `interleave` is lowered.
+    * Others may be cut anywhere, and have been cut so that there are `FEWEST` x 8. Few go to `turns` first, which spares workers from
+      fetching a block twice, once a batch draws from `FEWEST` lanes (32 by default).
     """
+    turns = TURNS
+    divisors: tuple[int, ...] = (24, 12, 8, 6, 4, 2, 1)
+    if block_nbytes:
+        interleave, most = interleave or 64, max(1, OPEN_BYTES // block_nbytes)
+        if most // turns < interleave:
+            turns = _FORMER_TURNS
+        interleave, blocks = min(interleave, most // turns), min(blocks, most)
+    else:
+        interleave, divisors = min(interleave or 32, max(FEWEST, _power_of_two(blocks // turns))), (24, 8, 4, 2, 1)
+    interleave = max(1, min(interleave, blocks))
+    return interleave, next(number for number in divisors if number <= max(1, min(turns, blocks // interleave)))
+
+
+def former_lanes_for(blocks: int, block_nbytes: int = 0, interleave: int = 64) -> tuple[int, int]:
+    """What `lanes_for` gave when all blocks that may be cut anywhere had 2 MiB, for states that were saved then."""
     if block_nbytes:
         most = max(1, OPEN_BYTES // block_nbytes)
-        interleave = max(1, min(interleave, most // turns))
-        blocks = min(blocks, most)
+        interleave, blocks = min(interleave, most // _FORMER_TURNS), min(blocks, most)
     interleave = max(1, min(interleave, blocks))
-    return interleave, max(t for t in range(1, turns + 1) if turns % t == 0 and t <= max(1, blocks // interleave))
+    return interleave, next(t for t in (12, 6, 4, 3, 2, 1) if t <= max(1, blocks // interleave))
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above it."""
+    return 1 << max(1, number).bit_length() - 1
 
 
 def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int:

@@ -17,6 +17,7 @@ from headrace.dtypes import ArraySpec
 from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
+from headrace.storage.blocks import block_length
 from headrace.storage.source import ArraySource, Rows, fingerprint_of_files
 
 S = TypeVar("S", bound=ArraySource)
@@ -169,8 +170,15 @@ class ConcatSource(ArraySource, Generic[S]):
                 ways.setdefault(name, {})[way] = None
         return {name: "; or ".join(some) for name, some in ways.items()}
 
+    @property
+    def cut_nbytes(self) -> int:
+        return sum(source.cut_nbytes for source in self.sources)
+
     def blocks(self) -> npt.NDArray[np.int64] | None:
-        found = [source.blocks() for source in self.sources]
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+        found = [source.blocks_of(nbytes) for source in self.sources]
         if any(sizes is None for sizes in found):
             return None
         return np.concatenate([sizes for sizes in found if sizes is not None]).astype(np.int64)

@@ -66,6 +66,15 @@ class Source(ABC):
         """
         return None
 
+    @property
+    def cut_nbytes(self) -> int:
+        """Stored bytes of all records, where these may be cut into blocks anywhere; 0: blocks are what the storage has."""
+        return 0
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+        """As `blocks`: where they may be cut anywhere, of about so many stored bytes each."""
+        return self.blocks()
+
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
     """Calls a function for 0 to count - 1: what may be done in threads."""
 

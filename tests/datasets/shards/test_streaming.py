@@ -28,7 +28,6 @@ from headrace.modes import LoadingMode
 from headrace.order import RankBatches
 from headrace.order.lanes import interleave_for
 from headrace.order.visits import count_visits
-from headrace.storage.tar import source as tar
 from headrace.storage.text import source as texts
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -63,8 +62,8 @@ IN_MODE = {"streaming": StreamingDataset, "lazy": Lazily, "eager": Eagerly, "cac
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards have several."""
-    monkeypatch.setattr(tar, "BLOCK_BYTES", 10 << 10)
-    monkeypatch.setattr(texts, "BLOCK", 100)
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 10 << 10)
+    monkeypatch.setattr(texts, "block_length", lambda _: 100)
 
 
 # --- the laws ---------------------------------------------------------------------------------------------------------
@@ -218,14 +217,14 @@ def test_resume_at_every_step_on_other_ranks(tmp_path: Path, make_loader: Any) -
 
 
 def test_ranks_and_workers_have_blocks_of_their_own(tmp_path: Path) -> None:
-    """Which are read once, but for those that a lane's end cuts: by arithmetic, for 4 ranks x 2 workers."""
+    """Which are read once, but for those that a lane's end cuts: by arithmetic, for 4 ranks x 8 workers."""
     counts = tuple(np.random.default_rng(1).integers(0, 40, 40).tolist())
     dataset = StreamingDataset(make_shards(tmp_path / "shards", counts, "jsonl"), buffer_size=40)
     blocks = dataset.blocks()
     assert blocks is not None and blocks.sum() == sum(counts) and len(blocks) > 200
     order = dataset.epoch_order("block", 1, 0, 16)
-    assert order.interleave == 16 and order.turns == 12
-    visits = count_visits(RankBatches(order, 0, 4, 4), 2, blocks)
+    assert (order.interleave, order.turns) == (8, 24)
+    visits = count_visits(RankBatches(order, 0, 4, 4), 8, blocks)
     assert visits.readings <= len(blocks) + order.interleave * order.turns - 1
 
 

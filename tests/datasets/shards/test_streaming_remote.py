@@ -18,7 +18,6 @@ import pytest
 from headrace import ConfigError, StreamingDataset, TarSource
 from headrace.errors import AccessError, DataNotFoundError, FormatError, HeadraceWarning
 from headrace.io.remote.options import RemoteOptions
-from headrace.storage.tar import source as tar
 from headrace.storage.text import source as texts
 from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar
@@ -74,7 +73,7 @@ def test_each_block_is_fetched_once(
     stream: Any, server: RangeServer, make_loader: Any, world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By ranks with two workers each, one after the other; what the lanes' ends cut, twice."""
-    monkeypatch.setattr(tar, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
     dataset, seen, requests = stream(buffer_size=24), Counter[int](), 0
     blocks = dataset.blocks()
     order = dataset.epoch_order("block", 42, 0, 16)
@@ -95,7 +94,7 @@ def test_what_shared_lanes_cost_is_said(
     stream: Any, server: RangeServer, make_loader: Any, world: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By arithmetic, before anything is fetched. The server counts fewer where both parts of a cut block fall to one process."""
-    monkeypatch.setattr(tar, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
     fetches, said = 0, ""
     for rank in range(world):
         loader = make_loader(stream(buffer_size=24), batch_size=6, num_workers=workers, rank=rank, world_size=world)
@@ -197,7 +196,7 @@ def test_damaged_shards_are_named(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["jsonl", "txt", "jsonl.gz"])
 def test_lines(stream: Any, folder: Path, server: RangeServer, make_loader: Any, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "BLOCK", 200)
+    monkeypatch.setattr(texts, "block_length", lambda _: 200)
     for number in range(3):
         data = "".join(f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)).encode()
         (folder / f"rows-{number}.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)

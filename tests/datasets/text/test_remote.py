@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
-    monkeypatch.setattr(texts, "BLOCK", 300)
+    monkeypatch.setattr(texts, "block_length", lambda _: 300)
     return server
 
 

@@ -220,7 +220,7 @@ def test_the_fingerprint_is_of_names_and_sizes(tmp_path: Path) -> None:
 def test_blocks_follow_from_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shards(tmp_path / "shards", (30, 0, 17, 1))
     assert TarSource(folder).blocks().tolist() == [30, 17, 1]
-    monkeypatch.setattr(tar, "BLOCK_BYTES", 8192)  # 4 samples, each of which takes 4 x 512 bytes
+    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8192)  # 4 samples, each of which takes 4 x 512 bytes
     assert TarSource(folder).blocks().tolist() == [4, 4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 1, 1]
     assert TarSource(shards(tmp_path / "empty", (0, 0))).blocks().tolist() == []
 

@@ -118,7 +118,7 @@ def same(near: LinesSource, far: LinesSource) -> None:
 @pytest.mark.parametrize("newline", [None, "\n", "\r", "\r\n"])
 def test_the_same_lines(both: Any, newline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_order, "PIECE", 1000)
-    monkeypatch.setattr(texts, "BLOCK", 16)
+    monkeypatch.setattr(texts, "block_length", lambda _: 16)
     same(*both(LINES, newline=newline))
 
 
@@ -130,7 +130,7 @@ def test_pieces_may_end_anywhere(both: Any, piece: int, monkeypatch: pytest.Monk
 
 
 def test_the_same_records(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "BLOCK", 10)
+    monkeypatch.setattr(texts, "block_length", lambda _: 10)
     near, far = both(RECORDS, "record")
     same(near, far)
     assert far.fields(0, far.read([0])[0].decode()) == {"a": 1}

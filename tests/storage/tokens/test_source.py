@@ -115,7 +115,7 @@ def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: 
     sources.append((source, [edges[n] + k * stride for n in numbers for k in range(len(windows(documents[n], length, stride)))]))
     if count >= length:
         sources.append((BlocksSource(tokens, "f", "texts", length), list(range(0, count - length + 1, length))))
-    with mock.patch("headrace.storage.tokens.source.BLOCK_BYTES", 2 * block):
+    with mock.patch("headrace.storage.blocks.LONGEST", 2 * block):
         for source, begins in sources:
             found = source.blocks()
             assert found.dtype == np.int64 and found.tolist() == counted([min(begin, max(0, count - 1)) for begin in begins], block)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from headrace.datasets.core import construction, loading
+from headrace.datasets.core import construction, loading, views
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
 from headrace.datasets.core.finishing import Finisher, is_transformed, public_attributes
@@ -20,17 +20,14 @@ from headrace.datasets.core.format import FormatOf, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
 from headrace.datasets.core.splitting import Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.views import blocks_of_view, checked_indices, chosen_indices, fingerprint_of_view, targets_of_view
+from headrace.datasets.core.views import checked_indices, chosen_indices, fingerprint_of_view, targets_of_view
 from headrace.dtypes import ArraySpec
 from headrace.errors import EmptyBatchError
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.mode import Coming, Mode
-from headrace.order import EpochOrder, RankBatches, World
-from headrace.order.base import Shuffle
-from headrace.order.epoch import DEFAULT_TURNS
-from headrace.order.lanes import lanes_for
+from headrace.order import RankBatches, World
 from headrace.order.request import BatchRequest, current_request
 from headrace.storage.source import Source
 
@@ -345,27 +342,10 @@ class BaseDataset(Splittable, Dataset[Any]):
         """This process's memory budget under the dataset's `max_memory_usage`."""
         return self.left_of_budget.budget
 
-    def blocks(self) -> npt.NDArray[np.int64] | None:
-        """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
-        sizes = self.sample_source.blocks()
-        return sizes if sizes is None or self._chosen is None else blocks_of_view(sizes, self._chosen)
-
-    def lanes(self, blocks: int) -> tuple[int, int]:
-        """The default (interleave, turns) of an order over so many blocks, by the layout alone."""
-        return lanes_for(blocks, self.sample_source.block_nbytes)
-
-    def epoch_order(
-        self, shuffle: Shuffle, seed: int, epoch: int, global_batch: int, interleave: int | None = None, turns: int | None = None
-    ) -> EpochOrder:
-        """The order of one epoch of this dataset."""
-        blocks = self.blocks() if shuffle == "block" else None
-        if blocks is not None:
-            of_layout = self.lanes(len(blocks))
-            interleave, turns = interleave or of_layout[0], turns or of_layout[1]
-        return EpochOrder(
-            len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=blocks, global_batch=global_batch,
-            interleave=interleave, turns=turns or DEFAULT_TURNS,
-        )  # fmt: skip
+    blocks = views.blocks
+    blocks_of = views.blocks_of
+    lanes = views.lanes
+    epoch_order = views.epoch_order
 
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:
         """A streaming dataset prefetches these batches of an epoch, the next one first; `key` is equal while the epoch is the same."""

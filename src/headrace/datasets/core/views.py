@@ -1,4 +1,4 @@
-"""Indices, targets and fingerprints of views."""
+"""Indices, targets, fingerprints, blocks and orders of datasets and their views."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import numpy.typing as npt
 
 from headrace.datasets.core.format import plain_target
 from headrace.dtypes import IntArray
+from headrace.order import EpochOrder
+from headrace.order.base import Shuffle
+from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order.lanes import former_lanes_for, lanes_for
+from headrace.storage.blocks import FORMER
 
 
 class TargetSequence(Sequence[Any]):
@@ -94,3 +99,48 @@ def targets_of_view(targets: Any, chosen: IntArray) -> Any:
 def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
     """A fingerprint of the chosen samples of a dataset."""
     return hashlib.blake2b(whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+# -- blocks and order: methods of `BaseDataset`, whatever it is a view of
+
+
+def blocks(self: Any) -> IntArray | None:
+    """How many consecutive samples share each block of the storage ([blocks] int64); None: each lies by itself."""
+    return _of_view(self, self.sample_source.blocks())
+
+
+def blocks_of(self: Any, nbytes: int) -> IntArray | None:
+    """As `blocks`: where they may be cut anywhere, of about so many stored bytes each."""
+    return _of_view(self, self.sample_source.blocks_of(nbytes))
+
+
+def _of_view(dataset: Any, sizes: IntArray | None) -> IntArray | None:
+    return sizes if sizes is None or dataset._chosen is None else blocks_of_view(sizes, dataset._chosen)
+
+
+def lanes(self: Any, blocks: int, former: bool = False) -> tuple[int, int]:
+    """The default (interleave, turns) of an order over so many blocks, by the layout alone; `former`: as in `epoch_order`."""
+    return (former_lanes_for if former else lanes_for)(blocks, self.sample_source.block_nbytes)
+
+
+def epoch_order(
+    self: Any,
+    shuffle: Shuffle,
+    seed: int,
+    epoch: int,
+    global_batch: int,
+    interleave: int | None = None,
+    turns: int | None = None,
+    former: bool = False,
+) -> EpochOrder:
+    """The order of one epoch of this dataset; `former`: as it was when all blocks had 2 MiB, for states that were saved then."""
+    sizes = None
+    if shuffle == "block":
+        sizes = self.blocks_of(FORMER) if former and self.sample_source.cut_nbytes else self.blocks()
+    if sizes is not None:
+        of_layout = self.lanes(len(sizes), former)
+        interleave, turns = interleave or of_layout[0], turns or of_layout[1]
+    return EpochOrder(
+        len(self), shuffle=shuffle, seed=seed, epoch=epoch, blocks=sizes, global_batch=global_batch,
+        interleave=interleave, turns=turns or DEFAULT_TURNS,
+    )  # fmt: skip

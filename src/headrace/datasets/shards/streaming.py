@@ -16,9 +16,8 @@ from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode
-from headrace.order.lanes import interleave_for, lanes_for
+from headrace.order.lanes import FEWEST, former_lanes_for, interleave_for, lanes_for
 
-FEWEST = 8
 """Blocks that a global batch draws from, where there are so many, for any `buffer_size`: ranks that share a block each fetch it."""
 _OF_HOLDING = ("cache_size", "cache_policy", "hold", "shared")
 
@@ -40,8 +39,9 @@ class StreamingDataset(DelegatingDataset):
     Args:
         urls: a shard, a folder, a glob, a pattern such as ``train-{0000..0127}.tar``, or a list of these; all of one kind. A folder is
             searched through; for Zarr stores not below its first level. Paths, or URLs of one server.
-        buffer_size: about how many samples are mixed: a batch draws from blocks that have so many together, so a larger one mixes better,
-            and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have blocks of their own.
+        buffer_size: about how many samples are mixed: a batch and the next one draw from blocks that have so many together, so a larger
+            one mixes better, and holds more blocks in memory. At least 8 blocks, if there are so many, so that 8 ranks can each have
+            blocks of their own.
         transform: called with the sample (of .h5, .zarr and images with the input).
         decode: of .tar: True: as above; False: members stay bytes; or a dict from extension ("jpg", "seg.png") to a callable that takes
             bytes, or None for the bytes themselves: it comes before what is above. Pickles are never loaded by themselves.
@@ -94,10 +94,11 @@ class StreamingDataset(DelegatingDataset):
         given = {name: getattr(inner, name) for name in transforms}  # without what the dataset inside does itself
         super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
 
-    def lanes(self, blocks: int) -> tuple[int, int]:
-        """As many lanes a turn as have about `buffer_size` samples in the blocks that they are in the midst of."""
-        interleave = interleave_for(self.buffer_size, len(self), blocks, FEWEST)
-        return lanes_for(blocks, self.sample_source.block_nbytes, interleave)
+    def lanes(self, blocks: int, former: bool = False) -> tuple[int, int]:
+        """As many lanes as have about `buffer_size` samples, in two turns, in the blocks that they are in the midst of."""
+        mixed = self.buffer_size if former else self.buffer_size // 2
+        interleave = interleave_for(mixed, len(self), blocks, FEWEST)
+        return (former_lanes_for if former else lanes_for)(blocks, self.sample_source.block_nbytes, interleave)
 
     def explain(self) -> str:
         first, *rest = super().explain().split("\n")

@@ -28,8 +28,9 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import BLOCK_BYTES, LibraryRows
+from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.arrays.windows import Windows
+from headrace.storage.blocks import block_length
 from headrace.storage.source import Locatable, one_after_the_other
 
 MASK = "mask"
@@ -222,21 +223,30 @@ class EpisodeSource(Locatable):
 
     # -- blocks
 
-    def _block_steps(self) -> int:
-        """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as many as are a long read."""
+    def _block_steps(self, nbytes: int) -> int:
+        """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as many as take `nbytes`."""
         heights = [reader.chunks.grid.chunks[0] for key in self.keys for reader in key.array_readers if reader.caches_chunks]
-        return max([1, *heights]) if heights else max(1, BLOCK_BYTES // max(1, self.step_bytes))
+        return max([1, *heights]) if heights else max(1, nbytes // max(1, self.step_bytes))
+
+    @property
+    def cut_nbytes(self) -> int:
+        if self.windows.options.window is None or any(reader.caches_chunks for key in self.keys for reader in key.array_readers):
+            return 0
+        return int(self.windows.lengths.sum()) * self.step_bytes
 
     def blocks(self) -> IntArray | None:
-        """Windows that begin in the same chunk of an episode, or within 2 MiB of it; whole episodes lie each by itself."""
-        return self.windows.blocks(self._block_steps())
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> IntArray | None:
+        """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole episodes lie each by itself."""
+        return self.windows.blocks(self._block_steps(nbytes))
 
     @property
     def block_nbytes(self) -> int:
         window, total = self.windows.options.window, 0
         if window is None:
             return 0
-        steps = self._block_steps()
+        steps = self._block_steps(0)
         for key in self.keys:
             sizes = [
                 chunks.nbytes * chunks.grid.inner * (-(-(steps + window) // chunks.grid.chunks[0]) + 1)

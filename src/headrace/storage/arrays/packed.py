@@ -20,7 +20,7 @@ from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader, Map
-from headrace.storage.arrays.rows import BLOCK_BYTES, ArraysSource
+from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
 PACKED_VERSION = 3  # the latest layout; files that an older headrace reads keep the number that it knows
@@ -202,11 +202,11 @@ class PackedSource(ArraysSource):
         """What messages say of a sample that is not what was packed."""
         return f"{self.location(index)}: wrong checksum, the file is damaged: pack it again"
 
-    def blocks(self) -> npt.NDArray[np.int64]:
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         spans = self._spans(slice(None))
         if spans is None:
-            return super().blocks()
-        return np.unique(spans[0] * self._row_bytes // BLOCK_BYTES, return_counts=True)[1].astype(np.int64)
+            return super().blocks_of(nbytes)
+        return np.unique(spans[0] * self._row_bytes // nbytes, return_counts=True)[1].astype(np.int64)
 
     def fingerprint(self) -> str:
         """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""

@@ -21,11 +21,8 @@ from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import COUNTABLE
 from headrace.storage.arrays.gather import gather
 from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
+from headrace.storage.blocks import block_length
 from headrace.storage.source import ArraySource, Rows
-
-BLOCK_BYTES = 2 << 20
-"""Layouts without chunks, or with very large ones, are cut into blocks of about so many bytes: a long read, and still hundreds of them
-stay below 2 GiB."""
 
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
@@ -226,8 +223,15 @@ class ArraysSource(ReadersSource):
 
     # -- blocks
 
+    @property
+    def cut_nbytes(self) -> int:
+        return 0 if any(reader.caches_chunks for reader in self._readers) else int(self.shape[0]) * self._row_bytes
+
     def blocks(self) -> npt.NDArray[np.int64]:
-        rows, height = len(self), self._rows_a_block()
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        rows, height = len(self), self._rows_a_block(nbytes)
         count = -(-rows // height)
         if count > _MOST_BLOCKS:
             raise BudgetError(f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: shuffle=True needs no list")
@@ -236,11 +240,11 @@ class ArraysSource(ReadersSource):
             sizes[-1] = rows - height * (count - 1)
         return sizes
 
-    def _rows_a_block(self) -> int:
-        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as are a long read."""
+    def _rows_a_block(self, nbytes: int) -> int:
+        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a chunk, or as many as take `nbytes`."""
         if heights := [reader.height for reader in self._readers if reader.caches_chunks]:
             return max(heights)
-        long = max(1, BLOCK_BYTES // max(1, self._row_bytes))
+        long = max(1, nbytes // max(1, self._row_bytes))
         heights = [reader.height for reader in self._readers if reader.is_chunked]
         return min([long, *(height for height in heights if height > 1)])
 
@@ -248,7 +252,7 @@ class ArraysSource(ReadersSource):
     def block_nbytes(self) -> int:
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
         cached = [reader for reader in self._readers if reader.caches_chunks]
-        tallest = self._rows_a_block() if cached else 1
+        tallest = self._rows_a_block(0) if cached else 1
         return sum(reader.chunks.nbytes * reader.across * -(-tallest // reader.height) for reader in cached)
 
     def fingerprint(self) -> str:

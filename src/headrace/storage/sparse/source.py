@@ -14,8 +14,9 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.storage import blocks
 from headrace.storage.arrays.reader import OpenArrays
-from headrace.storage.arrays.rows import BLOCK_BYTES, layout_fingerprint
+from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.concat import ConcatSource
 from headrace.storage.source import ArraySource
 from headrace.storage.sparse.matrix import Matrix
@@ -135,22 +136,30 @@ class SparseSource(ArraySource):
 
     # -- blocks
 
-    def _block_values(self) -> int:
-        """Values of a block: of several chunks that are decoded as a whole, or as many as are a long read."""
-        readers = (self._indices, self._data)
-        heights = [reader.chunks.grid.chunks[0] for reader in readers if reader.caches_chunks]
-        long = max(1, BLOCK_BYTES // sum(reader.dtype.itemsize for reader in readers))
+    def _block_values(self, nbytes: int) -> int:
+        """Values of a block: of several chunks that are decoded as a whole, or as many as take `nbytes`."""
+        of_value = self._indices.dtype.itemsize + self._data.dtype.itemsize
+        heights = [reader.chunks.grid.chunks[0] for reader in (self._indices, self._data) if reader.caches_chunks]
         if not heights:
-            return long
-        return max(heights) * max(_LEAST_CHUNKS, long // max(heights))
+            return max(1, nbytes // of_value)
+        return max(heights) * max(_LEAST_CHUNKS, blocks.LONGEST // of_value // max(heights))
+
+    @property
+    def cut_nbytes(self) -> int:
+        if self._indices.caches_chunks or self._data.caches_chunks:
+            return 0
+        return int(self._indptr.array[-1]) * (self._indices.dtype.itemsize + self._data.dtype.itemsize)
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        """Rows whose first values lie in the same chunks."""
-        return np.unique(self._indptr.array[:-1] // self._block_values(), return_counts=True)[1].astype(np.int64)
+        return self.blocks_of(blocks.block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        """Rows whose first values lie in the same chunks, or the same `nbytes`."""
+        return np.unique(self._indptr.array[:-1] // self._block_values(nbytes), return_counts=True)[1].astype(np.int64)
 
     @property
     def block_nbytes(self) -> int:
-        values, cached = self._block_values(), [one.chunks for one in (self._indices, self._data) if one.caches_chunks]
+        values, cached = self._block_values(0), [one.chunks for one in (self._indices, self._data) if one.caches_chunks]
         return sum(chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in cached)
 
     def hold_chunks(self, nbytes: int) -> None:

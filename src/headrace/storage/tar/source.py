@@ -24,7 +24,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.rows import BLOCK_BYTES
+from headrace.storage.blocks import block_length
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.tar.index import TarIndex, compressed, tar_indices
@@ -163,10 +163,17 @@ class TarSource(Locatable):
         found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._first.array[:-1])
         return found
 
+    @property
+    def cut_nbytes(self) -> int:
+        return self.stored_nbytes
+
     def blocks(self) -> npt.NDArray[np.int64]:
-        """Samples that begin in the same 2 MiB of a shard."""
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        """Samples that begin in the same `nbytes` of a shard."""
         shards, begins = np.repeat(np.arange(len(self._paths)), np.diff(self._starts)), self._offsets.array[self._first.array[:-1]]
-        begin_anew = (np.diff(shards, prepend=-1) != 0) | (np.diff(begins // BLOCK_BYTES, prepend=-1) != 0)
+        begin_anew = (np.diff(shards, prepend=-1) != 0) | (np.diff(begins // nbytes, prepend=-1) != 0)
         return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
 
     def fingerprint(self) -> str:

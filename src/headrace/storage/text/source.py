@@ -25,6 +25,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.single_flight import found_or_built
+from headrace.storage.blocks import block_length
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
@@ -39,8 +40,6 @@ KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache folder: smaller ones are scanned anew."""
 _VERSION = 3
 _AHEAD = 32 << 20  # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the midst of it
-BLOCK = 2 << 20
-"""Bytes of text whose lines are a block: what is fetched at once of a remote text."""
 
 
 class LinesSource(Locatable):
@@ -105,7 +104,7 @@ class LinesSource(Locatable):
         self._known = {}
         if not self.files.is_remote:
             self.files.close()  # each process opens what it reads
-        self._blocks: IntArray | None = None
+        self._blocks = dict[int, IntArray]()  # by their length
 
     def _beside(self, paths: list[str], encoding: str) -> dict[int, LineIndex]:
         """What lies beside remote texts, where it is of what is wanted of them."""
@@ -206,22 +205,29 @@ class LinesSource(Locatable):
         moved = self._moved.take(files)
         return files, starts + moved, ends + moved
 
+    @property
+    def cut_nbytes(self) -> int:
+        return sum(text.end - (HEAD if text.is_copy else 0) for text in self._texts)
+
     def blocks(self) -> IntArray:
-        """Lines that begin in the same 2 MiB of their file, or of its plain copy; each file begins a block."""
-        if self._blocks is None:
-            counts = np.array([-(-(text.end - (HEAD if text.is_copy else 0)) // BLOCK) for text in self._texts], np.int64)
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> IntArray:
+        """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file begins a block."""
+        if nbytes not in self._blocks:
+            counts = np.array([-(-(text.end - (HEAD if text.is_copy else 0)) // nbytes) for text in self._texts], np.int64)
             numbers = np.repeat(np.arange(len(counts)), counts)
             heads = np.array([HEAD if text.is_copy else 0 for text in self._texts], np.int64)
             inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each block in its file
-            wanted = heads[numbers] + inside * BLOCK
+            wanted = heads[numbers] + inside * nbytes
             low, high = self._first_row[numbers], self._first_row[numbers + 1]
             while (low < high).any():  # the first line of each that begins there or later
                 middle = (low + high) // 2
                 is_before = (low < high) & (self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted)
                 low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
             edges = np.unique(np.concatenate([low, [0, len(self)]]))
-            self._blocks = np.diff(edges)
-        return self._blocks
+            self._blocks[nbytes] = np.diff(edges)
+        return self._blocks[nbytes]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         files, starts, ends = self._places(indices)

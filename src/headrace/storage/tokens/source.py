@@ -20,7 +20,7 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.rows import BLOCK_BYTES
+from headrace.storage.blocks import block_length
 from headrace.storage.source import Locatable
 from headrace.storage.text.line_index import Arrays
 
@@ -152,9 +152,16 @@ class TokensSource(Locatable):
     def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
         return self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
 
+    @property
+    def cut_nbytes(self) -> int:
+        return self.stored_nbytes
+
     def blocks(self) -> IntArray:
-        """Samples that begin within the same 2 MiB of the tokens, as they are stored."""
-        places = np.arange(0, self.count, BLOCK_BYTES // self.dtype.itemsize)  # the first token of each block
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> IntArray:
+        """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
+        places = np.arange(0, self.count, nbytes // self.dtype.itemsize)  # the first token of each block
         return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
