@@ -15,7 +15,7 @@ import headrace
 from headrace.cli.main import VERBS
 
 SOURCE = Path(headrace.__file__)
-HEAVY = {"torch", "h5py", "zarr", "numpy", "PIL", "fsspec", "tqdm", "aiohttp", "numcodecs"}
+HEAVY = {"torch", "h5py", "zarr", "numpy", "PIL", "fsspec", "tqdm", "aiohttp", "numcodecs", "dataclasses", "concurrent", "difflib"}
 
 
 def imported(*arguments: str) -> set[str]:

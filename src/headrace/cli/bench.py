@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import count, number, seconds
-from headrace.cli.output import Output, visible
+from headrace.cli.output import Output, fields_of, visible
 
 if TYPE_CHECKING:
     from headrace.profiling.compare import Comparison, ModeRate
@@ -49,7 +48,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         on_mode=lambda rate: output.show_lines([_line(rate)]), **options,
     )  # fmt: skip
     output.show_lines(_summary(found, output))
-    output.show_json({"path": given.path, **dataclasses.asdict(found)})
+    output.show_json({"path": given.path, **fields_of(found)})
     return 0
 
 

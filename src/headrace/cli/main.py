@@ -7,12 +7,10 @@ Exit codes: 0 done; 1 the data are wrong; 2 used wrongly, or it could not be don
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
 import textwrap
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -53,6 +51,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints usage, error and the next command, and exits with 2."""
+        import difflib
+
         self.print_usage(sys.stderr)
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1) if wrong else []
@@ -114,6 +114,8 @@ def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
         _tell(program, "interrupted")
         return 130
     except Exception as error:  # a fault of headrace's own
+        import traceback
+
         traceback.print_exc()
         _tell(program, "error", f"{type(error).__name__}, which headrace does not expect: please report it", "headrace env")
         output.show_error(error, _one_line(error), 2)

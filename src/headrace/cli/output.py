@@ -134,8 +134,15 @@ def shortened(text: str, columns: int) -> str:
     return f"{text[: max(1, columns - 1 - tail)]}…{text[len(text) - tail :] if tail else ''}"
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, by name. (The module `dataclasses` takes as long to import as all of a verb's help.)"""
+    return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
+
+
 def _plain(value: Any) -> Any:
-    """What JSON can say: numbers that are none become null, NumPy's numbers Python's."""
+    """What JSON can say: of dataclasses their fields; numbers that are none become null, NumPy's numbers Python's."""
+    if hasattr(type(value), "__dataclass_fields__"):
+        return _plain(fields_of(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import count
-from headrace.cli.output import Output
+from headrace.cli.output import Output, fields_of
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from headrace.datasets import BaseDataset
     from headrace.packing.options import StoreOptions
     from headrace.packing.run import PackResult
@@ -129,7 +129,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         return 130
     if result.left_out:
         print(f"{given.program}: warning: {left_out_message(result)}", file=sys.stderr)
-    output.show(dataclasses.asdict(result), [_summary(result), f"open it: {_how_to_open(result)}"])
+    output.show(result, [_summary(result), f"open it: {_how_to_open(result)}"])
     return 0
 
 
@@ -141,7 +141,7 @@ def _plan(given: argparse.Namespace, output: Output) -> int:
         plan = pack(
             dataset,
             given.dst,
-            **dataclasses.asdict(_store_options(given)),
+            **fields_of(_store_options(given)),
             format=given.format,
             shard_size=given.shard_size,
             part=given.part,
@@ -152,7 +152,7 @@ def _plan(given: argparse.Namespace, output: Output) -> int:
             progress=False if given.no_progress else None,
             dry_run=True,
         )
-    output.show(dataclasses.asdict(plan), [str(plan)])
+    output.show(plan, [str(plan)])
     return 0
 
 
@@ -184,7 +184,7 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
             progress=False if given.no_progress else None,
         )
     opened = [f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})"] if status.joined else []
-    output.show(dataclasses.asdict(status), [str(status), *opened])
+    output.show(status, [str(status), *opened])
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from headrace.cli.output import Output
 
@@ -28,5 +27,5 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing import pack_status
 
     status = pack_status(given.path)
-    output.show(dataclasses.asdict(status), [str(status)])
+    output.show(status, [str(status)])
     return 0 if status.joined else 1

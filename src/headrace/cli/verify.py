@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from headrace.cli.flags import count
 from headrace.cli.output import Output
@@ -43,5 +42,5 @@ def run(given: argparse.Namespace, output: Output) -> int:
             lines.append(f"  and {len(result.bad) - _SHOWN:,} more")
         output.show_lines(lines)
     is_sound = all(result.ok for result in results)
-    output.show_json({"ok": is_sound, "files": [dataclasses.asdict(result) for result in results]})
+    output.show_json({"ok": is_sound, "files": results})
     return 0 if is_sound else 1
