@@ -149,19 +149,19 @@ class FolderDestination(Destination):
             self._remove_files()
 
     def sizes(self, below: str | None = None) -> dict[str, int]:
+        found = dict[str, int]()
         if below is not None:
-            found = dict[str, int]()
             for folder, _, names in os.walk(self._folder / below):
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
                         path = os.path.join(folder, name)
                         found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = os.stat(path).st_size
             return found
-        try:
-            with os.scandir(self._folder) as listing:
-                return {entry.name: entry.stat().st_size for entry in listing}
-        except FileNotFoundError:
-            return {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as listing:
+            for entry in listing:
+                with contextlib.suppress(FileNotFoundError):  # as above
+                    found[entry.name] = entry.stat().st_size
+        return found
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         try:
