@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -55,6 +56,21 @@ def test_a_flipped_bit_names_file_row_and_image(packed: Path) -> None:
         dataset[1], dataset[3]
     with ImageDataset(packed, on_error="skip") as dataset:
         assert len(dataset.__getitems__([1, 2, 3])) == 2
+
+
+@pytest.mark.parametrize("name", [DATA, NAMES])
+def test_damage_in_a_store_is_named_by_its_url(tiny_photos: Path, tmp_path: Path, memory: Any, name: str) -> None:
+    """And not by the temporary file that a part is fetched into."""
+    out = pack(tiny_photos, "memory://verify/packed", shard_size="1GB")
+    (part,) = (path for path in memory.store if path.endswith(".h5"))
+    memory.get_file(part, str(tmp_path / "part.h5"))
+    flip(tmp_path / "part.h5", place(tmp_path / "part.h5", name))
+    memory.put_file(str(tmp_path / "part.h5"), part)
+    ((index, location, error),) = verify(out).bad
+    url = "memory://verify/packed/part-00000-of-00001.h5"
+    row = f"{url}, data, row 0 (circle/circle_000.jpg)"
+    assert (index, location) == ((0, row) if name == DATA else (-1, url))
+    assert error.startswith(f"{row}: wrong checksum" if name == DATA else f"{url}: 'names' has a wrong checksum")
 
 
 @pytest.mark.parametrize("name", [OFFSETS, NAMES, NAME_OFFSETS, TARGETS])

@@ -245,6 +245,7 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
         objects = {stored[0]: Stored(*stored) for stored in entry["objects"]}
         return bad + damaged_in_part(folder, plan.zarr, sidecar.part, objects, workers)
     with folder.fetched(plan.name(sidecar.part)) as path:
+        copy = redact(path)  # of a remote part, which is gone when messages are read
         try:
             with open(path, "rb") as file:
                 sums = sum_file(file.fileno(), workers=workers)
@@ -252,6 +253,6 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
                 return bad
             result, _ = verify_samples(path, workers, False)
         except (HeadraceError, OSError) as error:
-            return [*bad, (-1, name, str(error))]
+            return [*bad, (-1, name, str(error).replace(copy, name))]
     whole = (-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")
-    return bad + (result.bad or [whole])
+    return bad + ([(index, where.replace(copy, name), error.replace(copy, name)) for index, where, error in result.bad] or [whole])
