@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs import blosc
 from torch.utils.data import Dataset
 
 from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TextDataset, ZarrDataset, create_dataloader, open_dataset, pack
@@ -33,7 +36,8 @@ from headrace.errors import (
     TargetExistsError,
 )
 from headrace.packing import join, pack_status, verify
-from headrace.packing.zarr.layout import flat_options, rows_options, zarr_layout
+from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
+from headrace.packing.zarr.shard import encoded
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
@@ -294,6 +298,28 @@ def test_compressed_chunks(tmp_path: Path, dtype: str, compression: str | None, 
         shard.write_bytes(bytes(content[:place]) + bytes([content[place] ^ 1]) + bytes(content[place + 1 :]))
         bad = [index for index, _, _ in verify(out).bad]
         assert bad == (list(range(8, 8 + data.chunks[0])) if is_sample else [-1])
+
+
+def test_threads_that_encode_leave_blosc_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that encode at once the first to begin is the first to end."""
+    array, chunk = ArrayLayout("data", (4, 4096), np.dtype("<i8"), 4, 1, compression="lz4"), np.arange(4096).view(np.uint8)
+    both, first_ended, numbers, compress, settings = threading.Barrier(2), threading.Event(), itertools.count(), blosc.compress, []
+
+    def in_turn(*arguments: Any) -> Any:
+        number = next(numbers)
+        both.wait(60)
+        assert number == 0 or first_ended.wait(60)
+        settings.append(blosc.use_threads)
+        return compress(*arguments)
+
+    monkeypatch.setattr(blosc, "compress", in_turn)
+    monkeypatch.setattr(blosc, "use_threads", True)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(encoded, chunk, array) for _ in range(2)]
+        wait(made, return_when=FIRST_COMPLETED)
+        first_ended.set()
+        assert made[0].result() == made[1].result()
+    assert settings == [False, False] and blosc.use_threads is True
 
 
 def test_default_shard_size(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import google_crc32c
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
+from headrace.memory.per_process import PerProcess
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.part import PartFile
 from headrace.packing.zarr.layout import BLOSC_LEVEL, ArrayLayout
@@ -60,15 +63,39 @@ def encoded(chunk: npt.NDArray[np.uint8], array: ArrayLayout) -> bytes:
     return with_checksum(np.frombuffer(data, np.uint8)) if array.checked else data
 
 
+class _OneThread:
+    """numcodecs' Blosc without threads of its own, which write blocks in the order in which they finish, as long as some thread encodes."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._before: bool | None = None
+
+    def __enter__(self) -> None:
+        from numcodecs import blosc
+
+        with self._lock:
+            if not self._count:
+                self._before, blosc.use_threads = blosc.use_threads, False
+            self._count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        from numcodecs import blosc
+
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                blosc.use_threads = self._before
+
+
+_ONE_THREAD = PerProcess(_OneThread)
+
+
 def _blosc(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> bytes:
     from numcodecs import blosc
 
     shuffle = blosc.SHUFFLE if shuffles(dtype) else blosc.NOSHUFFLE
-    before, blosc.use_threads = blosc.use_threads, False  # its threads write blocks in the order in which they finish
-    try:
+    with _ONE_THREAD.get():
         made: bytes = blosc.compress(chunk.view(f"V{dtype.itemsize}"), b"lz4", BLOSC_LEVEL, shuffle)
-    finally:
-        blosc.use_threads = before
     return made
 
 
