@@ -85,6 +85,20 @@ def test_finished_parts_are_left_out(photos: Path, tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
+def test_room_of_finished_parts(photos: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"store": "jpeg", "max_size": 32, "shard_size": 3000}
+    out = pack(photos, tmp_path / "out", **how)
+    plan = pack(photos, out, dry_run=True, **how)
+    assert plan.parts > 1 and (plan.left, plan.needed) == (0, 0)
+
+
+@pytest.mark.parametrize(("workers", "processes", "at_once"), [(1, 1, 1), (2, 1, 2), (2, 2, 2), (1, 3, 3)])
+def test_room_of_parts_on_their_way_to_a_store(photos: Path, memory: Any, workers: int, processes: int, at_once: int) -> None:
+    """All parts that are packed at a time lie in the folder for temporary files: two of a single process, if it has two threads."""
+    plan = pack(photos, "memory://dry-run/out", shard_size=SHARD, workers=workers, processes=processes, dry_run=True)
+    assert plan.left > 3 and plan.needed == at_once * plan.part_nbytes[1]
+
+
 def test_what_pack_would_refuse(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "there.h5").touch()
     with pytest.raises(TargetExistsError):

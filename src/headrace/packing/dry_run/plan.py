@@ -18,7 +18,7 @@ from headrace.packing.destination import Destination, room_of
 from headrace.packing.dry_run.measure import Measured, measured
 from headrace.packing.formats.layout import reason_for
 from headrace.packing.jobs.planning import plan_parts
-from headrace.packing.jobs.running import parts_of
+from headrace.packing.jobs.running import parts_at_once, parts_of
 from headrace.packing.options import PackFormat, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_same, read_plan
@@ -130,12 +130,10 @@ def plan_folder_pack(
     left = sorted(set(parts_of(share, plan.parts)) - set(done))
     sample = measured(dataset, _laid_out(options, plan), plan.rows, workers) if left else None
     nbytes = _scaled(plan, sample)
+    at_once = parts_at_once(dataset, plan, workers, processes, len(left))
+    needed = sum(nbytes[part] for part in left) if isinstance(folder.path, Path) else at_once * max(nbytes)
+    needed += at_once * max(nbytes) if options.is_jpeg else 0  # what is re-encoded lies in a file of its own first
     processes = max(1, min(processes, len(left)))
-    spooled = processes * max(nbytes) if options.is_jpeg else 0
-    if isinstance(folder.path, Path):
-        needed = sum(nbytes[part] for part in left) + spooled
-    else:
-        needed = processes * max(nbytes) + spooled if left else 0
     samples = int(np.diff(plan.edges)[left].sum())
     return _pack_plan(folder.path, plan, options, nbytes, len(left), needed, folder.room(), sample, workers, processes, samples)
 

@@ -21,7 +21,7 @@ from headrace.packing.destination import Destination
 from headrace.packing.jobs.job import PackJob
 from headrace.packing.jobs.planning import plan_parts
 from headrace.packing.options import PackFormat, StoreOptions
-from headrace.packing.parts import freeze
+from headrace.packing.parts import PartsPlan, freeze
 from headrace.packing.status import PackStatus, finished_in, join_in, remove_other, unjoin
 from headrace.packing.zarr_parts import plan_zarr
 from headrace.storage.tokens.packed import KIND
@@ -90,14 +90,22 @@ def parts_of(share: range | tuple[int, int] | None, parts: int) -> list[int]:
     return list(range(first, parts, step))
 
 
+def parts_at_once(dataset: BaseDataset, plan: PartsPlan, workers: int, processes: int, count: int) -> int:
+    """How many of so many parts are packed at a time: one by each process; by a single process two, where they may be read so, for one
+    waits for the disk, and is read back, while the other is read and decoded."""
+    if min(processes, count) > 1:
+        return min(processes, count)
+    return min(2, workers, count) if dataset.sample_source.thread_safe and plan.kind != KIND else min(1, count)
+
+
 def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Executor | None) -> Iterator[int]:
     """Packs parts; gives the number of samples of each when it is finished."""
     if executor is not None:
         yield from _packed_by(executor, job, numbers)
         return
-    processes = min(processes, len(numbers))
-    if processes <= 1:
-        yield from _packed_here(job, numbers)
+    lanes = parts_at_once(job.dataset, job.plan, job.workers, processes, len(numbers))
+    if processes <= 1 or lanes <= 1:
+        yield from _packed_here(job, numbers, lanes)
         return
     try:
         pickle.dumps(job)
@@ -109,11 +117,11 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
     ended = threading.Event()
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
-        ProcessPoolExecutor(processes - 1, get_context("forkserver"), end_with_parent) as others,
+        ProcessPoolExecutor(lanes - 1, get_context("forkserver"), end_with_parent) as others,
     ):
         try:
             mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, job.pack)
-            yield from _packed_in_lanes([mine, *[theirs] * (processes - 1)], job, numbers)
+            yield from _packed_in_lanes([mine, *[theirs] * (lanes - 1)], job, numbers)
         except BaseException:
             ended.set()
             for pool in (own, others):
@@ -121,10 +129,8 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
             raise
 
 
-def _packed_here(job: PackJob, numbers: Sequence[int]) -> Iterator[int]:
-    """By threads of this process: of two parts at a time, where they may be read so, for one waits for the disk, and is read back, while
-    the other is read and decoded."""
-    lanes = min(2, job.workers, len(numbers)) if job.dataset.sample_source.thread_safe and job.plan.kind != KIND else 1
+def _packed_here(job: PackJob, numbers: Sequence[int], lanes: int) -> Iterator[int]:
+    """By threads of this process."""
     if lanes <= 1:
         yield from map(job.pack, numbers)
         return
