@@ -307,7 +307,7 @@ def test_processes_verify_parts(packed: Path, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     bad = verify(out, processes=2, workers=1).bad
     assert len(bad) == len(list(out.glob("part-*.h5"))) and bad == verify(out).bad
-    with pytest.raises(ConfigError, match="processes must be at least 1"):
+    with pytest.raises(ConfigError, match="processes must be an integer of at least 1"):
         verify(out, processes=0)
     with pytest.raises(ConfigError, match="is one file: processes is for packs of several parts, use workers"):
         verify(next(packed.glob("part-*.h5")), processes=2)
@@ -337,8 +337,8 @@ class TestBad:
             ({"part": "0/2", "parts": "0:1"}, "exclude each other"),
             ({"shard_size": 0}, "at least 1 byte"),
             ({"shard_size": "huge"}, "shard_size must be a number of bytes"),
-            ({"processes": 0}, "processes must be at least 1"),
-            ({"workers": 0}, "workers must be at least 1"),
+            ({"processes": 0}, "processes must be an integer of at least 1"),
+            ({"workers": 0}, "workers must be an integer of at least 1"),
             ({"shard_size": None, "part": "0/2"}, "pass shard_size"),
         ],
     )

@@ -245,8 +245,10 @@ def test_datasets_that_can_not_be_packed(photos: Path, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"sample 0 can't be packed: it is a list\. Packing takes arrays.*convert it in decode"):
         pack(Mine(images(photos).sample_source), tmp_path / "out.h5")
-    with pytest.raises(ConfigError, match="workers must be at least 1, not 0"):
-        pack(photos, tmp_path / "out.h5", workers=0)
+    for dry_run in (False, True):
+        for workers in (0, -1, "two"):
+            with pytest.raises(ConfigError, match=f"workers must be an integer of at least 1 or None, not {workers!r}"):
+                pack(photos, tmp_path / "out.h5", workers=workers, dry_run=dry_run)  # type: ignore[call-overload]
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from headrace.io.paths import is_url, redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.budget import parse_size
-from headrace.memory.limits import usable_cpus
 from headrace.packing.destination import destination_of
 from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
 from headrace.packing.jobs.running import pack_parts
 from headrace.packing.options import Check, PackFormat, Store, StoreOptions
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
+from headrace.packing.samples import threads_for
 from headrace.packing.status import PackStatus, read_manifest
 
 ZARR_SHARD = "256MB"
@@ -186,7 +186,7 @@ def pack(
             raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
         if dry_run:
             with _opened(dataset) as opened:
-                return plan_file_pack(opened, dst, options, workers or len(usable_cpus()), overwrite, progress)
+                return plan_file_pack(opened, dst, options, threads_for(workers), overwrite, progress)
         result = pack_dataset(dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress)
         if result.left_out:
             warn(left_out_message(result))
@@ -226,13 +226,10 @@ class _Share(NamedTuple):
 
 
 def _share(shard_size: int | str, part: str | None, parts: str | None, workers: int | None, processes: int) -> _Share:
-    for name, value in (("workers", workers), ("processes", processes)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value!r}")
-    nbytes = parse_size(shard_size, "shard_size")
+    threads, nbytes = threads_for(workers, processes), parse_size(shard_size, "shard_size")
     if nbytes < 1:
         raise ConfigError("shard_size must be at least 1 byte")
-    return _Share(nbytes, share_of(part, parts), workers or max(1, len(usable_cpus()) // processes))
+    return _Share(nbytes, share_of(part, parts), threads)
 
 
 def pack_folder(

@@ -35,7 +35,6 @@ from headrace.errors import ConfigError, SampleError, WriteError
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
-from headrace.memory.limits import usable_cpus
 from headrace.memory.whole import write_full
 from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing.formats.layout import laid_out
@@ -43,7 +42,7 @@ from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
-from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, with_progress, without
+from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import seal_of, verify_samples
@@ -89,14 +88,12 @@ def pack_dataset(
     progress: bool | None = None,
 ) -> PackResult:
     """`pack`, with the figures."""
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers must be at least 1, not {workers!r}")
-    start, part = time.perf_counter(), PartFile(dst, overwrite)
+    threads, start, part = threads_for(workers), time.perf_counter(), PartFile(dst, overwrite)
     opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
     try:
         with part:
-            plan, left_out = write_file(part, unwrapped(opened), options, workers or len(usable_cpus()), progress)
-            read_back(part, workers or len(usable_cpus()), progress)
+            plan, left_out = write_file(part, unwrapped(opened), options, threads, progress)
+            read_back(part, threads, progress)
             part.commit()
     finally:
         if opened is not dataset:

@@ -10,15 +10,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from headrace.arguments import check_integer
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError
+from headrace.memory.limits import usable_cpus
 
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
 The last is for samples whose sizes are not known."""
 T = TypeVar("T")
+
+
+def threads_for(workers: int | None, processes: int = 1) -> int:
+    """Threads of each of some processes; None: one for each usable core, shared out.
+
+    Raises:
+        ConfigError: one of both is no integer of at least 1.
+    """
+    workers, processes = check_integer("workers", workers, 1, optional=True), check_integer("processes", processes, 1)
+    return workers or max(1, len(usable_cpus()) // processes)
 
 
 def without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:

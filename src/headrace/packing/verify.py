@@ -21,11 +21,10 @@ from headrace.errors import ConfigError, DataNotFoundError, FormatError, Headrac
 from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
-from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan
-from headrace.packing.samples import groups_of, with_progress
+from headrace.packing.samples import groups_of, threads_for, with_progress
 from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
 from headrace.packing.zarr.layout import Stored
 from headrace.packing.zarr.verify import damaged_in_part, damaged_metadata
@@ -91,15 +90,12 @@ def verify(
         FormatError: no packed file, a truncated one, or one in which more is damaged than samples.
         WorkerError: one of several processes died.
     """
-    for name, value in (("workers", workers), ("processes", processes)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value!r}")
-    workers = workers or max(1, len(usable_cpus()) // processes)
+    threads = threads_for(workers, processes)
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
-        return _verify_parts(destination_of(path, storage_options), workers, processes, progress)
+        return _verify_parts(destination_of(path, storage_options), threads, processes, progress)
     if processes != 1:
         raise ConfigError(f"{redact(path)} is one file: processes is for packs of several parts, use workers")
-    return verify_file(path, workers, progress)
+    return verify_file(path, threads, progress)
 
 
 def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> VerifyResult:
