@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
@@ -13,7 +11,6 @@ from typing import Any, Literal, NamedTuple, overload
 from torch.utils.data import Dataset
 
 from headrace.arguments import checks_keywords
-from headrace.datasets.core.base import BaseDataset
 from headrace.errors import ConfigError, warn
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.expressions import DataPath
@@ -23,7 +20,7 @@ from headrace.packing.destination import destination_of
 from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
 from headrace.packing.jobs.running import pack_parts
 from headrace.packing.options import Check, PackFormat, Store, StoreOptions
-from headrace.packing.run import left_out_message, opened_dataset, pack_dataset, unwrapped
+from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
 from headrace.packing.samples import threads_for
 from headrace.packing.status import PackStatus, read_manifest
 
@@ -185,7 +182,7 @@ def pack(
         if part is not None or parts is not None or executor is not None or processes != 1:
             raise ConfigError("part, parts, processes and executor are for packs of several parts: pass shard_size, such as '1GB'")
         if dry_run:
-            with _opened(dataset) as opened:
+            with opened_dataset(dataset) as opened:
                 return plan_file_pack(opened, dst, options, threads_for(workers), overwrite, progress)
         result = pack_dataset(dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress)
         if result.left_out:
@@ -194,7 +191,7 @@ def pack(
     size = ZARR_SHARD if shard_size is None else shard_size
     if dry_run:
         share = _share(size, part, parts, workers, processes)
-        with _opened(dataset) as opened:
+        with opened_dataset(dataset) as opened:
             return plan_folder_pack(
                 opened, destination_of(dst, storage_options), format=format or "hdf5", shard_size=share.nbytes, options=options,
                 share=share.parts, workers=share.workers, processes=processes, overwrite=overwrite, progress=progress,
@@ -204,17 +201,6 @@ def pack(
         part=part, parts=parts, workers=workers, processes=processes, executor=executor, storage_options=storage_options,
         overwrite=overwrite, progress=progress,
     ).folder  # fmt: skip
-
-
-@contextlib.contextmanager
-def _opened(dataset: Dataset[Any] | DataPath) -> Iterator[BaseDataset]:
-    """What is packed; closed at the end where it was opened here."""
-    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
-    try:
-        yield unwrapped(opened)
-    finally:
-        if opened is not dataset:
-            opened.close()
 
 
 class _Share(NamedTuple):
@@ -250,7 +236,7 @@ def pack_folder(
 ) -> PackStatus:
     """`pack` into several parts: where the pack stands then. Of a complete one that has left out samples it warns."""
     share, folder = _share(shard_size, part, parts, workers, processes), destination_of(dst, storage_options)
-    with _opened(dataset) as opened:
+    with opened_dataset(dataset) as opened:
         status = pack_parts(
             opened, folder, format=format, shard_size=share.nbytes, options=options, share=share.parts, workers=share.workers,
             processes=processes, executor=executor, overwrite=overwrite, progress=progress,

@@ -11,7 +11,7 @@ import copy
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,24 +89,27 @@ def pack_dataset(
 ) -> PackResult:
     """`pack`, with the figures."""
     threads, start, part = threads_for(workers), time.perf_counter(), PartFile(dst, overwrite)
-    opened = dataset if isinstance(dataset, BaseDataset) else opened_dataset(dataset)
-    try:
-        with part:
-            plan, left_out = write_file(part, unwrapped(opened), options, threads, progress)
-            read_back(part, threads, progress)
-            part.commit()
-    finally:
-        if opened is not dataset:
-            opened.close()
+    with opened_dataset(dataset) as opened, part:
+        plan, left_out = write_file(part, opened, options, threads, progress)
+        read_back(part, threads, progress)
+        part.commit()
     path, seconds = Path(part.target), time.perf_counter() - start
     classes = len(plan.info.classes or ())
     return PackResult(path, plan.info.count, classes, plan.info.store, path.stat().st_size, seconds, tuple(left_out))
 
 
-def opened_dataset(dataset: Any) -> BaseDataset:
-    """A path, or a map-style dataset that is not headrace's, as a dataset of headrace's."""
-    is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(dataset, "__getitem__")
-    return open_source(dataset) if is_path else Finished(dataset, seed=42)
+@contextlib.contextmanager
+def opened_dataset(dataset: Any) -> Iterator[BaseDataset]:
+    """What is packed: a dataset of headrace's; or as one a path, or a map-style dataset that is not headrace's, closed at the end."""
+    opened = dataset
+    if not isinstance(dataset, BaseDataset):
+        is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(dataset, "__getitem__")
+        opened = open_source(dataset) if is_path else Finished(dataset, seed=42)
+    try:
+        yield unwrapped(opened)
+    finally:
+        if opened is not dataset:
+            opened.close()
 
 
 def unwrapped(dataset: BaseDataset) -> BaseDataset:
