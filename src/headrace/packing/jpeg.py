@@ -78,9 +78,8 @@ def plan_reencoded(
                     else:
                         write_full(spool.fileno(), image)
                         sizes[index] = len(image)
-        readable = without(dataset, list(unreadable), list(unreadable.values())) if unreadable else dataset
-        kept = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
-        plan = make_plan(readable, "encoded", sizes[kept], {"jpeg": [jpeg.max_size, jpeg.quality]})
+        readable = without(dataset, unreadable)
+        plan = make_plan(readable, "encoded", np.delete(sizes, list(unreadable)), {"jpeg": [jpeg.max_size, jpeg.quality]})
         opened.pop_all()  # it is closed when all is written
     begins = np.concatenate([[0], np.cumsum(plan.sizes)])
 

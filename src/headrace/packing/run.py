@@ -177,7 +177,7 @@ def write_file(
         if not failures:
             return packing.plan, left_out
         left_out += map(str, failures.values())
-        dataset = without(packing.dataset, list(failures), left_out)
+        dataset = without(packing.dataset, failures)
 
 
 def plan_file(
@@ -281,8 +281,7 @@ def _plan_values(
                     unreadable[index] = str(look)
                 else:
                     planner.add(index, look)
-    if unreadable:
-        dataset = without(dataset, list(unreadable), list(unreadable.values()))
+    dataset = without(dataset, unreadable)
     return dataset, planner.plan(dataset), unreadable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
 The last is for samples whose sizes are not known."""
 T = TypeVar("T")
+DatasetT = TypeVar("DatasetT", bound=BaseDataset)
 
 
 def threads_for(workers: int | None, processes: int = 1) -> int:
@@ -33,15 +34,21 @@ def threads_for(workers: int | None, processes: int = 1) -> int:
     return workers or max(1, len(usable_cpus()) // processes)
 
 
-def without(dataset: BaseDataset, unreadable: list[int], left_out: list[str]) -> BaseDataset:
-    """A view of the samples that can be read.
+def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:
+    """A view of the samples that can be read; the dataset itself, if these are all.
+
+    Args:
+        dataset: of all samples.
+        unreadable: what is wrong with each of the others, by number.
 
     Raises:
-        SampleError: there is none.
+        SampleError: none can be read.
     """
-    readable = np.setdiff1d(np.arange(len(dataset)), unreadable)
+    if not unreadable:
+        return dataset
+    readable = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
     if not len(readable):
-        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {left_out[0]}")
+        raise SampleError(f"none of {len(dataset):,} samples can be read; the first: {next(iter(unreadable.values()))}")
     return dataset.subset(readable)
 
 

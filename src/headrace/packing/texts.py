@@ -21,7 +21,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.memory.per_process import PerProcess
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.plan import Packing, Plan, as_column, checksums_of, columns_of, names_of
-from headrace.packing.samples import groups_of
+from headrace.packing.samples import groups_of, without
 from headrace.storage.arrays.packed import PackedInfo, crc_of
 from headrace.storage.files import FilesSource
 from headrace.storage.tokens.joined import PackedTexts
@@ -178,7 +178,7 @@ def packed_part(documents: Documents, folder: str) -> Packing:
                 ids = np.concatenate([ids.astype(np.int32, copy=False), end])
                 lengths[number], most = len(ids), max(most, int(ids.max(initial=0)))
                 write_full(spool.fileno(), ids.tobytes())
-        readable = _without(documents, list(left_out), list(left_out.values()))
+        readable = _without(documents, left_out)
         edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
         dtype = np.dtype(smallest_dtype(most + 1))
         packing = _packing(
@@ -201,7 +201,7 @@ def _of_tokens(documents: Documents) -> Packing:
     assert tokens is not None
     if documents.packed is None and documents.dataset.on_error != "raise":
         left_out = _unreadable(documents, tokens)
-    readable = _without(documents, list(left_out), list(left_out.values()))
+    readable = _without(documents, left_out)
     chosen, edges = readable.chosen, tokens.short[0]
 
     def parts(group: range) -> list[npt.NDArray[Any]]:
@@ -228,19 +228,12 @@ def _packing(
     return Packing(documents.dataset, Plan(info, (int(lengths.sum()),), dtype, sizes, sizes, columns), prepare, left_out)
 
 
-def _without(documents: Documents, unreadable: list[int], left_out: list[str]) -> Documents:
-    """Those that can be read.
-
-    Raises:
-        SampleError: there are none of them.
-    """
+def _without(documents: Documents, unreadable: dict[int, str]) -> Documents:
+    """Those that can be read; see `without`."""
     if not unreadable:
         return documents
-    readable = np.setdiff1d(np.arange(len(documents.chosen)), unreadable)
-    if not len(readable):
-        raise SampleError(f"none of {len(documents.chosen):,} samples can be read; the first: {left_out[0]}")
-    view = documents.dataset.subset(readable)
-    return documents._replace(dataset=view, chosen=documents.chosen[readable], fingerprint=view.fingerprint)
+    view = without(documents.dataset, unreadable)
+    return documents._replace(dataset=view, chosen=np.delete(documents.chosen, list(unreadable)), fingerprint=view.fingerprint)
 
 
 def _unreadable(documents: Documents, tokens: Tokens) -> dict[int, str]:

@@ -59,7 +59,7 @@ def plan_zarr(
     if packing.rows is None and dataset.on_error == "skip":
         left_out = _unreadable(dataset, packing, how, workers, progress)
         if left_out:
-            packing = plan_file(without(dataset, list(left_out), list(left_out.values())), how, workers, progress)
+            packing = plan_file(without(dataset, left_out), how, workers, progress)
     view, plan = packing.dataset, packing.plan
     if plan.info.store == "ragged":
         raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
@@ -108,7 +108,7 @@ def _known(
         return None
     if any(plan.options.get(name) != asked.get(name) for name in {*asked, "check", "jpeg", "compression", "chunks"}):
         return None
-    view = without(dataset, list(plan.left_out), list(plan.left_out.values())) if plan.left_out else dataset
+    view = without(dataset, plan.left_out)
     if view.fingerprint != plan.fingerprint:
         return None
     if plan.rows is not None:
