@@ -89,7 +89,7 @@ def plan_reencoded(
         images = np.split(data, (begins[group.start + 1 : group.stop] - begins[group.start]).tolist())
         return [(image, crc_of(image)) for image in images]
 
-    return Packing(readable, plan, prepare, list(unreadable.values()), spool=spool)
+    return Packing(readable, plan, prepare, unreadable, spool=spool)
 
 
 def plan_of_files(dataset: BaseDataset, read_sizes: npt.NDArray[np.int64] | None = None) -> Packing:
@@ -101,7 +101,7 @@ def plan_of_files(dataset: BaseDataset, read_sizes: npt.NDArray[np.int64] | None
     if not isinstance(dataset, ImageDataset):
         raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
     plan = make_plan(dataset, "encoded", read_sizes=read_sizes)
-    return Packing(dataset, plan, lambda group: [], [])
+    return Packing(dataset, plan, lambda group: [], {})
 
 
 def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[bytes | SampleError]:

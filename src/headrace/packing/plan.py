@@ -75,18 +75,16 @@ class Packing(NamedTuple):
         dataset: that is packed; a view where samples are left out.
         plan: of the file.
         prepare: gives the samples of a group as they will be stored, and their CRCs; a SampleError for one that may be left out.
-        left_out: what is wrong with each sample that can't be read.
+        left_out: what is wrong with each sample that can't be read, by its number; of samples that are read when they are written none.
         rows: what the samples have in common; None: the dataset says so, and none had to be looked at.
-        unreadable: the numbers of those that are left out, where all were looked at.
         spool: what `prepare` reads, to be closed when all is written.
     """
 
     dataset: BaseDataset
     plan: Plan
     prepare: Callable[[range], Sequence[tuple[Column | SampleError, int]]]
-    left_out: list[str]
+    left_out: dict[int, str]
     rows: Rows | None = None
-    unreadable: tuple[int, ...] = ()
     spool: IO[bytes] | None = None
 
 

@@ -171,7 +171,7 @@ def write_file(
                 version=max(2, packing.plan.info.version),
             )
             packing = packing._replace(plan=replace(packing.plan, info=info))
-        left_out += packing.left_out
+        left_out += packing.left_out.values()
         with packing.spool or contextlib.nullcontext():
             failures = _write(part, packing, workers, progress)
         if not failures:
@@ -234,14 +234,12 @@ def _planned(
     if is_packed_as_stored(dataset):
         plan = make_plan(dataset, options.store, read_sizes=read_sizes)
         _refuse_check(options, plan)
-        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), [])
+        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), {})
     _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
     readable, plan, unreadable = _plan_values(dataset, options.store, workers, progress, rows)
     common = Rows(plan.info.store, plan.dtype, plan.shape[1:], plan.info.values)
-    return Packing(
-        readable, plan, functools.partial(_prepare, readable, plan, options.check), list(unreadable.values()), common, tuple(unreadable)
-    )
+    return Packing(readable, plan, functools.partial(_prepare, readable, plan, options.check), unreadable, common)
 
 
 def _refuse_check(options: StoreOptions, plan: Plan | None = None) -> None:

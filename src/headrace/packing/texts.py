@@ -181,9 +181,7 @@ def packed_part(documents: Documents, folder: str) -> Packing:
         readable = _without(documents, left_out)
         edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
         dtype = np.dtype(smallest_dtype(most + 1))
-        packing = _packing(
-            readable, np.diff(edges), dtype, lambda group: _spooled(spool.fileno(), edges, dtype, group), list(left_out.values())
-        )
+        packing = _packing(readable, np.diff(edges), dtype, lambda group: _spooled(spool.fileno(), edges, dtype, group), left_out)
         opened.pop_all()  # it is closed when all is written
     return packing._replace(spool=spool)
 
@@ -208,7 +206,7 @@ def _of_tokens(documents: Documents) -> Packing:
         part = chosen[group.start : group.stop]
         return tokens.parts(edges[part], edges[part + 1])
 
-    return _packing(readable, edges[chosen + 1] - edges[chosen], tokens.dtype, parts, list(left_out.values()))
+    return _packing(readable, edges[chosen + 1] - edges[chosen], tokens.dtype, parts, left_out)
 
 
 def _packing(
@@ -216,7 +214,7 @@ def _packing(
     lengths: npt.NDArray[np.int64],
     dtype: np.dtype[Any],
     parts: Callable[[range], list[npt.NDArray[Any]]],
-    left_out: list[str],
+    left_out: dict[int, str],
 ) -> Packing:
     """The packing of documents of so many tokens ([n] int64); `parts` gives the tokens of some."""
     columns, sizes = columns_of(lengths, documents.names, documents.targets()), lengths * dtype.itemsize

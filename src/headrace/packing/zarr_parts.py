@@ -55,7 +55,7 @@ def plan_zarr(
     if known is not None:
         return known
     packing = plan_file(dataset, how, workers, progress)
-    left_out = dict(zip(packing.unreadable, packing.left_out, strict=True))
+    left_out = packing.left_out
     if packing.rows is None and dataset.on_error == "skip":
         left_out = _unreadable(dataset, packing, how, workers, progress)
         if left_out:

@@ -90,7 +90,7 @@ def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOpt
     if file.rows is not None:
         options["rows"] = rows_as_json(file.rows)
     sizes = np.zeros(len(dataset), np.int64)
-    sizes[np.setdiff1d(np.arange(len(dataset)), list(file.unreadable))] = file.plan.sizes
+    sizes[np.setdiff1d(np.arange(len(dataset)), list(file.left_out))] = file.plan.sizes
     if edges is None:
         if how.is_jpeg:
             sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded

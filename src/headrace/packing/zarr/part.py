@@ -53,7 +53,7 @@ def write_shard(file: PartFile, packing: Packing, layout: ZarrLayout, part: int,
     """
     plan, data = packing.plan, layout.data
     if packing.left_out:
-        raise _unreadable(packing.left_out[0])
+        raise _unreadable(next(iter(packing.left_out.values())))
     if plan.dtype != data.dtype or (not layout.is_flat and plan.shape[1:] != data.shape[1:]):
         raise ConfigError(f"the samples of this part are {plan.dtype} {list(plan.shape[1:])}, not {data.dtype} {list(data.shape[1:])}")
     nbytes = int(plan.sizes.sum())
