@@ -6,7 +6,6 @@ The arrays of all parts are laid out before the first is packed, so which sample
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import zlib
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, SampleError
 from headrace.packing.destination import Destination
@@ -26,7 +24,7 @@ from headrace.packing.options import StoreOptions
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, read_plan, rows_as_json
 from headrace.packing.plan import Packing, names_of
 from headrace.packing.run import plan_file
-from headrace.packing.samples import each_sample, groups_of, with_progress, without
+from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
 from headrace.packing.zarr.layout import Stored, check_dtype, flat_options, rows_options
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shard
@@ -124,26 +122,15 @@ def _known(
 
 def _unreadable(dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None) -> dict[int, str]:
     """What is wrong with images that can't be read, by their numbers."""
-    prepare: Any = functools.partial(_decoded, dataset) if how.is_jpeg else packing.prepare
-    groups, found = groups_of(packing.plan.sizes + packing.plan.read_sizes), dict[int, str]()
+    sizes = packing.plan.read_sizes
+    if how.is_jpeg:  # what will be encoded anew is decoded
+        packing = plan_file(dataset, StoreOptions("encoded"), workers, progress, read_sizes=sizes)
+    groups, found = groups_of(packing.plan.sizes + sizes), dict[int, str]()
     workers = workers if dataset.sample_source.thread_safe else 0
-    with with_progress(prepare, groups, workers, progress, len(dataset), "looking at samples") as results:
+    with with_progress(packing.prepare, groups, workers, progress, len(dataset), "looking at samples") as results:
         for group, samples in results:
             found |= {number: str(s[0]) for number, s in zip(group, samples, strict=True) if isinstance(s[0], SampleError)}
     return found
-
-
-def _decoded(dataset: BaseDataset, group: range) -> list[tuple[SampleError | None, int]]:
-    """What is wrong with images that will be encoded anew."""
-
-    def decoded(position: int, index: int, record: Any) -> SampleError | None:
-        try:
-            decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
-        except Exception as error:  # as the dataset itself would meet it
-            return dataset.sample_reader.failed(index, "can't be decoded", error)
-        return None
-
-    return [(wrong, 0) for _, wrong in each_sample(dataset, group, decoded)]
 
 
 def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> dict[str, Any]:
