@@ -13,11 +13,12 @@ import json
 import zlib
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.base import BaseDataset
 from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
@@ -25,12 +26,17 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination
+from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Rows
 from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
 from headrace.storage.arrays.packed import PackedInfo
 
 VERSION = 1
 """Of the files of a pack beside its parts."""
+Checks: TypeAlias = npt.NDArray[np.uint32]
+"""A CRC of name and size of each sample ([n]), by which a changed source is noticed."""
+NO_CHECKS: Checks = np.empty(0, np.uint32)
+"""Of samples that are known by the dataset's fingerprint alone."""
 _MOST_PARTS = 1_000_000
 
 
@@ -61,6 +67,23 @@ class PartsPlan:
     classes: list[str] | None = None
     version: int = VERSION
 
+    @classmethod
+    def of(
+        cls, info: PackedInfo, fingerprint: str, edges: list[int], sizes: IntArray, checks: Checks, options: dict[str, Any]
+    ) -> PartsPlan:
+        """The plan of samples that are as `info` says.
+
+        Args:
+            info: of a file of them.
+            fingerprint, edges, options: see the attributes.
+            sizes: [n] int64, bytes of each sample as it is stored.
+            checks: see `Checks`.
+        """
+        nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
+        return cls(
+            info.kind, info.store, fingerprint, len(sizes), edges, nbytes, zlib.crc32(bytes_of_checks(checks)), options, info.classes
+        )
+
     @cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
@@ -87,6 +110,14 @@ class PartsPlan:
     def samples_name(self) -> str:
         """What the file of the samples' CRCs is called."""
         return f"plan-{self.samples:08x}.crc32"
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """How the parts are stored, as the arguments of `pack` say it."""
+        if jpeg := self.options.get("jpeg"):
+            return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
+        said, store = self.options, self.store if self.rows is None else None
+        return StoreOptions(store, check=said.get("check", "decode"), compression=said.get("compression"), chunks=said.get("chunks"))  # type: ignore[arg-type]
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -134,6 +165,16 @@ class PartsPlan:
         )
 
 
+def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict[str, Any]:
+    """What the options of a plan have of the arguments of `pack`, whatever the format; `compression` and `chunks` each format adds."""
+    options: dict[str, Any] = {"shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
+    if how.check != "decode":
+        options["check"] = how.check
+    if how.is_jpeg:
+        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+    return options
+
+
 def rows_as_json(rows: Rows) -> dict[str, Any]:
     """`Rows` as the options of a plan hold them."""
     dtype = [list(field) for field in rows.dtype.descr] if rows.dtype.names else rows.dtype.str
@@ -167,15 +208,20 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
     return np.unique(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
 
 
-def checks_of(names: PackedNames | None, sizes: IntArray) -> npt.NDArray[np.uint32]:
-    """A CRC of name and size of each sample ([n] uint32), by which a changed source is noticed."""
+def checks_of(names: PackedNames | None, sizes: IntArray) -> Checks:
+    """The `Checks` of samples of these names (None: they have none) and sizes ([n] bytes)."""
     if names is None:
         return np.fromiter((zlib.crc32(b"%d" % size) for size in sizes.tolist()), np.uint32, len(sizes))
     pairs = zip(iter(names), sizes.tolist(), strict=True)
     return np.fromiter((zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes))
 
 
-def check_unchanged(folder: Destination, plan: PartsPlan, start: int, checks: npt.NDArray[np.uint32], locate: Any) -> None:
+def bytes_of_checks(checks: Checks) -> bytes:
+    """The content of the file `samples_name`, whose CRC the plan has."""
+    return checks.astype("<u4").tobytes()
+
+
+def check_unchanged(folder: Destination, plan: PartsPlan, start: int, checks: Checks, locate: Any) -> None:
     """Compares samples with what the plan knows of them.
 
     Args:
@@ -225,7 +271,7 @@ def read_plan(folder: Destination) -> PartsPlan | None:
         raise FormatError(f"{name} is damaged ({error}): remove it and pack again; finished parts are kept") from error
 
 
-def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32], overwrite: bool = False) -> bool:
+def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool = False) -> bool:
     """Writes the plan, if there is none yet; True if it takes the place of another one.
 
     Raises:
@@ -235,7 +281,7 @@ def freeze(folder: Destination, plan: PartsPlan, checks: npt.NDArray[np.uint32],
     there = read_plan(folder)
     replaces = there is not None and there.digest != plan.digest
     if there is None or (overwrite and replaces):
-        folder.write(plan.samples_name, checks.astype("<u4").tobytes())
+        folder.write(plan.samples_name, bytes_of_checks(checks))
         with contextlib.suppress(TargetExistsError):  # another process made a plan at the same moment
             folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)

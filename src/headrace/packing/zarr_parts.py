@@ -21,7 +21,17 @@ from headrace.packing.destination import Destination
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import plan_reencoded, ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.parts import PartsPlan, check_unchanged, checks_of, read_plan, rows_as_json
+from headrace.packing.parts import (
+    NO_CHECKS,
+    Checks,
+    PartsPlan,
+    bytes_of_checks,
+    check_unchanged,
+    checks_of,
+    options_of,
+    read_plan,
+    rows_as_json,
+)
 from headrace.packing.plan import Packing, names_of
 from headrace.packing.run import plan_file
 from headrace.packing.samples import groups_of, with_progress, without
@@ -31,14 +41,11 @@ from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, writ
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
 from headrace.storage.hdf5.filters import filter_versions
 
-Sums = npt.NDArray[np.uint32]
-_NO_SUMS = np.empty(0, np.uint32)
-
 
 def plan_zarr(
     dataset: BaseDataset, folder: Destination, shard_size: int, how: StoreOptions, workers: int, progress: bool | None
-) -> tuple[PartsPlan, Sums, BaseDataset]:
-    """The plan for a dataset, the CRCs of its samples, and a view of those that are packed.
+) -> tuple[PartsPlan, Checks, BaseDataset]:
+    """The plan for a dataset, the checks of its samples, and a view of those that are packed.
 
     Raises:
         ConfigError: the dataset can't be packed, or not to Zarr.
@@ -61,7 +68,7 @@ def plan_zarr(
     view, plan = packing.dataset, packing.plan
     if plan.info.store == "ragged":
         raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
-    sums = checks_of(names_of(view), plan.read_sizes) if packing.rows is None else _NO_SUMS
+    checks = checks_of(names_of(view), plan.read_sizes) if packing.rows is None else NO_CHECKS
     options: dict[str, Any] = {**asked, **plan.info.image, "left_out": [[number, why] for number, why in left_out.items()]}
     if versions := versions_of(view, plan, how):
         options["versions"] = versions
@@ -72,15 +79,7 @@ def plan_zarr(
         sizes = (sizes * ratio_of(view, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
     options["zarr"] = zarr = _arrays(packing, sizes, shard_size)
     edges = [*range(0, len(view), zarr["samples"]), len(view)]
-    return (
-        PartsPlan(
-            kind=plan.info.kind, store=plan.info.store, fingerprint=view.fingerprint, count=len(view), edges=edges,
-            nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(sums.astype("<u4").tobytes()), options=options,
-            classes=plan.info.classes,
-        ),
-        sums,
-        view,
-    )  # fmt: skip
+    return PartsPlan.of(plan.info, view.fingerprint, edges, sizes, checks, options), checks, view
 
 
 def _not_held(what: str) -> ConfigError:
@@ -89,18 +88,13 @@ def _not_held(what: str) -> ConfigError:
 
 def _asked(dataset: BaseDataset, shard_size: int, how: StoreOptions) -> dict[str, Any]:
     """What a plan has of the arguments of `pack`."""
-    asked = {"format": "zarr", "shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
-    if how.check != "decode":
-        asked["check"] = how.check
-    asked |= {name: value for name, value in (("compression", how.compression), ("chunks", how.chunks)) if value is not None}
-    if how.is_jpeg:
-        asked["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
-    return asked
+    chunks = {name: value for name, value in (("compression", how.compression), ("chunks", how.chunks)) if value is not None}
+    return {"format": "zarr", **options_of(dataset, how, shard_size), **chunks}
 
 
 def _known(
     plan: PartsPlan | None, dataset: BaseDataset, asked: dict[str, Any], how: StoreOptions, workers: int
-) -> tuple[PartsPlan, Sums, BaseDataset] | None:
+) -> tuple[PartsPlan, Checks, BaseDataset] | None:
     """The plan that is there, if all samples were looked at when it was made, and it is of the same samples; else None."""
     if plan is None or plan.zarr is None or (plan.rows is None and asked["on_error"] != "skip"):
         return None
@@ -112,12 +106,12 @@ def _known(
     if plan.rows is not None:
         versions = {} if how.compression is None else filter_versions(how.compression)
         is_same = how.store in (None, "decoded") and plan.options.get("versions", {}) == versions
-        return (plan, _NO_SUMS, view) if is_same else None
+        return (plan, NO_CHECKS, view) if is_same else None
     packing = plan_file(view, how, workers, False)
-    sums = checks_of(names_of(view), packing.plan.read_sizes)
+    checks = checks_of(names_of(view), packing.plan.read_sizes)
     are_same = versions_of(view, packing.plan, how) == plan.options.get("versions", {})
-    is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(sums.astype("<u4").tobytes()) == plan.samples
-    return (plan, sums, view) if is_same and packing.plan.info.image.items() <= plan.options.items() else None
+    is_same = are_same and packing.plan.info.store == plan.store and zlib.crc32(bytes_of_checks(checks)) == plan.samples
+    return (plan, checks, view) if is_same and packing.plan.info.image.items() <= plan.options.items() else None
 
 
 def _unreadable(dataset: BaseDataset, packing: Packing, how: StoreOptions, workers: int, progress: bool | None) -> dict[int, str]:

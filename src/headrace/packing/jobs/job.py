@@ -72,7 +72,7 @@ class PackJob:
     def _pack(self, part: int, is_cancelled: Callable[[], bool]) -> int:
         plan = self.plan
         if plan.zarr is not None:
-            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, _options_of(plan), self.workers, is_cancelled)
+            sidecar = pack_zarr_part(self.dataset, self.folder, plan, part, plan.store_options, self.workers, is_cancelled)
         else:
             sidecar = self._hdf5(part, is_cancelled)
         self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
@@ -92,7 +92,7 @@ class PackJob:
         """What writes a part of images or arrays."""
         plan = self.plan
         start, stop = plan.edges[part : part + 2]
-        view, options, planned = self.dataset.subset(np.arange(start, stop)), _options_of(plan), None
+        view, options, planned = self.dataset.subset(np.arange(start, stop)), plan.store_options, None
         if self.read_sizes is not None:
             planned = plan_file(view, options, self.workers, False, read_sizes=self.read_sizes[start:stop])
         elif plan.rows is None:
@@ -122,11 +122,3 @@ class _Write(Protocol):
     """Writes a part into a file; gives what it holds, and what is wrong with the samples that were left out."""
 
     def __call__(self, file: PartFile, /, *, whole: PackPart) -> tuple[Plan, list[str]]: ...
-
-
-def _options_of(plan: PartsPlan) -> StoreOptions:
-    """How the parts of a plan are stored."""
-    if jpeg := plan.options.get("jpeg"):
-        return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
-    said, store = plan.options, plan.store if plan.rows is None else None
-    return StoreOptions(store, check=said.get("check", "decode"), compression=said.get("compression"), chunks=said.get("chunks"))  # type: ignore[arg-type]

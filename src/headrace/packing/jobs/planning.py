@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.text.text import TextDataset
@@ -19,7 +17,7 @@ from headrace.packing.formats.layout import chunks_for
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
-from headrace.packing.parts import PartsPlan, checks_of, edges_of, read_plan, rows_as_json
+from headrace.packing.parts import NO_CHECKS, Checks, PartsPlan, checks_of, edges_of, options_of, read_plan, rows_as_json
 from headrace.packing.plan import Packing, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
 from headrace.packing.texts import check_targets, documents_of, measured
@@ -32,12 +30,12 @@ class Planned(NamedTuple):
 
     Attributes:
         plan: the plan.
-        checks: the CRCs of the samples, by `checks_of`; none of a plan that was there already.
+        checks: of the samples; none of a plan that was there already.
         read_sizes: [n] int64, bytes of each sample where it comes from; None: they were not asked for.
     """
 
     plan: PartsPlan
-    checks: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    checks: Checks = NO_CHECKS
     read_sizes: IntArray | None = None
 
 
@@ -62,27 +60,26 @@ def plan_parts(
     if isinstance(dataset, TextDataset):
         return _plan_texts(dataset, shard_size, how)
     frozen = None if folder is None else read_plan(folder)
-    if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, shard_size, _on_error(dataset), how):
+    if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, dataset, shard_size, how):
         return Planned(frozen)  # all samples were looked at when it was made
     if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and isinstance(dataset.sample_source, FilesSource):
         file = plan_file(dataset, how, workers, progress, read_sizes=np.zeros(len(dataset), np.int64))
-        if replace(_plan_of(dataset, file, shard_size, how, frozen.edges), nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
+        plan = _plan_of(dataset, file, shard_size, how, NO_CHECKS, frozen.edges)
+        if replace(plan, nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
             return Planned(frozen)
     file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
     sizes = file.plan.read_sizes if file.rows is None else None
-    checks = np.empty(0, np.uint32) if sizes is None else checks_of(names_of(dataset), sizes)
-    return Planned(replace(_plan_of(dataset, file, shard_size, how), samples=zlib.crc32(checks.astype("<u4").tobytes())), checks, sizes)
+    checks = NO_CHECKS if sizes is None else checks_of(names_of(dataset), sizes)
+    return Planned(_plan_of(dataset, file, shard_size, how, checks), checks, sizes)
 
 
-def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, edges: list[int] | None = None) -> PartsPlan:
-    """The plan for a dataset, by that of one file of it; without the CRC of the samples' CRCs. `edges` are those of another plan."""
-    options = {"shard_size": shard_size, "on_error": _on_error(dataset), **file.plan.info.image}
-    if how.check != "decode":
-        options["check"] = how.check
-    if how.is_jpeg:
-        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+def _plan_of(
+    dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOptions, checks: Checks, edges: list[int] | None = None
+) -> PartsPlan:
+    """The plan for a dataset, by that of one file of it. `edges` are those of another plan."""
+    options = {**options_of(dataset, how, shard_size), **file.plan.info.image}
     if file.plan.chunks is not None:
         options["compression"], options["chunks"] = file.plan.compression, file.plan.chunks
     if versions := versions_of(dataset, file.plan, how):
@@ -95,14 +92,10 @@ def _plan_of(dataset: BaseDataset, file: Packing, shard_size: int, how: StoreOpt
         if how.is_jpeg:
             sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)  # about: they are known when all are encoded
         edges = edges_of(sizes, shard_size)
-    info = file.plan.info
-    return PartsPlan(
-        kind=info.kind, store=info.store, fingerprint=dataset.fingerprint, count=len(dataset), edges=edges,
-        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=0, options=options, classes=info.classes,
-    )  # fmt: skip
+    return PartsPlan.of(file.plan.info, dataset.fingerprint, edges, sizes, checks, options)
 
 
-def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOptions) -> bool:
+def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: StoreOptions) -> bool:
     """True if a plan of samples that had to be looked at is what these arguments give of the same dataset."""
     rows = frozen.rows
     if (
@@ -115,7 +108,7 @@ def _is_same(frozen: PartsPlan, shard_size: int, on_error: str, how: StoreOption
     chunks = chunks_for(how, math.prod(rows.shape) * rows.dtype.itemsize)
     compression = None if chunks is None else how.compression
     wanted = {
-        "shard_size": shard_size, "on_error": on_error, "compression": compression, "chunks": chunks,
+        **options_of(dataset, how, shard_size), "compression": compression, "chunks": chunks,
         "versions": None if compression is None else filter_versions(compression),
     }  # fmt: skip
     return all(frozen.options.get(name) == value for name, value in wanted.items())
@@ -129,20 +122,11 @@ def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> Pla
         raise ConfigError("a dataset without samples can't be packed into parts")
     info, sizes = documents.info(), documents.sizes()
     checks = checks_of(documents.names, sizes)
-    options = {"shard_size": shard_size, "on_error": _on_error(documents.dataset), **info.text}
+    options = {**options_of(documents.dataset, how, shard_size), **info.text}
     if documents.tokens is None:
         check_targets(documents)
         sample = measured(documents, sizes)
         options["tokens"] = sample.crc
         sizes = (sizes * sample.tokens_per_byte).astype(np.int64)
-    edges = edges_of(sizes, shard_size)
-    plan = PartsPlan(
-        kind=info.kind, store=info.store, fingerprint=documents.fingerprint, count=len(sizes), edges=edges,
-        nbytes=np.add.reduceat(sizes, edges[:-1]).tolist(), samples=zlib.crc32(checks.astype("<u4").tobytes()), options=options,
-        classes=info.classes,
-    )  # fmt: skip
+    plan = PartsPlan.of(info, documents.fingerprint, edges_of(sizes, shard_size), sizes, checks, options)
     return Planned(plan, checks)
-
-
-def _on_error(dataset: BaseDataset) -> str:
-    return "skip" if dataset.on_error == "skip" else "raise"
