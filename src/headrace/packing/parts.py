@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames
@@ -155,14 +154,6 @@ class PartsPlan:
     def sidecar_name(self, part: int) -> str:
         """What the sidecar of a part is called."""
         return f"part-{part:05d}-of-{self.parts:05d}.json"
-
-    def __str__(self) -> str:
-        sizes = np.diff(self.edges)
-        return Lines(
-            f"{self.count:,} samples, {format_size(sum(self.nbytes))}, store {self.store}, in {self.parts:,} parts: "
-            f"{sizes.min():,} to {sizes.max():,} samples, {format_size(min(self.nbytes))} to {format_size(max(self.nbytes))} each\n"
-            f"{self.name(0)} ... {self.name(self.parts - 1)}"
-        )
 
 
 def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict[str, Any]:
