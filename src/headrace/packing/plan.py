@@ -97,16 +97,24 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
     if not files or isinstance(dataset, ImageDataset):
         return bool(files)
     is_plain = isinstance(dataset, (HDF5Dataset, ZarrDataset)) and format_.stores_values and not format_.splits_targets
-    return is_plain and (_spec_of(files) is not None or (packed_info_of(files) or _NO_INFO).store == "encoded")
-
-
-_NO_INFO = PackedInfo("", "", 0, "")
+    return is_plain and (_spec_of(files) is not None or _are_encoded(files))
 
 
 def files_of(source: Any) -> list[PackedSource]:
     """The sources of rows, or of what was packed, that a source consists of; []: it is another one."""
     each = source.sources if isinstance(source, ConcatSource) else [source]
     return list(each) if all(isinstance(one, PackedSource) for one in each) else []
+
+
+def is_encoded(dataset: BaseDataset) -> bool:
+    """True if the samples of a dataset that `is_packed_as_stored` are encoded images now, and not arrays."""
+    source = dataset.sample_source
+    return isinstance(source, FilesSource) or _are_encoded(files_of(source))
+
+
+def _are_encoded(files: Sequence[PackedSource]) -> bool:
+    packed = packed_info_of(files)
+    return packed is not None and packed.store == "encoded"
 
 
 def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
@@ -144,7 +152,7 @@ def make_plan(
     source, files = dataset.sample_source, files_of(dataset.sample_source)
     whole = dataset.whole_indices(np.arange(len(dataset)))
     packed = packed_info_of(files)
-    encoded_now = isinstance(source, FilesSource) or (packed is not None and packed.store == "encoded")
+    encoded_now = is_encoded(dataset)
     store = store or ("encoded" if encoded_now else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()

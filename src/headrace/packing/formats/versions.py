@@ -9,9 +9,8 @@ import torch
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.packing.options import StoreOptions
-from headrace.packing.plan import Plan
+from headrace.packing.plan import Plan, is_encoded
 from headrace.storage.hdf5.filters import filter_versions
-from headrace.storage.source import ArraySource
 
 
 def versions_of(dataset: BaseDataset, plan: Plan, options: StoreOptions) -> dict[str, str]:
@@ -23,7 +22,7 @@ def versions_of(dataset: BaseDataset, plan: Plan, options: StoreOptions) -> dict
         options: how it is stored.
     """
     versions: dict[str, str] = {}
-    is_resized = isinstance(dataset, ImageDataset) and plan.info.store == "decoded" and _is_encoded(dataset)
+    is_resized = isinstance(dataset, ImageDataset) and plan.info.store == "decoded" and is_encoded(dataset)
     if options.is_jpeg or is_resized:
         versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
     if is_resized or options.max_size is not None:
@@ -31,9 +30,3 @@ def versions_of(dataset: BaseDataset, plan: Plan, options: StoreOptions) -> dict
     if plan.compression is not None:
         versions |= filter_versions(plan.compression)
     return versions
-
-
-def _is_encoded(dataset: BaseDataset) -> bool:
-    """True if the dataset's images are encoded now, and not arrays."""
-    source = dataset.sample_source
-    return not isinstance(source, ArraySource) or source.array_spec is None
