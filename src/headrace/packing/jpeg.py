@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.options import LARGEST_SIDE, StoreOptions
 from headrace.packing.plan import Packing, make_plan
-from headrace.packing.samples import each_sample, groups_of, with_progress, without
+from headrace.packing.samples import each_sample, groups_of, some_of, with_progress, without
 from headrace.storage.arrays.packed import crc_of
 
 
@@ -117,11 +117,10 @@ def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> li
     return [made for _, made in each_sample(dataset, group, make)]
 
 
-def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int64], count: int = 32) -> float:
+def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int64]) -> float:
     """About how large re-encoded images are beside what they were, by some of them, evenly spread."""
-    chosen = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     before = after = 0
-    for index in chosen.tolist():
+    for index in some_of(len(dataset)):
         with contextlib.suppress(SampleError):  # said when it is packed
             image = reencode_group(dataset, jpeg, range(index, index + 1))[0]
             if not isinstance(image, SampleError):

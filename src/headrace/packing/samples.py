@@ -20,6 +20,7 @@ from headrace.memory.limits import usable_cpus
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
 The last is for samples whose sizes are not known."""
+_ESTIMATED_BY = 32
 T = TypeVar("T")
 DatasetT = TypeVar("DatasetT", bound=BaseDataset)
 
@@ -73,6 +74,12 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> 
         nbytes += size
     if start < len(sizes):
         yield range(start, len(sizes))
+
+
+def some_of(count: int) -> list[int]:
+    """The numbers of samples by which sizes are estimated, evenly spread over all `count`."""
+    numbers: list[int] = np.unique(np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)).tolist()
+    return numbers
 
 
 def in_order(task: Callable[[range], T], groups: Iterator[range], workers: int) -> Generator[tuple[range, T], None, None]:

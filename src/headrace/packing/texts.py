@@ -21,7 +21,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.memory.per_process import PerProcess
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.plan import Packing, Plan, as_column, checksums_of, columns_of, names_of
-from headrace.packing.samples import groups_of, without
+from headrace.packing.samples import groups_of, some_of, without
 from headrace.storage.arrays.packed import PackedInfo, crc_of
 from headrace.storage.files import FilesSource
 from headrace.storage.tokens.joined import PackedTexts
@@ -30,6 +30,7 @@ from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import identity_of, smallest_dtype
 
 _TOGETHER = 1024  # documents that are looked at at a time
+_ENOUGH = 4 << 20  # bytes of text by which the number of tokens is estimated
 _TOKENISING = PerProcess(threading.Lock)  # threads may pack several parts at once, and few tokenizers are thread-safe
 
 
@@ -266,8 +267,8 @@ def check_targets(documents: Documents) -> None:
         as_column(targets)
 
 
-class Measured(NamedTuple):
-    """What some documents, evenly spread, say of all."""
+class TokensEstimate(NamedTuple):
+    """What the tokens of some documents, evenly spread, say of all."""
 
     tokens_per_byte: float
     """Bytes of tokens for a byte of text."""
@@ -275,22 +276,20 @@ class Measured(NamedTuple):
     """Of their tokens, by which another tokenizer is noticed."""
 
 
-def measured(documents: Documents, sizes: npt.NDArray[np.int64], count: int = 32, most: int = 4 << 20) -> Measured:
+def estimate_tokens(documents: Documents, sizes: npt.NDArray[np.int64]) -> TokensEstimate:
     """Tokenises some documents.
 
     Args:
         documents: whose tokens are not there.
         sizes: [n] int64, bytes of each.
-        count: how many documents are enough.
-        most: bytes that are enough.
     """
     before = tokens = largest = crc = 0
-    for number in np.unique(np.linspace(0, len(sizes) - 1, min(count, len(sizes))).astype(np.int64)).tolist():
+    for number in some_of(len(sizes)):
         ids = documents.dataset.ids_of([int(documents.chosen[number])])[0]
         if isinstance(ids, SampleError):  # said when it is packed
             continue
         before, tokens, largest = before + int(sizes[number]), tokens + len(ids), max(largest, int(ids.max(initial=0)))
         crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
-        if before >= most:
+        if before >= _ENOUGH:
             break
-    return Measured(tokens * np.dtype(smallest_dtype(largest + 1)).itemsize / before if before else 1.0, crc)
+    return TokensEstimate(tokens * np.dtype(smallest_dtype(largest + 1)).itemsize / before if before else 1.0, crc)

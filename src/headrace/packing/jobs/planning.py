@@ -20,7 +20,7 @@ from headrace.packing.options import StoreOptions
 from headrace.packing.parts import NO_CHECKS, Checks, PartsPlan, checks_of, edges_of, options_of, read_plan, rows_as_json
 from headrace.packing.plan import Packing, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
-from headrace.packing.texts import check_targets, documents_of, measured
+from headrace.packing.texts import check_targets, documents_of, estimate_tokens
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.filters import filter_versions
 
@@ -125,8 +125,8 @@ def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> Pla
     options = {**options_of(documents.dataset, how, shard_size), **info.text}
     if documents.tokens is None:
         check_targets(documents)
-        sample = measured(documents, sizes)
-        options["tokens"] = sample.crc
-        sizes = (sizes * sample.tokens_per_byte).astype(np.int64)
+        estimate = estimate_tokens(documents, sizes)
+        options["tokens"] = estimate.crc
+        sizes = (sizes * estimate.tokens_per_byte).astype(np.int64)
     plan = PartsPlan.of(info, documents.fingerprint, edges_of(sizes, shard_size), sizes, checks, options)
     return Planned(plan, checks)
