@@ -22,6 +22,7 @@ from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN, manifest_text, par
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
 from headrace.packing.zarr.layout import Stored
+from headrace.packing.zarr.verify import Damage
 
 _LISTED = 1000
 _THREADS = 32
@@ -186,8 +187,8 @@ def read_manifest(folder: Destination) -> dict[str, Any] | None:
     return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
 
 
-def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any]) -> list[tuple[int, str, str]]:
-    """What is wrong with the files beside the parts and their sidecars: as `VerifyResult.bad` has it."""
+def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any]) -> list[Damage]:
+    """What is wrong with the files beside the parts and their sidecars."""
     expected = {PLAN: plan.text, MANIFEST: manifest_text(manifest)}
     wrong = [name for name, text in expected.items() if folder.read(name) != text]
     if zlib.crc32(folder.read(plan.samples_name) or b"") != plan.samples:

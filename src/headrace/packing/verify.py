@@ -27,15 +27,12 @@ from headrace.packing.parts import PartsPlan
 from headrace.packing.samples import groups_of, threads_for, with_progress
 from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
 from headrace.packing.zarr.layout import Stored
-from headrace.packing.zarr.verify import damaged_in_part, damaged_metadata
+from headrace.packing.zarr.verify import Damage, damaged_in_part, damaged_metadata, whole_file
 from headrace.storage.arrays.packed import FILE_CRC, TARGETS
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
-
-Damage = list[tuple[int, str, str]]
-"""``(index, location, error)`` of each sample that is not what was packed; -1: of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class VerifyResult:
 
     path: Path | str
     samples: int
-    bad: Damage
+    bad: list[Damage]
 
     @property
     def ok(self) -> bool:
@@ -111,7 +108,7 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
     result = verify_samples(path, workers, progress)[0]
     if result.bad:
         return result
-    return replace(result, bad=[(-1, path, f"{redact(path)}: wrong checksum of the file, though each sample is sound: pack it again")])
+    return replace(result, bad=[whole_file(redact(path))])
 
 
 def verify_samples(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
@@ -150,17 +147,17 @@ def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None) -> FileS
         return sum_file(fd, edges, workers, bar.update)
 
 
-def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> Damage:
+def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
     """What is wrong with samples that don't lie in the file as they are."""
 
-    def task(group: range) -> Damage:
+    def task(group: range) -> list[Damage]:
         try:
             source.read(group)
             return []
         except (HeadraceError, OSError):
             return [damage for index in group for damage in one(index)]
 
-    def one(index: int) -> Damage:
+    def one(index: int) -> list[Damage]:
         try:
             source.read([index])
             return []
@@ -208,13 +205,13 @@ def _verify_parts(folder: Destination, workers: int, processes: int, progress: b
     return VerifyResult(folder.path, samples, bad)
 
 
-def _run(tasks: Iterator[Callable[[], Damage]], processes: int) -> Iterator[Damage]:
+def _run(tasks: Iterator[Callable[[], list[Damage]]], processes: int) -> Iterator[list[Damage]]:
     """What tasks give, in order."""
     if processes <= 1:
         yield from (task() for task in tasks)
         return
     with ProcessPoolExecutor(processes, get_context("forkserver"), end_with_parent) as pool:
-        waiting = deque[Future[Damage]]()
+        waiting = deque[Future[list[Damage]]]()
         try:
             for task in tasks:
                 waiting.append(pool.submit(task))
@@ -230,9 +227,9 @@ def _run(tasks: Iterator[Callable[[], Damage]], processes: int) -> Iterator[Dama
             pool.shutdown(cancel_futures=True)
 
 
-def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int) -> Damage:
+def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int) -> list[Damage]:
     """What is wrong with a part of a pack, of which the manifest says `entry`."""
-    bad: Damage = []
+    bad: list[Damage] = []
     name = folder.shown_name(plan.name(sidecar.part))
     if entry != sidecar.entry(plan):
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
@@ -250,5 +247,5 @@ def _damaged_part(folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry:
             result, _ = verify_samples(path, workers, False)
         except (HeadraceError, OSError) as error:
             return [*bad, (-1, name, str(error).replace(copy, name))]
-    whole = (-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again")
-    return bad + ([(index, where.replace(copy, name), error.replace(copy, name)) for index, where, error in result.bad] or [whole])
+    named = [(index, where.replace(copy, name), error.replace(copy, name)) for index, where, error in result.bad]
+    return bad + (named or [whole_file(name)])

@@ -14,11 +14,16 @@ from headrace.packing.zarr.layout import Stored, ZarrLayout
 from headrace.packing.zarr.part import columns_in, damaged_samples
 from headrace.storage.arrays.packed import DATA, NAME_STARTS, NAME_STOPS, NAMES
 
-Bad = tuple[int, str, str]
-"""The number of a sample, or -1; where it lies; what is wrong."""
+Damage = tuple[int, str, str]
+"""``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
 
 
-def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects: Mapping[str, Stored], workers: int) -> list[Bad]:
+def whole_file(name: str) -> Damage:
+    """Of a file with another checksum whose samples have theirs."""
+    return -1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again"
+
+
+def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects: Mapping[str, Stored], workers: int) -> list[Damage]:
     """What is wrong with a part: samples that don't fit their CRCs, by their numbers in the part; or objects as a whole.
 
     Args:
@@ -26,7 +31,7 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
         objects: what the manifest says of the part's objects, by name.
         workers: threads.
     """
-    contents, bad = dict[str, bytes](), list[Bad]()
+    contents, bad = dict[str, bytes](), list[Damage]()
     for name, array in layout.arrays.items():
         if name != DATA:
             key = array.key(part)
@@ -52,7 +57,7 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
                         where += f" ({in_one_line(columns[NAMES][slice(*edges)].tobytes())})"
                     bad.append((number, where, f"{where}: {why}: pack it again"))
                 if not bad and (key not in objects or sums != [*objects[key][1:]]):
-                    bad.append((-1, name, f"{name}: wrong checksum of the file, though each sample is sound: pack it again"))
+                    bad.append(whole_file(name))
             finally:
                 os.close(fd)
     except FormatError as error:
@@ -62,7 +67,7 @@ def damaged_in_part(folder: Destination, layout: ZarrLayout, part: int, objects:
     return bad
 
 
-def damaged_metadata(folder: Destination, metadata: Mapping[str, bytes]) -> list[Bad]:
+def damaged_metadata(folder: Destination, metadata: Mapping[str, bytes]) -> list[Damage]:
     """The metadata files that are not what follows from the plan."""
     names = [folder.shown_name(name) for name, data in metadata.items() if folder.read(name) != data]
     return [(-1, name, f"{name} is not what follows from the plan: write it again (headrace.packing.join)") for name in names]
