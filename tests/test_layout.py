@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
 INSIDE: dict[str, list[str]] = {
     "io": [
         *("paths", "atomic", "library_errors", "nearest_names", "packed_strings", "ranges", "files", "array_file", "single_flight"),
-        *("handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
+        *("ordered", "handles", "local", "remote", "cache", "remote_files", "index", "sequential", "resolve"),
     ],
     "io/local": ["hints", "gather", "files", "checksums"],
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],

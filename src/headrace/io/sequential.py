@@ -5,14 +5,15 @@ Pieces come in order, so that no more than those on their way is ever in memory.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections import deque
+import itertools
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import BinaryIO, cast
 
 import numpy as np
 
+from headrace.io import ordered
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
@@ -37,21 +38,13 @@ def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
     Raises:
         FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see `RemoteFiles.read`.
     """
-    waiting: deque[tuple[ByteRanges, Future[list[memoryview | None]]]] = deque()
-    try:
-        for group in _groups(ranges.split(PIECE)[0]):
-            waiting.append((group, files.begin(group)))
-            if len(waiting) == AHEAD:
-                yield from _parts(*waiting.popleft())
-        while waiting:
-            yield from _parts(*waiting.popleft())
-    finally:
-        for _, future in waiting:
-            future.cancel()
+    begun = ((group, files.begin(group)) for group in _groups(ranges.split(PIECE)[0]))
+    with contextlib.closing(ordered.in_order(begun, AHEAD)) as fetched:
+        yield from itertools.chain.from_iterable(itertools.starmap(_parts, fetched))
 
 
-def _parts(group: ByteRanges, future: Future[list[memoryview | None]]) -> Iterator[Part]:
-    for start, data in zip(group.start.tolist(), future.result(), strict=True):
+def _parts(group: ByteRanges, contents: list[memoryview | None]) -> Iterator[Part]:
+    for start, data in zip(group.start.tolist(), contents, strict=True):
         assert data is not None
         yield start, data
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError
+from headrace.io import ordered
 from headrace.memory.limits import usable_cpus
 
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
@@ -87,16 +87,9 @@ def in_order(task: Callable[[range], T], groups: Iterator[range], workers: int) 
     if not workers:
         yield from ((group, task(group)) for group in groups)
         return
-    pool, waiting = ThreadPoolExecutor(workers, "headrace-pack"), deque[tuple[range, Future[T]]]()
+    pool = ThreadPoolExecutor(workers, "headrace-pack")
     try:
-        for group in groups:
-            waiting.append((group, pool.submit(task, group)))
-            if len(waiting) > workers + 1:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
+        yield from ordered.in_order(((group, pool.submit(task, group)) for group in groups), workers + 2)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +18,7 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
 from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
+from headrace.io.ordered import in_order
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.per_process import end_with_parent
@@ -211,14 +211,9 @@ def _run(tasks: Iterator[Callable[[], list[Damage]]], processes: int) -> Iterato
         yield from (task() for task in tasks)
         return
     with ProcessPoolExecutor(processes, get_context("forkserver"), end_with_parent) as pool:
-        waiting = deque[Future[list[Damage]]]()
         try:
-            for task in tasks:
-                waiting.append(pool.submit(task))
-                if len(waiting) > 2 * processes:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for _, damaged in in_order(((None, pool.submit(task)) for task in tasks), 2 * processes + 1):
+                yield damaged
         except BrokenExecutor as error:
             raise WorkerError(
                 "a process died while it verified a part (out of memory, or killed): use fewer processes, or verify again"

@@ -14,6 +14,7 @@ from isal import isal_zlib
 
 from headrace.dtypes import IntArray
 from headrace.errors import FileChangedError
+from headrace.io.ordered import in_order
 from headrace.memory.whole import read_full
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
@@ -59,7 +60,7 @@ def sum_file(fd: int, edges: IntArray = NOTHING, workers: int = 1, done: Callabl
         return _sum_segment(fd, segment, edges[segment.first : segment.last + 1], crcs)
 
     with ThreadPoolExecutor(workers, "headrace-checksums") as pool:
-        for segment, found in _in_order(pool, task, _segments(edges, size), 2 * workers):
+        for segment, found in in_order(((one, pool.submit(task, one)) for one in _segments(edges, size)), 2 * workers):
             crc = combined(crc, found, segment.stop - segment.start)
             done(segment.stop - segment.start)
     return FileSums(size, crc, crcs)
@@ -85,17 +86,6 @@ def _segments(edges: IntArray, size: int) -> Iterator[_Segment]:
         first = last
     for start in range(int(edges[-1]), size, _SEGMENT):
         yield _Segment(start, min(start + _SEGMENT, size), count, count)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, task: Callable[[_Segment], int], segments: Iterator[_Segment], ahead: int
-) -> Iterator[tuple[_Segment, int]]:
-    waiting = [(segment, pool.submit(task, segment)) for segment in itertools.islice(segments, ahead)]
-    while waiting:
-        segment, future = waiting.pop(0)
-        found = future.result()
-        waiting += [(more, pool.submit(task, more)) for more in itertools.islice(segments, 1)]
-        yield segment, found
 
 
 def _sum_segment(fd: int, segment: _Segment, edges: IntArray, crcs: npt.NDArray[np.uint32]) -> int:

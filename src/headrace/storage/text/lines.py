@@ -7,16 +7,17 @@ in order. Lines end as Python's ``open(newline=...)`` has it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.io.ordered import in_order
 from headrace.memory.whole import read_full
 
 Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
@@ -163,18 +164,10 @@ def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
     if not threads:
         yield from (buffers[0].read(fd, at, min(PIECE, end - at)) for at in starts)
         return
-    tasks: deque[Future[Piece]] = deque()
     with ThreadPoolExecutor(threads, "headrace-lines") as pool:
-        try:
-            for number, at in enumerate(starts):
-                tasks.append(pool.submit(buffers[number % len(buffers)].read, fd, at, min(PIECE, end - at)))
-                if len(tasks) == len(buffers):  # the next one's buffer is that of the first
-                    yield tasks.popleft().result()
-            while tasks:
-                yield tasks.popleft().result()
-        finally:
-            for task in tasks:
-                task.cancel()
+        tasks = ((at, pool.submit(buffers[number % len(buffers)].read, fd, at, min(PIECE, end - at))) for number, at in enumerate(starts))
+        with contextlib.closing(in_order(tasks, len(buffers))) as pieces:  # when all are taken the next one's buffer is that of the first
+            yield from (piece for _, piece in pieces)
 
 
 class _Buffer:
