@@ -141,21 +141,18 @@ class ShardWriter:
             self._done += len(block)
             if not self._array.checked:
                 self._put(block.data)
-                self._in_chunk = (self._in_chunk + len(block)) % self._array.chunk_bytes
                 continue
             while len(block):
                 piece = block[: self._array.chunk_bytes - self._in_chunk]
-                self._write(piece)
+                self._write_checked(piece)
                 block = block[len(piece) :]
 
-    def _write(self, piece: npt.NDArray[np.uint8]) -> None:
+    def _write_checked(self, piece: npt.NDArray[np.uint8]) -> None:
+        """Writes what lies in one chunk; and at its end its checksum."""
         self._put(piece.data)
-        self._in_chunk += len(piece)
-        if self._array.checked:
-            self._crc = google_crc32c.extend(self._crc, piece)
+        self._in_chunk, self._crc = self._in_chunk + len(piece), google_crc32c.extend(self._crc, piece)
         if self._in_chunk == self._array.chunk_bytes:
-            if self._array.checked:
-                self._put(int(self._crc).to_bytes(_SUM, "little"))
+            self._put(int(self._crc).to_bytes(_SUM, "little"))
             self._in_chunk = self._crc = 0
 
     def finish(self) -> None:
@@ -165,8 +162,7 @@ class ShardWriter:
             self._put(index_of(self._array, self._sizes))
             return
         assert self._done == self._nbytes, "samples are missing"
-        if self._in_chunk:
-            self._write(np.zeros(self._array.chunk_bytes - self._in_chunk, np.uint8))
+        self.append([np.zeros(-self._nbytes % self._array.chunk_bytes, np.uint8)])
         self._put(index_of(self._array, _plain_sizes(self._array, self._nbytes)))
 
     def _put(self, data: Any) -> None:
