@@ -128,8 +128,7 @@ def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedIn
     if not info.classes or TARGETS not in metadata or store.files.is_remote:
         return
     reader = opened.reader(store, TARGETS, metadata[TARGETS], is_column=True)
-    targets = np.empty(reader.shape, reader.dtype)
-    reader.read_spans(np.zeros(1, np.int64), [targets], lambda function, count: [function(number) for number in range(count)])
+    targets = reader.whole(lambda function, count: [function(number) for number in range(count)])
     report.classes = {name: int((targets == number).sum()) for number, name in enumerate(info.classes)}
     report.classes_are = f"values of {TARGETS!r}"
 

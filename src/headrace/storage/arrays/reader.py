@@ -303,6 +303,12 @@ class ArrayReader:
                     pieces.setdefault(chunk, []).append(piece._replace(out=number))
         self._copy(self.chunks, pieces, outs, run)
 
+    def whole(self, run: Map) -> npt.NDArray[Any]:
+        """All rows, as one array."""
+        rows = np.empty(self.shape, self.dtype)
+        self.read_spans(np.zeros(1, np.int64), [rows], run)
+        return rows
+
     def read_boxes(self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
         """Copies boxes, which lie inside of the array, from their lowest corner on; each as large as its array in `outs`."""
         if outs:

@@ -13,7 +13,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
@@ -176,9 +175,7 @@ class ZarrSource(ArraysSource):
             raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {len(self)} samples")
         if isinstance(reader, StringRows):
             return reader.whole()
-        column = np.empty(reader.shape, reader.dtype)
-        reader.read_spans(np.zeros(1, np.int64), [column], self.run)
-        return column
+        return reader.whole(self.run)
 
     @property
     def is_remote(self) -> bool:
