@@ -13,7 +13,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.format import SampleFormat
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.packed import DATA, PackedSource
+from headrace.storage.arrays.packed import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
@@ -115,7 +115,7 @@ def joined_rows(sources: Sequence[ArraysSource], dtype: npt.DTypeLike | None, en
 
 def _values_of(sources: Sequence[ArraysSource]) -> str | None:
     """What was packed as bytes: "bytes" or "str"; None: arrays."""
-    infos = [one.info if isinstance(one, PackedSource) and one.name == DATA else None for one in sources]
+    infos = [one.of_samples if isinstance(one, PackedSource) else None for one in sources]
     values = [None if info is None else info.values for info in infos]
     for other, kind in zip(sources, values, strict=True):
         if kind != values[0]:

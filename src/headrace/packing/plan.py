@@ -20,7 +20,7 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.storage.arrays.packed import DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
+from headrace.storage.arrays.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 
@@ -119,7 +119,7 @@ def _are_encoded(files: Sequence[PackedSource]) -> bool:
 
 def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
     """What packed files say of themselves, as the first of them does; None: some are none, or were packed in another way."""
-    infos = [one.info if one.name == DATA else None for one in files]
+    infos = [one.of_samples for one in files]
     first = infos[0] if infos else None
     ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
     return first if len(ways) == 1 else None

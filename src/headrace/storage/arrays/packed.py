@@ -135,12 +135,17 @@ class PackedSource(ArraysSource):
     # -- what it is
 
     @property
+    @abstractmethod
     def is_flat(self) -> bool:
         """True if the samples lie flat, one behind the other."""
-        return self._spans(slice(0, 0)) is not None
+
+    @property
+    def of_samples(self) -> PackedInfo | None:
+        """`info`, if the rows are the samples of a pack; None: there is no pack, or they are what lies beside its samples."""
+        return self.info if self.name == DATA else None
 
     def __len__(self) -> int:
-        return self.info.count if self.info is not None and self.is_flat else super().__len__()
+        return self.info.count if self.is_flat and self.info is not None else super().__len__()
 
     @property
     def checksums(self) -> npt.NDArray[np.uint32] | None:
@@ -210,9 +215,8 @@ class PackedSource(ArraysSource):
 
     def fingerprint(self) -> str:
         """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
-        if self.info is not None and self.name == DATA:
-            return self.info.fingerprint
-        return super().fingerprint()
+        info = self.of_samples
+        return super().fingerprint() if info is None else info.fingerprint
 
     def location(self, index: int) -> str:
         name = f" ({in_one_line(self.names[index])})" if self.names is not None else ""

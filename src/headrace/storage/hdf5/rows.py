@@ -256,6 +256,10 @@ class HDF5Source(PackedSource):
             raise FormatError(f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack it again")
         return column
 
+    @property
+    def is_flat(self) -> bool:
+        return self._offsets is not None
+
     def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
         if self._offsets is None:
             return None

@@ -137,6 +137,10 @@ class PackedGroup(PackedSource):
     def _reader(self, name: str) -> ArrayReader:
         return self._opened.reader(self._store, *self._store.array(name), required=True)
 
+    @property
+    def is_flat(self) -> bool:
+        return self._edges is not None
+
     def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
         if self._edges is None:
             return None
@@ -147,9 +151,7 @@ class PackedGroup(PackedSource):
         reader = self._reader(name)
         if reader.shape[:1] != (self._count,):
             raise FormatError(f"{self.path}: {name!r} has shape {reader.shape}, not one row for each of {self._count:,} samples")
-        column = np.empty(reader.shape, reader.dtype)
-        reader.read_spans(np.zeros(1, np.int64), [column], self.run)
-        return column
+        return reader.whole(self.run)
 
     def has_column(self, name: str) -> bool:
         return self._store.metadata(name) is not None
