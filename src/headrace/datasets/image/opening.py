@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,11 +25,10 @@ from headrace.storage.class_folders import folder_targets
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
+from headrace.storage.hdf5.rows import HDF5Source, open_files
 from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
 from headrace.storage.zarr.packed import PackedGroup, packed_groups
-from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.stores import ZARR
 
 ImageSource = FilesSource | PairedSource | PackedSource | ConcatSource[PackedSource]
@@ -110,11 +110,10 @@ def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> Pa
 def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
     targets = wanted.targets
 
-    def one(path: str) -> tuple[PackedSource, npt.NDArray[Any] | None]:
-        dataset = "HDF5Dataset" if hdf5 is not None else "ZarrDataset"
+    def one(path: str, source_of: Callable[[str], PackedSource], dataset: str) -> tuple[PackedSource, npt.NDArray[Any] | None]:
         foreign = FormatError(f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, dataset_name)")
         try:
-            source: PackedSource = HDF5Source(path, opened=hdf5) if hdf5 is not None else PackedGroup(path, zarr)
+            source = source_of(path)
         except MissingNameError:
             raise foreign from None
         if source.info is None or source.info.kind != "image":
@@ -123,14 +122,12 @@ def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reac
 
     if (targets is not None and not wanted.are_folders) or not wanted.is_bare:
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
-    hdf5: OpenHDF5 | None = None
-    zarr: OpenZarr | None = None
     if kind is HDF5:
         paths, hdf5 = open_files(data_path, reach)
-        each = hdf5.hdf5.read_each(paths, one)
+        each = hdf5.hdf5.read_each(paths, lambda path: one(path, functools.partial(HDF5Source, opened=hdf5), "HDF5Dataset"))
     else:
         paths, zarr = packed_groups(data_path, reach)
-        each = [one(path) for path in paths]
+        each = [one(path, functools.partial(PackedGroup, opened=zarr), "ZarrDataset") for path in paths]
     sources, columns = [source for source, _ in each], [column for _, column in each if column is not None]
     first = sources[0]
     assert first.info is not None
