@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -112,17 +113,14 @@ def kind_of(data_path: DataPath, kinds: Sequence[Kind], options: RemoteOptions |
         FormatError: the manifest of a pack is damaged.
         AccessError, RemoteError: a server does not answer.
     """
-    met, noted, looks_inside, by_ending = set[str](), set[str](), True, dict[str, Kind | None]()
+    met, noted, looks_inside = set[str](), set[str](), True
     bookkeeping = frozenset[str]().union(*(kind.bookkeeping for kind in kinds))
-    entries = entries_of(data_path)
-    packs = [entry for entry in entries if names_pack(entry)]
-    if packs and (kind := _kind_by_name(os.fsdecode(parts_among(packs[:1], (), options)[0]), kinds)) is not None:
+    entries, by_ending = entries_of(data_path), functools.lru_cache(1024)(lambda ending: _kind_by_name(ending, kinds))
+    pack = next(filter(names_pack, entries), None)
+    if pack is not None and (kind := _kind_by_name(os.fsdecode(parts_among([pack], (), options)[0]), kinds)) is not None:
         return kind
     for path, is_whole in _names_in(entries, kinds, (options or RemoteOptions()) if searches else None):
-        ending = path if is_whole else _end_of(path)  # of a million names a few differ there
-        if ending not in by_ending:
-            by_ending[ending] = _kind_by_name(ending, kinds)
-        kind = by_ending[ending]
+        kind = _kind_by_name(path, kinds) if is_whole else by_ending(_end_of(path))  # of a million names a few differ there
         if kind is None and is_whole and looks_inside and not is_url(path):
             kind = _kind_by_content(path, kinds)
             looks_inside = kind is not None or searches  # of a million files without endings one is opened
