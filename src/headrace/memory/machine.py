@@ -27,7 +27,7 @@ from pathlib import Path
 
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory
-from headrace.memory.locks import HAS_LOCKS, try_lock, wait_for_lock
+from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.row_store import RowStore
 from headrace.memory.rows import Layout
 from headrace.memory.store import SampleStore
@@ -35,7 +35,7 @@ from headrace.memory.whole import write_full
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
 VERSION = "2"
-_PATIENCE = 10.0  # seconds that the door is waited for
+_PATIENCE, _SHORT_PATIENCE = 10.0, 1.0  # seconds that the door is waited for; and where it is no matter if it stays shut
 
 _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
 
@@ -89,15 +89,36 @@ def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterat
 def _remove_others(folder: Path, path: str) -> None:
     """What killed jobs left behind."""
     for other in folder.glob(f"{PREFIX}*{SUFFIX}"):
-        if other.name == os.path.basename(path):
-            continue
-        with contextlib.suppress(OSError):  # another user's, or gone
-            fd = os.open(other, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if try_lock(fd):
-                    os.unlink(other)
-            finally:
-                os.close(fd)
+        if other.name != os.path.basename(path):
+            _is_unused(other, remove=True)
+
+
+def holds_samples(name: str) -> bool:
+    """True if a file of this name holds the samples of a machine's store."""
+    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+
+
+def is_unused(path: str, *, remove: bool = False) -> bool:
+    """True if nobody uses a file that holds samples; it may be removed then. False too where that can't be known.
+
+    Nobody opens one meanwhile: whoever did so while its lock is tried would take it for used.
+    """
+    with contextlib.suppress(OSError), _door(os.path.dirname(path), patience=_SHORT_PATIENCE):
+        return _is_unused(path, remove)
+    return False
+
+
+def _is_unused(path: str | os.PathLike[str], remove: bool) -> bool:
+    with contextlib.suppress(OSError):  # another user's, or gone
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if try_lock(fd):
+                if remove:
+                    os.unlink(path)
+                return True
+        finally:
+            unlock(fd)
+    return False
 
 
 class SharedFile(AnonymousMemory):
@@ -138,7 +159,7 @@ def _leave(fd: int, path: str, pid: int) -> None:
     """Removes the file with its last user (its workers end with it)."""
     with contextlib.suppress(OSError):
         if os.getpid() == pid:
-            with _door(os.path.dirname(path), patience=1.0):
+            with _door(os.path.dirname(path), patience=_SHORT_PATIENCE):
                 if try_lock(fd) and os.path.samestat(os.stat(path), os.fstat(fd)):
                     os.unlink(path)
     with contextlib.suppress(OSError):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from headrace.io.array_file import ArrayFile
+from headrace.io.atomic import TEMPORARY
 from headrace.io.cache.contents import BLOCKS, REST, SAMPLES, cache_entries, remove_entries
 from headrace.io.cache.disk_cache import DiskCache
+from headrace.memory import machine
 from headrace.memory.locks import try_lock, unlock
 from headrace.memory.machine import PREFIX, SUFFIX
 
@@ -64,6 +66,33 @@ def test_what_a_job_shares_stays(tmp_path: Path) -> None:
         assert [entry.what for entry in cache_entries(str(tmp_path)) if entry.path == str(path)] == [SAMPLES]
     finally:
         unlock(fd)
+
+
+def test_a_job_that_opens_a_store_is_not_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens one holds the folder's lock, and would take a file that is looked at meanwhile for one in use."""
+    filled(tmp_path)
+    path = tmp_path / f"{PREFIX}{'0' * 32}{SUFFIX}"
+    monkeypatch.setattr(machine, "_SHORT_PATIENCE", 0)
+    (before,) = [entry for entry in cache_entries(str(tmp_path)) if entry.path == str(path)]
+    fd = os.open(tmp_path, os.O_RDONLY)
+    assert before.what == REST and try_lock(fd)
+    try:
+        assert [entry.what for entry in cache_entries(str(tmp_path)) if entry.path == str(path)] == [SAMPLES]
+        assert remove_entries([before], 0) == [] and path.exists()
+    finally:
+        unlock(fd)
+    assert remove_entries([before], 0) == [before] and not path.exists()
+
+
+def test_temporary_files_are_abandoned_after_an_hour(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), 1 << 20)
+    assert cache.put(DiskCache.key("a", 1, 0), b"x" * 1000)
+    (block,) = cache_entries(str(tmp_path))
+    temporary = Path(f"{block.path}.1-2-1000{TEMPORARY}")
+    temporary.write_bytes(b"half")
+    assert [entry.what for entry in cache_entries(str(tmp_path))] == [BLOCKS, BLOCKS]
+    age(temporary, 4000)
+    assert {entry.what: entry.path for entry in cache_entries(str(tmp_path))} == {BLOCKS: block.path, REST: str(temporary)}
 
 
 def test_others_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

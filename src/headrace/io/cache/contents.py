@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from headrace.errors import AccessError
 from headrace.io.atomic import ABANDONED_S, TEMPORARY, user_id
+from headrace.io.cache.disk_cache import BLOCK_ENDING
 from headrace.io.paths import redact
-from headrace.memory.locks import try_lock, unlock
-from headrace.memory.machine import PREFIX, SUFFIX
+from headrace.memory.machine import holds_samples, is_unused
 
 _ARRAYS = re.compile(r"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{16,}\.bin$")
 _BLOCKS = re.compile(r"blocks-(\d+)$")
@@ -89,15 +89,14 @@ def _entry(path: str, name: str) -> CacheEntry | None:
     match = _ARRAYS.match(base)
     if match is not None:
         what = _WHAT.get(match[1], match[1])
-    elif name.startswith(PREFIX) and name.endswith(SUFFIX):
+    elif holds_samples(name):
         what = SAMPLES
     else:
         return None
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         if stat.S_ISREG(status.st_mode):
-            is_old = status.st_mtime < time.time() - ABANDONED_S
-            is_abandoned = (is_temporary and is_old) or (what == SAMPLES and not _is_locked(path))
+            is_abandoned = is_unused(path) if what == SAMPLES else is_temporary and _is_old(status)
             return CacheEntry(path, REST if is_abandoned else what, status.st_size, _used(status), status.st_uid, is_abandoned)
     return None
 
@@ -106,35 +105,21 @@ def _blocks_in(folder: str) -> Iterator[CacheEntry]:
     for below, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(below, name)
-            if name.endswith((".blk", ".part")):
+            if name.endswith((BLOCK_ENDING, TEMPORARY)):
                 with contextlib.suppress(OSError):
                     status = os.lstat(path)
-                    is_abandoned = name.endswith(".part") and not _is_locked(path)
+                    is_abandoned = name.endswith(TEMPORARY) and _is_old(status)
                     what = REST if is_abandoned else BLOCKS
                     yield CacheEntry(path, what, status.st_size, _used(status), status.st_uid, is_abandoned)
 
 
+def _is_old(status: os.stat_result) -> bool:
+    """True if a temporary file has no writer any more."""
+    return status.st_mtime < time.time() - ABANDONED_S
+
+
 def _used(status: os.stat_result) -> float:
     return max(status.st_mtime, status.st_atime)
-
-
-def _is_locked(path: str) -> bool:
-    """True if a process has the file locked, or it can't be known."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return True
-    try:
-        if not try_lock(fd):
-            return True
-        unlock(fd)
-        fd = -1
-        return False
-    except OSError:
-        return True
-    finally:
-        if fd >= 0:
-            os.close(fd)
 
 
 def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
@@ -147,9 +132,16 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
         in_use = entry.what == SAMPLES and not entry.is_abandoned
         if entry.user != user_id() or in_use or not (entry.is_abandoned or entry.used <= since):
             continue
-        try:
-            os.unlink(entry.path)
-        except OSError:  # gone meanwhile, or in a folder that may not be written to
-            continue
-        removed.append(entry)
+        if _remove(entry.path):
+            removed.append(entry)
     return removed
+
+
+def _remove(path: str) -> bool:
+    if holds_samples(os.path.basename(path)):
+        return is_unused(path, remove=True)
+    try:
+        os.unlink(path)
+    except OSError:  # gone meanwhile, or in a folder that may not be written to
+        return False
+    return True

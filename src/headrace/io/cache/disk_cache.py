@@ -31,7 +31,7 @@ from typing import Any
 import google_crc32c
 
 from headrace.errors import ConfigError, warn
-from headrace.io.atomic import is_ours, user_id
+from headrace.io.atomic import TEMPORARY, is_ours, user_id
 from headrace.io.paths import redact
 from headrace.io.single_flight import single_flight_in_loop
 from headrace.memory.budget import format_size
@@ -41,7 +41,7 @@ from headrace.memory.whole import write_full
 
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"hr-blk-1"
-_BLOCK, _PART = ".blk", ".part"
+BLOCK_ENDING = ".blk"
 _DOWN_TO = 0.9  # of the limit: an eviction makes room for more than one block
 _TOUCHED_S = 60.0  # how exactly the time of the last use is known
 _PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
@@ -142,7 +142,7 @@ class DiskCache:
             unlock(fd)
 
     def _temporary(self, key: str, size: int) -> str:
-        return f"{self._path(key)}.{os.getpid()}-{threading.get_ident()}-{size}{_PART}"
+        return f"{self._path(key)}.{os.getpid()}-{threading.get_ident()}-{size}{TEMPORARY}"
 
     def _give_up(self, error: OSError) -> None:
         self._paused_until = time.monotonic() + _PAUSE_S
@@ -195,9 +195,9 @@ class DiskCache:
         """
         found, total = [], 0
         for path, status in self._files():
-            if path.endswith(_PART):
+            if path.endswith(TEMPORARY):
                 if _has_writer(path):
-                    total += int(path.removesuffix(_PART).rpartition("-")[2])
+                    total += int(path.removesuffix(TEMPORARY).rpartition("-")[2])
                 else:
                     self._remove(path)
                 continue
@@ -214,7 +214,7 @@ class DiskCache:
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         for folder, _, names in os.walk(self.folder):
             for name in names:
-                if name.endswith((_BLOCK, _PART)):
+                if name.endswith((BLOCK_ENDING, TEMPORARY)):
                     path = os.path.join(folder, name)
                     with contextlib.suppress(OSError):
                         yield path, os.lstat(path)
@@ -232,7 +232,7 @@ class DiskCache:
     # -- small things
 
     def _path(self, key: str) -> str:
-        return os.path.join(self.folder, key[:2], key + _BLOCK)
+        return os.path.join(self.folder, key[:2], key + BLOCK_ENDING)
 
     def _make_folder(self) -> None:
         os.makedirs(self.folder, 0o700, exist_ok=True)
