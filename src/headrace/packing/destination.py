@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -221,20 +222,7 @@ class StoreDestination(Destination):
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
         self._url, self.shown = url, redact(url)
-        self._options = dict(storage_options or {})
-        self._filesystem: PerProcess[Any] = PerProcess(lambda: None)
-        self._open()
-
-    def _open(self) -> None:
-        url, options = self._url, self._options
-        self._filesystem = PerProcess(lambda: open_filesystem(url, options))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_url": self._url, "_options": self._options, "shown": self.shown}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+        self._filesystem = PerProcess(functools.partial(open_filesystem, url, dict(storage_options or {})))
 
     @property
     def path(self) -> str:
