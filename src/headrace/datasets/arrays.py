@@ -39,11 +39,9 @@ class ArrayFormat(SampleFormat):
         values: str | None = None,
     ) -> None:
         self.dtype, self.is_plain = dtype, is_plain and values is None
-        is_plain = self.is_plain
-        self._as_text = values == "str" and encoding is not None
-        self._are_bytes = values is not None
-        self._encoding, self._spec = encoding, spec if is_plain else None
-        self.stores_values = is_plain and dtype is None
+        self._are_bytes, self._are_texts = values is not None, values == "str" and encoding is not None
+        self._encoding, self._spec = encoding, spec if self.is_plain else None
+        self.stores_values = self.is_plain and dtype is None
 
     def decode(self, record: Any) -> Any:
         if isinstance(record, dict):
@@ -52,7 +50,7 @@ class ArrayFormat(SampleFormat):
 
     def _decoded_row(self, row: Any) -> Any:
         if self._are_bytes:
-            return row.tobytes().decode("utf-8") if self._as_text else row.tobytes()
+            return row.tobytes().decode("utf-8") if self._are_texts else row.tobytes()
         value = row if self.is_plain else as_value(row, self._encoding)
         if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return value.astype(self.dtype)
