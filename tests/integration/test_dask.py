@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,13 @@ from typing import Any
 import pytest
 
 from headrace import pack
+from tests.packing.shared import contents
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SHARD = "8kB"
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {entry.name: hashlib.sha256(Path(entry.path).read_bytes()).hexdigest() for entry in os.scandir(folder)}
 
 
 def run(photos: Path, dst: str, marker: Path, **options: Any) -> None:

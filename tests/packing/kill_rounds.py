@@ -31,6 +31,7 @@ import psutil
 
 from tests.data.make import make_photos
 from tests.packing.job_server import Jobs, processes_of
+from tests.packing.shared import contents
 from tests.servers.s3 import S3Server
 
 SHARD, JOBS, LIMIT_S = "8kB", 4, 120.0
@@ -71,9 +72,8 @@ class Store:
     def contents(self) -> dict[str, str]:
         """A checksum of each file, by name."""
         if self.server is None:
-            read = {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
-        else:
-            read = {key[4:]: self.client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in self._keys()}
+            return contents(self.folder)
+        read = {key[4:]: self.client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in self._keys()}
         return {name: hashlib.sha256(data).hexdigest() for name, data in read.items()}
 
     def clear(self) -> None:

@@ -19,6 +19,7 @@ from headrace.errors import AccessError, ConfigError, HeadraceError, TargetExist
 from headrace.packing import destination, pack_status
 from headrace.packing import part as parts
 from tests.data.make import make_photos
+from tests.packing.shared import contents
 from tests.servers.s3 import S3Server
 
 SHARD = 6000
@@ -27,10 +28,6 @@ SHARD = 6000
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("small") / "photos", per_class=4, size=(20, 30))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_no_samples(small: Path, tmp_path: Path) -> None:

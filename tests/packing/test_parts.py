@@ -9,9 +9,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,16 +38,12 @@ from headrace.packing import join, pack_status, verify
 from headrace.packing.destination import FolderDestination
 from headrace.packing.parts import edges_of
 from headrace.storage.files import FilesSource
+from tests.packing.shared import contents, kill_four_times
 from tests.servers.ranges import RangeServer
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become several parts."""
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """A checksum of each file, by name."""
-    return {entry.name: hashlib.sha256(Path(entry.path).read_bytes()).hexdigest() for entry in os.scandir(folder)}
 
 
 class Numbers(Dataset[Any]):
@@ -444,16 +437,5 @@ pack(ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=int(sys.a
 def test_kills_lose_nothing(photos: Path, tmp_path: Path, store: str, processes: int) -> None:
     undisturbed = pack(ImageDataset(photos, image_size=24), tmp_path / "undisturbed", shard_size=6000, store=store)
     out, choose = tmp_path / "out", random.Random(f"{store}{processes}")
-    command = [sys.executable, "-c", _JOB, str(photos), str(out), "6000", store, str(processes)]
-    for _ in range(4):
-        job = subprocess.Popen(command)
-        end = time.monotonic() + 60
-        while not out.exists() and job.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(choose.uniform(0, 0.4))
-        job.kill()
-        job.wait()
-        if choose.random() < 0.5 and out.exists():
-            shutil.rmtree(out)
-    subprocess.run(command, check=True)
+    kill_four_times(_JOB, [photos, out, 6000, store, processes], out, choose, removes=True)
     assert contents(out) == contents(undisturbed)

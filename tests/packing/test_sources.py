@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace import (
     BaseDataset,
@@ -32,24 +32,12 @@ from headrace import (
 from headrace.errors import BudgetError, ConfigError, FormatError
 from headrace.packing import pack_status
 from headrace.storage.hdf5.packed import packed_info
+from tests.packing.test_values import Samples
 from tests.servers.ranges import RangeServer
 
 RNG = np.random.default_rng(7)
 IMAGES, ROWS = RNG.integers(0, 256, (30, 3, 4), dtype=np.uint8), RNG.random((30, 2, 3)).astype(np.float32)
 LABELS = np.arange(30, dtype=np.int64) % 4
-
-
-class Samples(Dataset[Any]):
-    """A map-style dataset that is not headrace's."""
-
-    def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
 
 
 class Lines(Source):

@@ -7,9 +7,6 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +26,7 @@ from headrace.storage.tokens.joined import JoinedTokens
 from headrace.storage.tokens.packed import PackedTokens
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
-from tests.packing.test_parts import contents
+from tests.packing.shared import contents, kill_four_times
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -405,16 +402,7 @@ def test_kills_lose_nothing(tmp_path: Path, processes: int) -> None:
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     undisturbed = pack(TextDataset(tmp_path / "in.jsonl", cache_dir=tmp_path / "kept"), tmp_path / "undisturbed", shard_size=2000)
     out, choose = tmp_path / "out", random.Random(processes)
-    command = [sys.executable, "-c", _JOB, str(tmp_path / "in.jsonl"), str(out), str(tmp_path / "kept"), str(processes)]
-    for _ in range(4):
-        job = subprocess.Popen(command)
-        end = time.monotonic() + 60
-        while not out.exists() and job.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(choose.uniform(0, 0.4))
-        job.kill()
-        job.wait()
-    subprocess.run(command, check=True)
+    kill_four_times(_JOB, [tmp_path / "in.jsonl", out, tmp_path / "kept", processes], out, choose)
     assert contents(out) == contents(undisturbed) and verify(out).ok
 
 

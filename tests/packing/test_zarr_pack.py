@@ -7,10 +7,7 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
-import sys
 import threading
-import time
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -38,18 +35,13 @@ from headrace.errors import (
 from headrace.packing import join, pack_status, verify
 from headrace.packing.zarr.layout import ArrayLayout, flat_options, rows_options, zarr_layout
 from headrace.packing.zarr.shard import encoded
+from tests.packing.shared import contents, kill_four_times
 from tests.servers.s3 import S3Server
 
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become several parts."""
 SIZE = (20, 30)
 STORES = ("encoded", "decoded", "jpeg")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """A checksum of each file, by its path below the folder."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 class Rows(Dataset[Any]):
@@ -476,27 +468,15 @@ class TestBad:
 _JOB = """
 import sys
 from headrace import ImageDataset, pack
-if __name__ == "__main__":
-    pack(ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=6000, store=sys.argv[3], format="zarr",
-         processes=int(sys.argv[4]), progress=False)
+pack(ImageDataset(sys.argv[1], image_size=24), sys.argv[2], shard_size=6000, store=sys.argv[3], format="zarr",
+     processes=int(sys.argv[4]), progress=False)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_kills_lose_nothing(photos: Path, store: str, tmp_path: Path, processes: int) -> None:
-    script = tmp_path / "job.py"
-    script.write_text(_JOB)
     undisturbed = pack(ImageDataset(photos, image_size=24), tmp_path / "whole", shard_size=6000, store=store, format="zarr")  # type: ignore[call-overload]
     out, choose = tmp_path / "out", random.Random(f"{store}{processes}")
-    command = [sys.executable, str(script), str(photos), str(out), store, str(processes)]
-    for _ in range(4):
-        job = subprocess.Popen(command)
-        end = time.monotonic() + 60
-        while not out.exists() and job.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(choose.uniform(0, 0.4))
-        job.kill()
-        job.wait()
-    subprocess.run(command, check=True)
+    kill_four_times(_JOB, [photos, out, store, processes], out, choose)
     assert contents(out) == contents(undisturbed)
