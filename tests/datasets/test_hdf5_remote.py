@@ -15,6 +15,7 @@ from headrace import BaseDataset, HDF5Dataset, ImageDataset, StreamingDataset, o
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceWarning, SampleError
 from headrace.io.cache.blocks import block_key
 from headrace.testing import DatasetContract
+from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -70,20 +71,6 @@ def epoch_of(loader: Any) -> list[Any]:
     return [pickle.loads(pickle.dumps(batch)) for batch in loader]
 
 
-def same(found: Any, expected: Any) -> None:
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        same(list(found.values()), list(expected.values()))
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
-    else:
-        assert found == expected
-
-
 # -- one value, one order
 
 
@@ -101,7 +88,7 @@ def test_samples_are_those_of_near_files(far_of: Any, folder: Path, make_loader:
     assert len(far) == len(near) and far.fingerprint == near.fingerprint and np.array_equal(far.blocks(), near.blocks())
     for shuffle in (True, "block"):
         options = {"batch_size": 32, "shuffle": shuffle, "num_workers": 0, "interleave": 2, "turns": 2}
-        same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
+        assert same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
     near.close()
 
 
@@ -118,7 +105,7 @@ def test_workers_read_the_same(far_of: Any, folder: Path, make_loader: Any, name
     far, near = far_of("a.h5", name, target_name="targets", loading_mode=mode), HDF5Dataset(folder / "a.h5", name, target_name="targets")
     options = {"batch_size": 32, "shuffle": "block", "interleave": 2, "turns": 2}
     found = epoch_of(make_loader(far, num_workers=2, multiprocessing_context=context, **options))
-    same(found, epoch_of(make_loader(near, num_workers=0, **options)))
+    assert same(found, epoch_of(make_loader(near, num_workers=0, **options)))
     near.close()
 
 
@@ -132,7 +119,7 @@ def test_packed_images(far_of: Any, folder: Path, make_loader: Any, small_blocks
     assert [where.rpartition("/")[2] for where, _ in far.samples] == [where.rpartition("/")[2] for where, _ in near.samples]
     for shuffle in (False, "block"):
         options = {"batch_size": 5, "shuffle": shuffle, "num_workers": 0, "interleave": 2, "turns": 2}
-        same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
+        assert same(epoch_of(make_loader(far, **options)), epoch_of(make_loader(near, **options)))
     near.close()
 
 
@@ -148,7 +135,7 @@ def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None
     for of in (ImageDataset, open_dataset):
         far = far_of(["encoded.h5", "encoded.h5"], of=of, image_size=16, loading_mode="cached")
         assert len(far) == 48 and np.array_equal(far.targets, [*near.targets, *near.targets])
-        same([far[3], far[27]], [near[3], near[3]])
+        assert same([far[3], far[27]], [near[3], near[3]])
     with pytest.raises(FormatError, match=r"decoded\.h5 and .*encoded\.h5 can't be one dataset"):
         far_of(["encoded.h5", "decoded.h5"], of=ImageDataset)
     near.close()
@@ -162,7 +149,7 @@ def test_streaming_datasets_of_shards(server: RangeServer, folder: Path, tmp_pat
             StreamingDataset([folder / name for name in names], **options, cache_dir=tmp_path) as near,
         ):
             assert len(far) == len(near) and far.fingerprint == near.fingerprint
-            same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
+            assert same(list(itertools.islice(far, 20)), list(itertools.islice(near, 20)))
 
 
 @pytest.mark.quick_every(1)
@@ -235,7 +222,7 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error(server: RangeServer, fa
         far[3]
     assert far.sample_reader.counts["refetched"] == 1
     server.set(faults={"wrong": 1}, most=2)  # as often as it is read before it is fetched past everything that is kept
-    same(far[3], near[3])
+    assert same(far[3], near[3])
     assert far.sample_reader.counts["refetched"] == 2
     near.close()
 
@@ -254,7 +241,7 @@ def test_wrong_bytes_do_not_stay_on_the_disk(server: RangeServer, far_of: Any, f
     cache.put(block, wrong)
     far.sample_source._opened.close()
     for count in (1, 1, 1):  # once fetched again, and no more
-        same([far[number] for number in range(len(near))], [near[number] for number in range(len(near))])
+        assert same([far[number] for number in range(len(near))], [near[number] for number in range(len(near))])
         assert far.sample_reader.counts["refetched"] == count
     near.close()
 
@@ -270,7 +257,7 @@ def test_an_epoch_with_wrong_bytes_is_right(
     near = make_loader(ImageDataset(folder / f"{store}.h5"), num_workers=0, **options)
     most = 1 if workers else 4  # else one worker may fetch again while the other has not met its first
     server.set(faults={"wrong": 1}, most=most)
-    same(epoch_of(loader), epoch_of(near))
+    assert same(epoch_of(loader), epoch_of(near))
     assert server.counts()["faults"]["wrong"] == most
 
 
@@ -281,10 +268,10 @@ def test_a_dataset_that_was_closed_reads_on(server: RangeServer, far_of: Any, fo
     for name in ("packed", "library"):
         far, near = far_of("a.h5", name), HDF5Dataset(folder / "a.h5", name)
         for _ in range(2):
-            same(far[5], near[5])
+            assert same(far[5], near[5])
             far.close()
         copy = pickle.loads(pickle.dumps(far))
-        same(copy[6], near[6])
+        assert same(copy[6], near[6])
         copy.close()
         near.close()
 
