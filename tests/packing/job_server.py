@@ -177,8 +177,8 @@ def _fork_pools() -> None:
 
     import headrace.packing.jobs.running
 
-    def forked(processes: int, context: Any, initializer: Any) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer)
+    def forked(processes: int, context: Any, initializer: Any, arguments: Any) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer, arguments)
         pool.submit(os.getpid).result()  # all are there now
         return pool
 

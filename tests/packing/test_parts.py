@@ -9,8 +9,10 @@ import json
 import os
 import random
 import shutil
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +391,36 @@ def test_a_share_asks_for_its_own_sizes(photos: Path, tmp_path: Path, store: dic
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     with pytest.raises(TargetExistsError, match="shard_size"):
         pack(photos, tmp_path / "out", shard_size=2 * shard, part="0/3", **store)
+
+
+class Counted(Numbers):
+    """Counts how often this process pickles it; which packs a part of it when the other one has packed three."""
+
+    pickled = 0
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self.out = out
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        end = time.monotonic() + 60
+        while parent_process() is None and (self.out / "plan.json").exists() and time.monotonic() < end:
+            if len(list(self.out.glob("part-*.json"))) >= 3:
+                break
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        Counted.pickled += 1
+        return vars(self)
+
+
+def test_a_process_gets_the_dataset_once(tmp_path: Path) -> None:
+    """And not with each part: it may know the names of a million files."""
+    out = tmp_path / "out"
+    pack(Counted(out), out, shard_size=100, processes=2)
+    assert pack_status(out).parts > 5 and verify(out).ok
+    assert Counted.pickled == 2, "once to see whether it can be, and once for the process that is started"
 
 
 def test_opens_from_a_server(photos: Path, packed: Path) -> None:

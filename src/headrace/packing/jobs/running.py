@@ -6,6 +6,7 @@ The manifest is written last, by whoever finds all parts finished.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,8 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
         yield from _packed_here(job, numbers, lanes)
         return
     try:
-        pickle.dumps(job)
+        with open(os.devnull, "wb") as nowhere:
+            pickle.dump(job, nowhere)
     except Exception as error:
         raise ConfigError(
             f"processes={processes}: {type(job.dataset).__name__} can't be sent to another process ({error}): define what it holds, such "
@@ -117,16 +119,30 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
     ended = threading.Event()
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
-        ProcessPoolExecutor(lanes - 1, get_context("forkserver"), end_with_parent) as others,
+        ProcessPoolExecutor(lanes - 1, get_context("forkserver"), _adopt, (job,)) as others,
     ):
         try:
-            mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, job.pack)
+            mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, _pack_adopted)
             yield from _packed_in_lanes([mine, *[theirs] * (lanes - 1)], job, numbers)
         except BaseException:
             ended.set()
             for pool in (own, others):
                 pool.shutdown(wait=False, cancel_futures=True)  # the others finish what they are packing
             raise
+
+
+_adopted: PackJob | None = None  # of a process of the pool: it gets its job once, and not with each part
+
+
+def _adopt(job: PackJob) -> None:
+    global _adopted
+    end_with_parent()
+    _adopted = job
+
+
+def _pack_adopted(part: int) -> int:
+    assert _adopted is not None
+    return _adopted.pack(part)
 
 
 def _packed_here(job: PackJob, numbers: Sequence[int], lanes: int) -> Iterator[int]:
