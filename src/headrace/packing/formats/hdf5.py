@@ -117,6 +117,7 @@ class _ChunkAppender:
         self._fd, self._plan, self._text = fd, plan, text
         self._written: _Written | None = None
         self._file: h5py.File | None = None
+        self._data: h5d.DatasetID | None = None
         self._row = 0
 
     def open(self) -> dict[str, int]:
@@ -126,13 +127,14 @@ class _ChunkAppender:
         access = _access(self._plan)
         access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._written)
         self._file, offsets = _created(b"chunks", access, self._plan, self._text)
+        self._data = self._file[DATA].id
         return offsets
 
     def append(self, block: bytes) -> None:
         """Writes the next chunk; raises an OSError."""
-        assert self._file is not None and self._written is not None
-        data, shape = self._file[DATA].id, self._plan.shape
-        data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
+        assert self._data is not None and self._written is not None
+        shape = self._plan.shape
+        self._data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
         self._row += min(self._plan.chunks or 1, shape[0])
         self._written.check()
 
@@ -145,6 +147,7 @@ class _ChunkAppender:
     def close(self) -> None:
         """Closes the file, whatever is in it."""
         if self._file is not None:
+            self._data = None
             self._file.close()
             self._file = None
 
