@@ -164,7 +164,7 @@ def _store_options(given: argparse.Namespace) -> StoreOptions:
 
 def _pack_parts(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.paths import redact
-    from headrace.packing.api import ZARR_SHARD, pack_folder
+    from headrace.packing.api import pack_folder
     from headrace.packing.status import manifest_of
 
     with _open(given.src, _options(given), given.end_token is not None) as dataset, _executor(given.dask) as executor:
@@ -173,7 +173,7 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
             given.dst,
             options=_store_options(given),
             format=given.format or "hdf5",
-            shard_size=ZARR_SHARD if given.shard_size is None else given.shard_size,
+            shard_size=given.shard_size,
             part=given.part,
             parts=given.parts,
             workers=given.workers,

@@ -24,7 +24,7 @@ from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
 from headrace.packing.samples import threads_for
 from headrace.packing.status import PackStatus, read_manifest
 
-ZARR_SHARD = "256MB"
+_ZARR_SHARD = "256MB"
 """What `shard_size` is where `format` is "zarr" and nothing is said."""
 
 
@@ -188,16 +188,15 @@ def pack(
         if result.left_out:
             warn(left_out_message(result))
         return result.path
-    size = ZARR_SHARD if shard_size is None else shard_size
     if dry_run:
-        share = _share(size, part, parts, workers, processes)
+        share = _share(shard_size, part, parts, workers, processes)
         with opened_dataset(dataset) as opened:
             return plan_folder_pack(
                 opened, destination_of(dst, storage_options), format=format or "hdf5", shard_size=share.nbytes, options=options,
                 share=share.parts, workers=share.workers, processes=processes, overwrite=overwrite, progress=progress,
             )  # fmt: skip
     return pack_folder(
-        dataset, dst, options=options, format=format or "hdf5", shard_size=size,
+        dataset, dst, options=options, format=format or "hdf5", shard_size=shard_size,
         part=part, parts=parts, workers=workers, processes=processes, executor=executor, storage_options=storage_options,
         overwrite=overwrite, progress=progress,
     ).folder  # fmt: skip
@@ -211,8 +210,8 @@ class _Share(NamedTuple):
     workers: int
 
 
-def _share(shard_size: int | str, part: str | None, parts: str | None, workers: int | None, processes: int) -> _Share:
-    threads, nbytes = threads_for(workers, processes), parse_size(shard_size, "shard_size")
+def _share(shard_size: int | str | None, part: str | None, parts: str | None, workers: int | None, processes: int) -> _Share:
+    threads, nbytes = threads_for(workers, processes), parse_size(_ZARR_SHARD if shard_size is None else shard_size, "shard_size")
     if nbytes < 1:
         raise ConfigError("shard_size must be at least 1 byte")
     return _Share(nbytes, share_of(part, parts), threads)
@@ -224,7 +223,7 @@ def pack_folder(
     *,
     options: StoreOptions,
     format: PackFormat,
-    shard_size: int | str,
+    shard_size: int | str | None,
     part: str | None,
     parts: str | None,
     workers: int | None,
