@@ -1,4 +1,4 @@
-"""Packs datasets into HDF5 files, and verifies them."""
+"""Packs datasets into HDF5 files and Zarr groups, and verifies them."""
 
 from headrace.packing.api import pack
 from headrace.packing.dry_run.plan import PackPlan
