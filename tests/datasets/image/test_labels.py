@@ -429,6 +429,19 @@ class TestTables:
         assert given_targets(checked_targets(series, "folder"), files).targets.tolist() == [1, 3, 2, 2, 0]
 
 
+class TestURLs:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_tables_may_be_behind_urls(self, files: FileSet, tmp_path: Path, memory: Any, form: Any) -> None:
+        path = form(TABLE, tmp_path)
+        memory.put(path, "/labels/" + os.path.basename(path))
+        labels = given_targets(f"memory://labels/{os.path.basename(path)}", files)
+        assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
+
+    def test_that_are_missing(self, files: FileSet, memory: Any) -> None:
+        with pytest.raises(DataNotFoundError, match=r"targets: memory://labels/none\.csv does not exist"):
+            given_targets("memory://labels/none.csv?key=hunter2", files)
+
+
 class TestSplitsByColumns:
     @pytest.fixture
     def dataset(self, photos: Path) -> ImageDataset:

@@ -127,6 +127,43 @@ class TestSamples:
                 assert same(by_name.setdefault(Path(path).name, sample), sample)
         assert len(by_name) == 24
 
+    @pytest.mark.parametrize(
+        ("images", "masks"),
+        [
+            ("{}.png", "{}_mask.png"),
+            ("{}_leftImg8bit.png", "{}_gtFine_labelIds.png"),
+            ("a/{}.png", "a/{}-seg.tif"),
+            ("im {}.jpg", "im {} m.png"),
+        ],
+    )
+    def test_masks_may_have_a_word_more(self, tmp_path: Path, images: str, masks: str) -> None:
+        for number in (1, 11, 21, 31):
+            for part, name in (("images", images), ("masks", masks)):
+                path = tmp_path / part / name.format(number)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("L", (4, 4), number).save(path)
+        dataset = opened(tmp_path, image_size=None, color="L", normalize=False)
+        assert sorted(mask.unique().tolist() for _, mask in dataset) == [[1], [11], [21], [31]]
+        assert all((image - mask).abs().max() < 2 for image, mask in dataset)
+
+    def test_images_and_masks_may_lie_in_one_folder(self, tmp_path: Path) -> None:
+        for number in (1, 2):
+            Image.new("L", (4, 4), number).save(tmp_path / f"{number}.png")
+            Image.new("L", (4, 4), number).save(tmp_path / f"{number}_mask.png")
+        dataset = ImageDataset(str(tmp_path / "?.png"), targets=str(tmp_path / "*_mask.png"), image_size=None)
+        assert [mask.unique().tolist() for _, mask in dataset] == [[1], [2]]
+
+    def test_urls(self, pairs: Path, memory: Any, loader_of: Any) -> None:
+        memory.put(str(pairs), "/street", recursive=True)
+        wanted = [*opened(pairs, image_size=8)]
+        for images, masks in (("memory://street/images", "memory://street/masks"), (pairs / "images", "memory://street/masks/")):
+            with ImageDataset(images, targets=masks, image_size=8, loading_mode="cached") as dataset:
+                assert same([dataset[index] for index in range(len(dataset))], wanted)
+                assert len([*loader_of(dataset, shuffle="block")]) == 6
+        memory.rm("/street/masks/a/000.png")
+        with pytest.raises(DataNotFoundError, match=r"1 \(a/000\.png\) of 24 images have no mask in .*street/masks"):
+            ImageDataset("memory://street/images", targets="memory://street/masks")
+
     def test_a_batch_stacks_both(self, pairs: Path, loader_of: Any) -> None:
         images, masks = next(iter(loader_of(opened(pairs, image_size=16))))
         assert images.shape == (4, 3, 16, 16) and masks.shape == (4, 16, 16) and masks.dtype is torch.int64

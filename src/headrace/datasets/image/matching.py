@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,30 +15,34 @@ from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
 
 _SHOWN = 3
+_WORDS = re.compile(rb"[-_. ].*$", re.DOTALL)
 
 
 def mask_numbers(images: FileSet, masks: FileSet) -> IntArray:
-    """For each image the number of its mask: that of the same relative name, whatever the endings ([n] int64).
+    """For each image the number of its mask: that of the same relative name, whatever the endings ([n] int64). Where no image has one,
+    names count without the words that all images, and all masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
 
     Raises:
         DataNotFoundError: an image has no mask.
         ConfigError: a mask has no image; two images or two masks have one name; the masks are among the images.
     """
     _check_apart(images, masks)
-    by_stem = _by_stem(masks, "masks")
-    stems = _by_stem(images, "images")
+    by_stem, stems = _by_stem(masks, "masks"), _by_stem(images, "images")
+    if by_stem.keys().isdisjoint(stems):
+        shorter = _without_last_words(by_stem), _without_last_words(stems)
+        by_stem, stems = shorter if shorter[0].keys() == shorter[1].keys() else (by_stem, stems)
     missing = [number for stem, number in stems.items() if stem not in by_stem]
     surplus = [number for stem, number in by_stem.items() if stem not in stems]
     if missing:
         extra = f", and {_named(masks, surplus)} of {len(masks):,} masks belong to none of them" if surplus else ""
         raise DataNotFoundError(
             f"targets: {_named(images, missing)} of {len(images):,} images have no mask in {_root(masks)}{extra}: a mask has the relative "
-            "name of its image, with any ending; add them, or open only the images that have one"
+            "name of its image, with any ending (or one word more in all); add them, or open only the images that have one"
         )
     if surplus:
         raise ConfigError(
             f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in {_root(images)}: a mask has the relative "
-            "name of its image, with any ending; remove them, or add the images"
+            "name of its image, with any ending (or one word more in all); remove them, or add the images"
         )
     _warn_of_jpegs(masks)
     return np.fromiter((by_stem[stem] for stem in stems), np.int64, len(images))
@@ -71,6 +76,17 @@ def _by_stem(files: FileSet, what: str) -> dict[bytes, int]:
                 "masks are matched with images by that: rename or remove one of them"
             )
     return numbers
+
+
+def _without_last_words(numbers: dict[bytes, int]) -> dict[bytes, int]:
+    """The same by names without the words that all of them end with: what follows the first separator in their common end."""
+    ends = [name[::-1] for name in numbers]
+    first, last = min(ends, default=b""), max(ends, default=b"")  # what these have in common, all have
+    if first == last:  # one name: what its last word is nobody knows
+        return numbers
+    count = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    words = _WORDS.search(first[:count][::-1].rpartition(b"/")[2])
+    return numbers if words is None else {name[: -len(words[0])]: number for name, number in numbers.items()}
 
 
 def _named(files: FileSet, numbers: Sequence[int]) -> str:
