@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--genes", type=int, default=20_000, help="columns (20000)")
     parser.add_argument("--density", type=float, default=0.05, help="share of values that are no zeros (0.05)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the cells, two seconds a round")
-    parser.add_argument("--seconds", type=float, default=8.0, help="after which an epoch is left (8)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="after which an epoch is left by those that read rows one by one (8)")
     parser.add_argument("--layouts", nargs="+", default=["dense", "csr"], choices=["dense", "csr"], help="what a batch is")
     parser.add_argument("--work", help="a folder for the files, which stays; else they are written anew and removed")
     add_options(parser)

@@ -15,7 +15,7 @@ import torch
 
 import headrace
 
-BATCH = 64
+BATCH, WHOLE = 64, 1 << 60
 Runs = Iterator[Callable[[], tuple[int, dict[str, float]]]]
 
 
@@ -31,19 +31,21 @@ class Cells:
     """ "dense" or "csr": what a batch is."""
     workers: int
     seconds: float
-    """After which an epoch is left."""
+    """After which an epoch is left by those that read rows one by one."""
 
 
-def timed(cells: Cells, batches: Iterable[tuple[Any, Any]]) -> tuple[int, dict[str, float]]:
-    """Goes through batches of rows and the numbers of their plates for some seconds: how many rows, and the mean entropy of the plates of a
-    batch in bits."""
-    count, entropies, end = 0, [], time.perf_counter() + cells.seconds
+def timed(cells: Cells, batches: Iterable[tuple[Any, Any]], least: int = 0) -> tuple[int, dict[str, float]]:
+    """Goes through batches of rows and the numbers of their plates: how many rows, and the mean entropy of the plates of a batch in bits.
+
+    An epoch that takes longer than `cells.seconds` is left, but not before `least` rows: what is read together counts as a whole.
+    """
+    count, entropies, end = 0, list[float](), time.perf_counter() + cells.seconds
     for rows, plates in batches:
         count += rows.shape[0]
         (rows[:, ::997] if cells.layout == "dense" else rows.values()[::997]).sum()
         shares = np.bincount(np.asarray(plates, np.int64), minlength=cells.plates) / len(plates)
         entropies.append(float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum()))
-        if time.perf_counter() > end:
+        if time.perf_counter() > end and count >= least:
             break
     return count, {"entropy": float(np.mean(entropies))}
 
@@ -60,7 +62,7 @@ def ours(cells: Cells, path: str, shuffle: bool | str) -> Runs:
     dataset = headrace.SparseDataset(path, targets="plate", layout=cells.layout)  # type: ignore[arg-type]
     loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, num_workers=cells.workers)
     try:
-        yield from repeated(lambda: timed(cells, loader))
+        yield from repeated(lambda: timed(cells, loader, WHOLE))
     finally:
         loader.close()
 
@@ -103,7 +105,7 @@ def sc_dataset(cells: Cells, block: int, fetch: int) -> Runs:
         fetch_callback=fetch_into_memory, batch_transform=FromSciPy(cells.layout),
     )  # fmt: skip
     loader = DataLoader(dataset, batch_size=None, num_workers=cells.workers)
-    yield from repeated(lambda: timed(cells, loader))
+    yield from repeated(lambda: timed(cells, loader, BATCH * fetch * max(1, cells.workers)))
 
 
 def annbatch_loader(cells: Cells, chunk: int, preload: int) -> Runs:
@@ -126,7 +128,7 @@ def annbatch_loader(cells: Cells, chunk: int, preload: int) -> Runs:
             rows = batch["X"]
             yield rows.to_dense() if cells.layout == "dense" else rows, np.asarray(batch["obs"]["plate"].cat.codes)
 
-    yield from repeated(lambda: timed(cells, batches()))
+    yield from repeated(lambda: timed(cells, batches(), WHOLE))
 
 
 def ann_loader(cells: Cells) -> Runs:
@@ -140,6 +142,6 @@ def ann_loader(cells: Cells) -> Runs:
     def batches() -> Iterator[tuple[Any, Any]]:
         for batch in loader:
             rows = batch.X if cells.layout == "dense" else torch.as_tensor(batch.X).to_sparse_csr()
-            yield rows, np.asarray(batch.obs["plate"])
+            yield rows, np.asarray([int(str(name).removeprefix("plate")) for name in batch.obs["plate"]])
 
     yield from repeated(lambda: timed(cells, batches()))

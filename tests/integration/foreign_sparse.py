@@ -19,7 +19,7 @@ import pandas as pd
 import scipy.sparse
 
 N, COLUMNS = 41, 30
-DTYPES = ("f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
+DTYPES = ("f4", "f8", "c8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 
 
 def cells(dtype: str, seed: int = 0, columns: int = COLUMNS, index_dtype: str = "i4") -> anndata.AnnData:

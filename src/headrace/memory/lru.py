@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
@@ -111,6 +111,15 @@ class LRUCache(Generic[K, V]):
                 return self._items[key][0]
             self.misses += 1
             return default
+
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """The values of some keys, None for those that are not held; the last one is now the most recently used."""
+        with self._lock:
+            items = self._items
+            found = [items[key][0] if key in items else None for key in keys]
+            missing = found.count(None)
+            self.hits, self.misses = self.hits + len(found) - missing, self.misses + missing
+            return found
 
     def put(self, key: K, value: V) -> bool:
         """Hold `value` as the most recently used one and evict what no longer fits beside it.

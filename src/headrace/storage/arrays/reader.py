@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -51,13 +51,15 @@ class Chunk(Protocol):
 
 
 @dataclass(slots=True)
-class _Decoded:
+class Decoded:
+    """A chunk that is cached."""
+
     chunk: Any
     left: int
     """Rows that nobody has asked for yet."""
 
 
-def _nbytes(item: _Decoded) -> int:
+def _nbytes(item: Decoded) -> int:
     nbytes: int = item.chunk.nbytes
     return nbytes
 
@@ -66,7 +68,7 @@ class ChunkCache:
     """The decoded chunks that this process used last, of at most so many bytes together."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._cached: LRUCache[tuple[str, int], _Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
+        self._cached: LRUCache[tuple[str, int], Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
 
     def resize(self, max_bytes: int) -> None:
         """Caches at most so many bytes from now on."""
@@ -77,6 +79,15 @@ class ChunkCache:
         decoded = self._cached.get(key)
         return None if decoded is None else decoded.chunk
 
+    def get_many(self, key: str, numbers: Iterable[int]) -> list[Decoded | None]:
+        """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one takes them off `left`, and drops it where
+        none are left."""
+        return self._cached.get_many((key, number) for number in numbers)
+
+    def drop(self, key: tuple[str, int]) -> None:
+        """Forgets a chunk."""
+        self._cached.pop(key)
+
     def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
         decoded = self._cached.get(key)
@@ -84,7 +95,7 @@ class ChunkCache:
             if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
                 if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:  # it lies among what was read with it
                     chunk = chunk.copy()
-                self._cached.put(key, _Decoded(chunk, len(chunk) - rows))
+                self._cached.put(key, Decoded(chunk, len(chunk) - rows))
             return
         decoded.left -= rows
         if decoded.left <= 0:
@@ -344,12 +355,8 @@ class ArrayReader:
         self._decode(chunks, rows, hand_out, run)
 
     def _copy(self, chunks: Chunks, pieces: dict[int, list[Piece]], outs: Rows, run: Map) -> None:
-        self._each(chunks, list(pieces), lambda number, chunk: self._hand_out(chunks, number, chunk, pieces[number], outs), run)
-
-    def _each(self, chunks: Chunks, numbers: list[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
-        """Hands out chunks by their numbers: first those that are cached, then the others as they are decoded; None: never written."""
         missing, is_checked = [], False
-        for number in numbers:
+        for number, parts in pieces.items():
             chunk = self._cache.get((self._key, number)) if chunks.decodes else None
             if chunk is None:
                 missing.append(number)
@@ -357,10 +364,10 @@ class ArrayReader:
             if not is_checked:  # one of them a batch
                 chunks.check_cached(number)
                 is_checked = True
-            hand_out(number, chunk)
-        self._decode(chunks, missing, lambda at, chunk: hand_out(missing[at], chunk), run)
+            self._hand_out(chunks, number, chunk, parts, outs)
+        self._decode(chunks, missing, lambda at, chunk: self._hand_out(chunks, missing[at], chunk, pieces[missing[at]], outs), run)
         if chunks.decodes:
-            self.counts["chunk_hits"] += len(numbers) - len(missing)
+            self.counts["chunk_hits"] += len(pieces) - len(missing)
 
     def _decode(self, chunks: Chunks, numbers: Sequence[int], hand_out: Callable[[int, npt.NDArray[Any] | None], None], run: Map) -> None:
         """Reads and decodes chunks, as many at once as take `_GROUP` bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,25 +41,50 @@ class SpanReader(ArrayReader):
 
     def _decoded(self, firsts: IntArray, ends: IntArray, run: Map) -> npt.NDArray[Any]:
         """Of chunks that are decoded as a whole."""
-        height, out = self.chunks.grid.chunks[0], np.empty(int((ends - firsts).sum()), self.dtype)
-        _, chunks, starts, stops = cut_spans(firsts, ends, height)
+        chunks, height, out = self.chunks, self.chunks.grid.chunks[0], np.empty(int((ends - firsts).sum()), self.dtype)
+        _, of, starts, stops = cut_spans(firsts, ends, height)
         sizes = stops - starts
-        order = np.argsort(chunks, kind="stable")
-        numbers, edges = np.unique(chunks[order], return_index=True)
-        bounds = dict(zip(numbers.tolist(), itertools.pairwise([*edges.tolist(), len(order)]), strict=True))
-        columns = (starts - chunks * height, np.cumsum(sizes) - sizes, sizes)
-        sources, places, counts = ([*column[order].tolist()] for column in columns)
+        order = np.argsort(of, kind="stable")
+        of = of[order]
+        at = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+        numbers, edges, totals = of[at].tolist(), [*at.tolist(), len(of)], np.add.reduceat(sizes[order], at).tolist()
+        columns = (starts % height, np.cumsum(sizes) - sizes, sizes)
+        sources, places, counts = (column[order].tolist() for column in columns)
+
+        def copy(which: int, chunk: npt.NDArray[Any] | None) -> None:
+            for part in range(edges[which], edges[which + 1]):
+                source, place, count = sources[part], places[part], counts[part]
+                out[place : place + count] = chunks.fill if chunk is None else chunk[source : source + count]
+
+        missing = list(range(len(numbers)))
+        if chunks.decodes:
+            missing = self._copy_cached(numbers, totals, copy)
 
         def hand_out(number: int, chunk: npt.NDArray[Any] | None) -> None:
-            taken, (first, last) = 0, bounds[number]
-            for source, place, count in zip(sources[first:last], places[first:last], counts[first:last], strict=True):
-                out[place : place + count] = self.chunks.fill if chunk is None else chunk[source : source + count]
-                taken += count
-            if chunk is not None and self.chunks.decodes:
-                self._cache.used((self._key, number), chunk, taken)
+            which = missing[number]
+            copy(which, chunk)
+            if chunk is not None and chunks.decodes:
+                self._cache.used((self._key, numbers[which]), chunk, totals[which])
 
-        self._each(self.chunks, list(bounds), hand_out, run)
+        self._decode(chunks, [numbers[which] for which in missing], hand_out, run)
         return out
+
+    def _copy_cached(self, numbers: list[int], totals: list[int], copy: Callable[[int, npt.NDArray[Any]], None]) -> list[int]:
+        """Copies out of chunks that are cached; which of them are not. (`totals`: elements that are taken of each.)"""
+        missing, is_checked = [], False
+        for which, decoded in enumerate(self._cache.get_many(self._key, numbers)):
+            if decoded is None:
+                missing.append(which)
+                continue
+            if not is_checked:  # one of them a batch
+                self.chunks.check_cached(numbers[which])
+                is_checked = True
+            copy(which, decoded.chunk)
+            decoded.left -= totals[which]
+            if decoded.left <= 0:
+                self._cache.drop((self._key, numbers[which]))
+        self.counts["chunk_hits"] += len(numbers) - len(missing)
+        return missing
 
 
 def _joined(firsts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
