@@ -23,6 +23,7 @@ from headrace import (
     SampleError,
     create_dataloader,
     open_dataset,
+    pack,
 )
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -240,6 +241,18 @@ def test_repr_and_pickle(demos: Path) -> None:
         assert len({dataset.fingerprint, *(other.fingerprint for other in others)}) == 4
         for other in others:
             other.close()
+
+
+def test_windows_are_packed_and_episodes_refused(demos: Path, tmp_path: Path) -> None:
+    dataset = EpisodeDataset(demos, window=3)
+    with HDF5Dataset(pack(dataset, tmp_path / "windows.h5", workers=1, progress=False)) as packed:
+        assert len(packed) == len(dataset) and packed[5].keys() == dataset[5].keys()
+        assert all(same(packed[5][key], dataset[5][key]) for key in packed[5])
+    dataset.close()
+    with EpisodeDataset(demos) as dataset:
+        with pytest.raises(ConfigError, match=r"whole episodes of 1 to 20 steps can't be packed, .*window="):
+            pack(dataset, tmp_path / "episodes.h5", workers=1, progress=False)
+        assert len(HDF5Dataset(pack(dataset.subset([4]), tmp_path / "one.h5", workers=1, progress=False))) == 1
 
 
 # -- docs/episodes.md

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, FormatError, HDF5Dataset, MissingNameError, create_dataloader, read_rows
+from headrace import ConfigError, FormatError, HDF5Dataset, MissingNameError, create_dataloader, pack, read_rows
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 
@@ -67,6 +67,19 @@ def test_batches_along_an_axis(tmp_path: Path, make_loader: Any) -> None:
     list(loader)
     assert loader.get_stats()["chunks_decoded"] == 5
     dataset.close()
+
+
+def test_what_is_read_in_another_way_is_packed(tmp_path: Path) -> None:
+    wanted = write_netcdf(tmp_path / "a.nc")["t2m"]
+    for number, options in enumerate(({}, {"axis": "lat"})):
+        dataset, expected = HDF5Dataset(tmp_path / "a.nc", "t2m", decode_cf=True, **options), wanted.T if options else wanted
+        with HDF5Dataset(pack(dataset, tmp_path / f"{number}.h5", workers=1, progress=False)) as packed:
+            assert all(np.array_equal(packed[i], expected[i], equal_nan=True) for i in range(len(dataset)))
+        dataset.close()
+    turned = HDF5Dataset(tmp_path / "a.nc", "t2m", axis="lat")
+    with HDF5Dataset(pack(turned, tmp_path / "turned.h5", workers=1, progress=False)) as packed:
+        assert len(packed) == 4 and all(same(packed[i], turned[i]) for i in range(4))
+    turned.close()
 
 
 def test_axes_that_are_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from headrace.errors import FormatError, MissingNameError
 from headrace.inspecting import inspect
 from headrace.inspecting.report import MOST_NODES
 from headrace.storage.hdf5.rows import HDF5Source
+from tests.datasets.demonstrations import write_demos
 
 ROWS = 90
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -209,3 +210,16 @@ def test_a_file_without_arrays(tmp_path: Path) -> None:
         pass
     report = inspect(tmp_path / "empty.h5")
     assert report.samples is None and report.opens_as is None and report.notes == ["there is no array with an axis of samples"]
+
+
+def test_episodes_are_told(tmp_path: Path) -> None:
+    report = inspect(write_demos(tmp_path / "demos.hdf5"))
+    assert report.samples == 12 and report.opens_as == f"headrace.EpisodeDataset({str(tmp_path / 'demos.hdf5')!r}, window=16)"
+    assert report.samples_are.startswith("episodes 'data/*' of 1 to 20 steps (96 in all): actions float64 [7], ")
+    assert {access.name for access in report.access} == {
+        f"data/demo_0/{name}" for name in ("actions", "dones", "obs/agentview_image", "obs/joint_pos")
+    }
+    with headrace.EpisodeDataset(tmp_path / "demos.hdf5", window=16) as dataset:
+        assert len(dataset) == 96
+    rows = inspect(tmp_path / "demos.hdf5", dataset_name="data/demo_1/actions")
+    assert rows.samples == 12 and "HDF5Dataset" in (rows.opens_as or "")

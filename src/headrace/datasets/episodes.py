@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -18,12 +19,17 @@ from headrace.datasets.arrays import as_tensor, dtype_named
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.loading import machine_share
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.statistics import Statistics, statistics_of
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
+from headrace.modes.cached import Cached
+from headrace.modes.eager import Eager
+from headrace.modes.mode import Mode
+from headrace.modes.steps import CachedSteps, load_bands
 from headrace.storage.arrays.episodes import MASK, EpisodeSource
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.arrays.windows import window_options
@@ -138,7 +144,7 @@ class EpisodeDataset(BaseDataset):
         static: arrays, single values or attributes of the group without an axis of time, which all samples of an episode get; they are held
             in memory.
         transform: called with the dict.
-        loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold each.
+        loading_mode: see `LoadingMode`. Of windows that overlap eager and cached hold the steps, each once.
         dtype: numbers are cast to this NumPy dtype, or by key or pattern to several; None: they stay as they are.
         encoding: of strings; None: they come as bytes.
         direct: False: through h5py alone.
@@ -243,6 +249,22 @@ class EpisodeDataset(BaseDataset):
             chosen = [key for key in chosen if not key.holds_objects and key.dtype.kind in "biuf"]
         runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
         return {key.name: statistics_of(source, key, runs) for key in chosen}
+
+    def make_mode(self) -> Mode:
+        """The loading mode; of windows that overlap eager and cached hold the steps, each once."""
+        source, options = self.sample_source, self.sample_source.windows.options
+        overlaps = options.window is not None and options.stride < options.window and not source.holds_objects and len(source) > 0
+        is_plain = overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)
+        if not is_plain or self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
+            return super().make_mode()
+        bands, share = source.bands(), machine_share(self)
+        nbytes = int(source.windows.lengths.sum()) * source.step_bytes
+        inner = (
+            Eager(len(bands), partial(load_bands, source, bands), self.budget, nbytes, self._progress, share=share)
+            if self.loading_mode is LoadingMode.EAGER
+            else Cached(len(bands), self.budget, self._cache_size, self._cache_policy, nbytes, share)
+        )
+        return CachedSteps(inner, source, bands, self._format.decode)
 
     def held_nbytes(self) -> int | None:
         source = self.sample_source

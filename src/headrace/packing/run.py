@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.delegating import DelegatingDataset
+from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import JointFormat
@@ -259,6 +260,16 @@ def refuse_for_texts(options: StoreOptions) -> None:
     _refuse_check(options)
 
 
+def _refuse_unlike_episodes(dataset: EpisodeDataset) -> None:
+    """Raises a ConfigError for whole episodes of different lengths, before they are all read."""
+    lengths = dataset.lengths()
+    if lengths is not None and len(lengths) and lengths.min() < lengths.max():
+        raise ConfigError(
+            f"whole episodes of {lengths.min():,} to {lengths.max():,} steps can't be packed, since rows have one shape: pack windows "
+            "(EpisodeDataset(..., window=)), or read the files where they lie"
+        )
+
+
 def _plan_values(
     dataset: BaseDataset, store: str | None, workers: int, progress: bool | None, rows: Rows | None
 ) -> tuple[BaseDataset, Plan, dict[int, str]]:
@@ -270,6 +281,8 @@ def _plan_values(
     """
     if store == "encoded":
         raise not_encoded()
+    if isinstance(dataset, EpisodeDataset):
+        _refuse_unlike_episodes(dataset)
     planner, unreadable = ValuesPlanner(len(dataset), dataset.budget, rows), dict[int, str]()
     groups = (range(start, min(start + UNKNOWN_SAMPLES, len(dataset))) for start in range(0, len(dataset), UNKNOWN_SAMPLES))
     with with_progress(functools.partial(_looks, dataset), groups, workers, progress, len(dataset), "looking at samples") as results:

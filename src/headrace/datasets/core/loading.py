@@ -37,17 +37,17 @@ def make_mode(dataset: Any) -> Mode:
             dataset.held_nbytes(),
             dataset._progress,
             threads=None if source.thread_safe else 1,
-            share=_machine_share(dataset),
+            share=machine_share(dataset),
             spec=None if access.holds_encoded else access.format.value_spec(),
         )
     if dataset.loading_mode is LoadingMode.CACHED:
-        return Cached(len(source), budget, dataset._cache_size, dataset._cache_policy, dataset.held_nbytes(), _machine_share(dataset))
+        return Cached(len(source), budget, dataset._cache_size, dataset._cache_policy, dataset.held_nbytes(), machine_share(dataset))
     if dataset.loading_mode is LoadingMode.STREAMING:
         return Streaming(min(WINDOW, budget.available // 32))  # of each worker
     return Lazy()
 
 
-def _machine_share(dataset: Any) -> MachineShare | None:
+def machine_share(dataset: Any) -> MachineShare | None:
     """Where the samples lie that all ranks of a machine share."""
     if dataset._shared == "rank":
         return None

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,11 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.arrays.windows import Windows
+from headrace.storage.arrays.windows import Bands, Windows
 from headrace.storage.blocks import block_length
 from headrace.storage.source import Locatable, one_after_the_other
 
+_BAND, _MOST_BAND = 64 << 10, 4 << 20  # bytes of a band that is worth caching, and that chunks may make it
 MASK = "mask"
 """Of windows: which steps lie inside of the episode."""
 
@@ -129,7 +130,10 @@ class EpisodeSource(Locatable):
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         episodes, starts = self.windows.places(np.asarray(indices, np.int64))
-        columns = self.read_steps(episodes, starts)
+        return self._records(self.read_steps(episodes, starts), episodes, starts)
+
+    def _records(self, columns: dict[str, list[Any]], episodes: IntArray, starts: IntArray) -> list[dict[str, Any]]:
+        """Of each sample a dict of its keys, of what is static, and of the mask."""
         for name, values in self.static.items():
             columns[name] = [_of(values, episode) for episode in episodes.tolist()]
         if self.windows.options.window is not None:
@@ -157,12 +161,71 @@ class EpisodeSource(Locatable):
                     padded.append((whole[number], outs[number], int(starts[number]), int(firsts[number]), int(lengths[number])))
             pending.add(key, episodes, firsts, ends, outs)
         self._fetch(pending)
-        for window, part, start, first, length in padded:
-            steps = np.arange(start, start + len(window))
-            window[...] = part[np.clip(steps - first, 0, len(part) - 1)]
-            if self.windows.options.pad == "constant":
-                window[(steps < 0) | (steps >= length)] = np.zeros((), window.dtype)
+        for missing in padded:
+            self._pad(*missing)
         return found
+
+    # -- windows out of bands of steps
+
+    def bands(self) -> Bands:
+        """Bands as large as a window, or 64 KiB, or the tallest chunk that is decoded: what is worth caching together."""
+        window, tallest = self.windows.options.window or 1, self._tallest()
+        height = max(window, _BAND // max(1, self.step_bytes))
+        if tallest * self.step_bytes <= _MOST_BAND:
+            height = -(-height // tallest) * tallest
+        return Bands(self.windows.lengths, max(1, min(height, int(self.windows.lengths.max(initial=1)))))
+
+    def bands_of(self, indices: IntArray, bands: Bands) -> list[IntArray]:
+        """The numbers of the bands that each window needs."""
+        episodes, starts = self.windows.places(indices)
+        firsts, ends = self.windows.inside(episodes, starts, self.windows.options.window)
+        return [bands.of(*place) for place in zip(episodes.tolist(), firsts.tolist(), ends.tolist(), strict=True)]
+
+    def read_bands(self, numbers: Sequence[int], bands: Bands) -> list[dict[str, npt.NDArray[Any]]]:
+        """All keys of the steps of some bands."""
+        pending, (episodes, firsts, ends) = _Pending(self.paths), bands.runs(np.asarray(numbers, np.int64))
+        columns: dict[str, list[npt.NDArray[Any]]] = {}
+        for key in self.keys:
+            columns[key.name] = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
+            pending.add(key, episodes, firsts, ends, columns[key.name])
+        self._fetch(pending)
+        return [dict(zip(columns, band, strict=True)) for band in zip(*columns.values(), strict=True)]
+
+    def cut(self, indices: IntArray, bands: Bands, held: Mapping[int, Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, Any]]:
+        """Windows, as `read` gives them, out of bands of steps that have all of them."""
+        episodes, starts = self.windows.places(indices)
+        columns: dict[str, list[Any]] = {}
+        for key in self.keys:
+            firsts, ends = self.windows.inside(episodes, starts, key.window)
+            columns[key.name] = [
+                self._cut(key, place, bands, held)
+                for place in zip(episodes.tolist(), starts.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+            ]
+        return self._records(columns, episodes, starts)
+
+    def _cut(
+        self, key: EpisodeArrays, place: tuple[int, int, int, int], bands: Bands, held: Mapping[int, Mapping[str, npt.NDArray[Any]]]
+    ) -> npt.NDArray[Any]:
+        episode, start, first, end = place
+        window = np.empty((key.window or 0, *key.row_shape), key.dtype)
+        is_whole = first == start and end == start + len(window)
+        part = window if is_whole else np.empty((end - first, *key.row_shape), key.dtype)
+        for number in bands.of(episode, first, end).tolist():
+            rows, begin = held[number][key.name], bands.begin(number, episode)
+            low, high = max(first, begin), min(end, begin + len(rows))
+            part[low - first : high - first] = rows[low - begin : high - begin]
+        if not is_whole:
+            self._pad(window, part, start, first, int(self.windows.lengths[episode]))
+        return window
+
+    def _pad(self, window: npt.NDArray[Any], part: npt.NDArray[Any], start: int, first: int, length: int) -> None:
+        """Fills a window that begins at a step, of an episode that has `part` of it from another step on."""
+        steps = np.arange(start, start + len(window))
+        window[...] = part[np.clip(steps - first, 0, len(part) - 1)]
+        if self.windows.options.pad == "constant":
+            window[(steps < 0) | (steps >= length)] = np.zeros((), window.dtype)
+
+    # -- runs of steps
 
     def read_runs(self, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]) -> list[npt.NDArray[Any]]:
         """Runs of steps of one key: of an episode those from a first one on, up to an end."""
@@ -225,12 +288,17 @@ class EpisodeSource(Locatable):
 
     def _block_steps(self, nbytes: int) -> int:
         """Steps of a block: of chunks that are decoded as a whole those of the tallest; else as many as take `nbytes`."""
-        heights = [reader.chunks.grid.chunks[0] for key in self.keys for reader in key.array_readers if reader.caches_chunks]
-        return max([1, *heights]) if heights else max(1, nbytes // max(1, self.step_bytes))
+        tallest = self._tallest()
+        return tallest if tallest > 1 else max(1, nbytes // max(1, self.step_bytes))
+
+    def _tallest(self) -> int:
+        """Steps of the tallest chunk that is decoded as a whole; 1: there are none."""
+        heights = (reader.chunks.grid.chunks[0] for key in self.keys for reader in key.array_readers if reader.caches_chunks)
+        return max(heights, default=1)
 
     @property
     def cut_nbytes(self) -> int:
-        if self.windows.options.window is None or any(reader.caches_chunks for key in self.keys for reader in key.array_readers):
+        if self.windows.options.window is None or self._tallest() > 1:
             return 0
         return int(self.windows.lengths.sum()) * self.step_bytes
 

@@ -139,3 +139,34 @@ class Windows:
         begin = np.flatnonzero(is_first)
         stop = np.append(begin[1:], len(episodes)) - 1
         return list(zip(episodes[begin].tolist(), firsts[begin].tolist(), reach[stop].tolist(), strict=True))
+
+
+class Bands:
+    """Episodes cut into bands of so many steps, the last of each shorter: what is cached of them.
+
+    Args:
+        lengths: [episodes] steps of each.
+        height: steps of a band.
+    """
+
+    def __init__(self, lengths: IntArray, height: int) -> None:
+        self.height: int = height
+        self._lengths, self._first = SharedArray(lengths), SharedArray(np.concatenate([[0], np.cumsum(-(-lengths // height))]))
+
+    def __len__(self) -> int:
+        return int(self._first.array[-1])
+
+    def runs(self, numbers: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray, IntArray]:
+        """Of each band the episode, the first step and the end."""
+        episodes = np.searchsorted(self._first.array, numbers, side="right") - 1
+        firsts = (numbers - self._first.array[episodes]) * self.height
+        return episodes, firsts, np.minimum(firsts + self.height, self._lengths.array[episodes])
+
+    def of(self, episode: int, first: int, end: int) -> IntArray:
+        """The numbers of the bands that steps of an episode lie in."""
+        begin = int(self._first.array[episode])
+        return np.arange(begin + first // self.height, begin + -(-end // self.height))
+
+    def begin(self, number: int, episode: int) -> int:
+        """The first step of a band of an episode."""
+        return (number - int(self._first.array[episode])) * self.height
