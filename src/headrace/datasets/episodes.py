@@ -30,9 +30,9 @@ from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
 from headrace.modes.mode import Mode
 from headrace.modes.steps import CachedSteps, load_bands
-from headrace.storage.arrays.episodes import MASK, EpisodeSource
 from headrace.storage.arrays.values import as_value, long_doubles_in
-from headrace.storage.arrays.windows import window_options
+from headrace.storage.episodes.source import MASK, EpisodeSource
+from headrace.storage.episodes.windows import window_options
 from headrace.storage.hdf5.episodes import EpisodeOptions, open_episodes
 from headrace.storage.hdf5.rows import open_files
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from headrace.errors import ConfigError
-from headrace.storage.arrays.episodes import EpisodeArrays, EpisodeSource
+from headrace.storage.episodes.source import EpisodeSource
+from headrace.storage.episodes.steps import EpisodeArrays
 
 _PART = 16 << 20  # bytes that are read at once
 

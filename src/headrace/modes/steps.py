@@ -11,8 +11,8 @@ from headrace.errors import HeadraceError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode, Read
 from headrace.modes.stored import Stored
-from headrace.storage.arrays.episodes import EpisodeSource
-from headrace.storage.arrays.windows import Bands
+from headrace.storage.episodes.source import EpisodeSource
+from headrace.storage.episodes.windows import Bands
 from headrace.storage.source import Source
 
 

@@ -19,10 +19,11 @@ from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.chunks import DirectChunks
-from headrace.storage.arrays.episodes import MASK, EpisodeArrays, EpisodeSource
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.arrays.windows import WindowOptions, Windows
+from headrace.storage.episodes.source import MASK, EpisodeSource
+from headrace.storage.episodes.steps import EpisodeArrays
+from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
 from headrace.storage.hdf5.rows import OpenHDF5
 

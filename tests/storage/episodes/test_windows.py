@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.storage.arrays.windows import WindowOptions, Windows, window_options
+from headrace.storage.episodes.windows import WindowOptions, Windows, window_options
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=0, max_size=6)
 

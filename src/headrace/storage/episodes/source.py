@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,74 +21,20 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import HeadraceError
-from headrace.io.local.files import bytes_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.arrays.windows import Bands, Windows
 from headrace.storage.blocks import block_length
+from headrace.storage.episodes.steps import EpisodeArrays, PendingSteps
+from headrace.storage.episodes.windows import Bands, Windows
 from headrace.storage.source import Locatable, one_after_the_other
 
 _BAND, _MOST_BAND = 64 << 10, 4 << 20  # bytes of a band that is worth caching, and that chunks may make it
 MASK = "mask"
 """Of windows: which steps lie inside of the episode."""
-
-
-class EpisodeArrays:
-    """The arrays of one key.
-
-    Args:
-        name: the key.
-        row_shape, dtype: of a step; all arrays have the same.
-        begins: for each episode the file that the array lies in and its first byte, if it lies there as it is; else (-1, -1).
-        readers: by episode, what reads the others.
-        window: steps of a window of this key; None: whole episodes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        row_shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        begins: Sequence[tuple[int, int]],
-        readers: dict[int, ArrayReader | LibraryRows],
-        window: int | None,
-    ) -> None:
-        self.name, self.row_shape, self.dtype, self.window = name, row_shape, dtype, window
-        self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
-        columns = np.array(begins, np.int64).reshape(-1, 2)
-        self._files, self._begins = SharedArray(columns[:, 0].copy()), SharedArray(columns[:, 1].copy())
-        self.readers: dict[int, ArrayReader | LibraryRows] = readers
-        self.holds_objects: bool = dtype.hasobject
-
-    def located(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
-        """Which spans of steps lie in files as they are, and of these file, first byte and end."""
-        begins = self._begins.array[episodes]
-        is_there = begins >= 0
-        begins = begins[is_there]
-        return (
-            is_there,
-            self._files.array[episodes[is_there]],
-            begins + firsts[is_there] * self.row_bytes,
-            begins + ends[is_there] * self.row_bytes,
-        )
-
-    def located_nbytes(self, lengths: IntArray) -> int:
-        """Bytes of the arrays that lie in files as they are, by the steps of each episode."""
-        return int(lengths[self._begins.array >= 0].sum()) * self.row_bytes
-
-    @property
-    def array_readers(self) -> list[ArrayReader]:
-        """Those of `readers` that read numbers."""
-        return [reader for reader in self.readers.values() if isinstance(reader, ArrayReader)]
-
-    def how(self, way: str) -> str:
-        """By which path it is read; `way`: what lies in files as it is."""
-        ways = dict.fromkeys(reader.how for reader in self.readers.values())
-        return "; or ".join([*([way] if len(self.readers) < len(self._begins.array) else []), *ways])
 
 
 class EpisodeSource(Locatable):
@@ -142,7 +87,7 @@ class EpisodeSource(Locatable):
 
     def read_steps(self, episodes: IntArray, starts: IntArray, keys: Sequence[EpisodeArrays] | None = None) -> dict[str, list[Any]]:
         """For each key the windows that begin at some steps of episodes, padded; without windows whole episodes."""
-        pending, found, lengths = _Pending(self.paths), dict[str, list[Any]](), self.windows.lengths[episodes]
+        pending, found, lengths = PendingSteps(self.paths), dict[str, list[Any]](), self.windows.lengths[episodes]
         padded: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int, int, int]] = []
         for key in self.keys if keys is None else keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
@@ -183,7 +128,7 @@ class EpisodeSource(Locatable):
 
     def read_bands(self, numbers: Sequence[int], bands: Bands) -> list[dict[str, npt.NDArray[Any]]]:
         """All keys of the steps of some bands."""
-        pending, (episodes, firsts, ends) = _Pending(self.paths), bands.runs(np.asarray(numbers, np.int64))
+        pending, (episodes, firsts, ends) = PendingSteps(self.paths), bands.runs(np.asarray(numbers, np.int64))
         columns: dict[str, list[npt.NDArray[Any]]] = {}
         for key in self.keys:
             columns[key.name] = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
@@ -231,12 +176,12 @@ class EpisodeSource(Locatable):
         """Runs of steps of one key: of an episode those from a first one on, up to an end."""
         episodes, firsts, ends = np.array(runs, np.int64).reshape(-1, 3).T
         outs = [np.empty((end - first, *key.row_shape), key.dtype) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-        pending = _Pending(self.paths)
+        pending = PendingSteps(self.paths)
         pending.add(key, episodes, firsts, ends, outs)
         self._fetch(pending)
         return outs
 
-    def _fetch(self, pending: _Pending) -> None:
+    def _fetch(self, pending: PendingSteps) -> None:
         ranges, buffers = pending.ranges()
         if buffers:
             self.files.read_into(ranges, buffers)
@@ -394,37 +339,6 @@ class EpisodeSource(Locatable):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_to_count": []}
-
-
-class _Pending:
-    """Spans of steps that are to be read."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths, self._columns = paths, list[tuple[IntArray, IntArray, IntArray]]()
-        self._buffers: list[memoryview] = []
-        self.by_reader: dict[tuple[str, int], tuple[ArrayReader, list[int], list[npt.NDArray[Any]]]] = {}
-
-    def add(self, key: EpisodeArrays, episodes: IntArray, firsts: IntArray, ends: IntArray, outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Adds a span of each episode, which is to be written into its array."""
-        if not key.row_bytes:
-            return
-        is_there, *columns = key.located(episodes, firsts, ends)
-        has_bytes = columns[2] > columns[1]
-        self._columns.append(tuple(column[has_bytes] for column in columns))  # type: ignore[arg-type]
-        self._buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there)[has_bytes].tolist()]
-        for number in np.flatnonzero(~is_there).tolist():
-            if outs[number].size:
-                episode = int(episodes[number])
-                reader = key.readers[episode]
-                assert isinstance(reader, ArrayReader)
-                group = self.by_reader.setdefault((key.name, episode), (reader, [], []))
-                group[1].append(int(firsts[number]))
-                group[2].append(outs[number])
-
-    def ranges(self) -> tuple[ByteRanges, list[memoryview]]:
-        """Those that lie in files as they are, and where their bytes go."""
-        columns = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in zip(*self._columns, strict=True)] if self._columns else []
-        return (ByteRanges(self._paths, *columns) if columns else ByteRanges.of([])), self._buffers
 
 
 def _of(values: Sequence[Any] | SharedArray, episode: int) -> Any:

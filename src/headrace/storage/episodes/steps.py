@@ -1,0 +1,102 @@
+"""The arrays of a key, one in each episode, and the spans of their steps that are to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.io.local.files import bytes_of
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
+from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.rows import LibraryRows
+
+
+class EpisodeArrays:
+    """The arrays of one key.
+
+    Args:
+        name: the key.
+        row_shape, dtype: of a step; all arrays have the same.
+        begins: for each episode the file that the array lies in and its first byte, if it lies there as it is; else (-1, -1).
+        readers: by episode, what reads the others.
+        window: steps of a window of this key; None: whole episodes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        row_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        begins: Sequence[tuple[int, int]],
+        readers: dict[int, ArrayReader | LibraryRows],
+        window: int | None,
+    ) -> None:
+        self.name, self.row_shape, self.dtype, self.window = name, row_shape, dtype, window
+        self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
+        columns = np.array(begins, np.int64).reshape(-1, 2)
+        self._files, self._begins = SharedArray(columns[:, 0].copy()), SharedArray(columns[:, 1].copy())
+        self.readers: dict[int, ArrayReader | LibraryRows] = readers
+        self.holds_objects: bool = dtype.hasobject
+
+    def located(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
+        """Which spans of steps lie in files as they are, and of these file, first byte and end."""
+        begins = self._begins.array[episodes]
+        is_there = begins >= 0
+        begins = begins[is_there]
+        return (
+            is_there,
+            self._files.array[episodes[is_there]],
+            begins + firsts[is_there] * self.row_bytes,
+            begins + ends[is_there] * self.row_bytes,
+        )
+
+    def located_nbytes(self, lengths: IntArray) -> int:
+        """Bytes of the arrays that lie in files as they are, by the steps of each episode."""
+        return int(lengths[self._begins.array >= 0].sum()) * self.row_bytes
+
+    @property
+    def array_readers(self) -> list[ArrayReader]:
+        """Those of `readers` that read numbers."""
+        return [reader for reader in self.readers.values() if isinstance(reader, ArrayReader)]
+
+    def how(self, way: str) -> str:
+        """By which path it is read; `way`: what lies in files as it is."""
+        ways = dict.fromkeys(reader.how for reader in self.readers.values())
+        return "; or ".join([*([way] if len(self.readers) < len(self._begins.array) else []), *ways])
+
+
+class PendingSteps:
+    """Spans of steps that are to be read."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths, self._columns = paths, list[tuple[IntArray, IntArray, IntArray]]()
+        self._buffers: list[memoryview] = []
+        self.by_reader: dict[tuple[str, int], tuple[ArrayReader, list[int], list[npt.NDArray[Any]]]] = {}
+
+    def add(self, key: EpisodeArrays, episodes: IntArray, firsts: IntArray, ends: IntArray, outs: Sequence[npt.NDArray[Any]]) -> None:
+        """Adds a span of each episode, which is to be written into its array."""
+        if not key.row_bytes:
+            return
+        is_there, *columns = key.located(episodes, firsts, ends)
+        has_bytes = columns[2] > columns[1]
+        self._columns.append(tuple(column[has_bytes] for column in columns))  # type: ignore[arg-type]
+        self._buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there)[has_bytes].tolist()]
+        for number in np.flatnonzero(~is_there).tolist():
+            if outs[number].size:
+                episode = int(episodes[number])
+                reader = key.readers[episode]
+                assert isinstance(reader, ArrayReader)
+                group = self.by_reader.setdefault((key.name, episode), (reader, [], []))
+                group[1].append(int(firsts[number]))
+                group[2].append(outs[number])
+
+    def ranges(self) -> tuple[ByteRanges, list[memoryview]]:
+        """Those that lie in files as they are, and where their bytes go."""
+        columns = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in zip(*self._columns, strict=True)] if self._columns else []
+        return (ByteRanges(self._paths, *columns) if columns else ByteRanges.of([])), self._buffers
