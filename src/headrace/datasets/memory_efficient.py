@@ -15,6 +15,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, check_common
 from headrace.datasets.core.finishing import is_random_in
 from headrace.datasets.core.options import COMMON
+from headrace.datasets.core.splitting import JointTransform
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.open import known_keywords, open_dataset
@@ -42,7 +43,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         transform: called with the input. A foreign dataset's sample is ``(input, target)`` if it is a tuple of two; any other is an
             input as a whole.
         target_transform: called with the target.
-        transforms: called with input and target, returns both; not together with the other two.
+        transforms: called with input and target, returns both; or a list of such. Not together with the other two.
         **options: see `BaseDataset`; for a path those of its format too, such as ``image_size=``. A dataset of headrace's brings
             along its transforms, seed, hold, on_error, return_index and progress, where they are not given here.
 
@@ -64,7 +65,7 @@ class MemoryEfficientDataset(DelegatingDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.CACHED,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
-        transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        transforms: JointTransform = None,
         **options: Any,
     ) -> None:
         given: dict[str, Any] = {"transform": transform, "target_transform": target_transform, "transforms": transforms}

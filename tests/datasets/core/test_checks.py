@@ -99,7 +99,7 @@ def test_another_type_error_is_left_alone() -> None:
 def test_an_option_of_another_format_is_told_so(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")
     for door in (open_dataset, create_dataloader):
-        with pytest.raises(ConfigError, match="image_size is an option for images, and here are texts: leave it out"):
+        with pytest.raises(ConfigError, match="image_size is an option for images and tables, and here are texts: leave it out"):
             door(tmp_path, image_size=3)
         with pytest.raises(ConfigError, match="max_length is an option for texts, and here are images"):
             door(photos, max_length=3)

@@ -226,6 +226,25 @@ class TestTransforms:
             assert torch.equal(mask.flip(-1) if is_flipped else mask, plain[index][1])
         assert 0 < flipped < len(dataset)
 
+    def test_built_in_steps_come_before_joint_ones(self, pairs: Path) -> None:
+        def turn(image: Any, mask: Any) -> tuple[Any, Any]:
+            return image.rot90(1, (-2, -1)), mask.rot90(1, (-2, -1))
+
+        crop, flip = RandomResizedCrop(12), RandomHorizontalFlip()
+        plain = opened(pairs, transform=[crop, flip], normalize=False)
+        for steps, times in (([crop, flip, turn], 1), ([crop, flip, turn, turn], 2), ([crop, flip], 0)):
+            dataset = opened(pairs, transforms=steps, transform_input="tensor", normalize=False)
+            for index in range(4):
+                assert same(dataset[index], tuple(one.rot90(times, (-2, -1)) for one in plain[index]))
+        views = [opened(pairs, transforms=turn, image_size=8).with_transform(steps) for steps in ([], [crop, flip], None)]
+        for view in views:
+            image, mask = view[0]
+            assert image.dtype is torch.float32 and mask.dtype is torch.int64 and image.shape[1:] == mask.shape
+        twice = opened(pairs, transforms=[crop], transform_input="tensor").with_transform([turn, turn])
+        assert twice[0][0].shape[1:] == twice[0][1].shape
+        with pytest.raises(ConfigError, match="transforms must be a callable, or a list of callables, and 3 is none"):
+            opened(pairs, transforms=[turn, 3])
+
     def test_other_transforms_get_one_of_them(self, pairs: Path) -> None:
         options: dict[str, Any] = {"transform": lambda image: torch.zeros(1), "transform_input": "tensor", "image_size": 8}
         image, mask = opened(pairs, target_transform=lambda mask: (mask > 0).float(), **options)[0]

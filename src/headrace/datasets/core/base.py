@@ -16,9 +16,9 @@ from headrace.datasets.core import construction, loading, views
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source
 from headrace.datasets.core.finishing import Finisher, is_transformed, public_attributes
-from headrace.datasets.core.format import FormatOf, SampleFormat, chained
+from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
 from headrace.datasets.core.reader import Access, OnError, SampleReader
-from headrace.datasets.core.splitting import Splittable, Transform
+from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.views import checked_indices, chosen_indices, fingerprint_of_view, targets_of_view
 from headrace.dtypes import ArraySpec
@@ -44,7 +44,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         targets: one target a sample, or None where samples have none.
         transform: called with the input; a list of callables is called one after the other.
         target_transform: called with the target.
-        transforms: called with input and target, returns both; not together with the other two.
+        transforms: called with input and target, returns both; or a list of such. Not together with the other two.
         loading_mode: a `LoadingMode` or its name.
         cache_size: for "cached": at most so many samples (int) or bytes ("2GB"); None: what the budget allows.
         max_memory_usage: the budget, as a fraction of the memory that is free at first use, or bytes ("500MB").
@@ -98,7 +98,7 @@ class BaseDataset(Splittable, Dataset[Any]):
         targets: Sequence[Any] | npt.NDArray[Any] | None = None,
         transform: Transform = None,
         target_transform: Callable[[Any], Any] | None = None,
-        transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        transforms: JointTransform = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         cache_size: int | str | None = None,
         max_memory_usage: float | int | str = 0.8,
@@ -113,7 +113,11 @@ class BaseDataset(Splittable, Dataset[Any]):
     ) -> None:
         check_source(source)
         check_common(locals())
-        self.transform, self.target_transform, self.transforms = chained(transform), target_transform, transforms
+        self.transform, self.target_transform, self.transforms = (
+            chained(transform),
+            target_transform,
+            chained(transforms, "transforms"),
+        )
         self.loading_mode = LoadingMode.of(loading_mode)
         self.seed, self.return_index = int(seed), return_index
         self.targets = as_targets(targets, len(source))
@@ -294,10 +298,11 @@ class BaseDataset(Splittable, Dataset[Any]):
         Raises:
             ConfigError: it is no callable, and no list of callables.
         """
-        view, name = self.subset(np.arange(len(self))), "transform" if self.transforms is None else "transforms"
+        is_joint = self.transforms is not None or self._arguments.get("transforms") is not None
+        view, name = self.subset(np.arange(len(self))), "transforms" if is_joint else "transform"
         view._format, rest = self._with_transform(transform)
-        setattr(view, name, rest)
-        view._arguments = {**self._arguments, name: transform}
+        setattr(view, name, JointChain(rest.steps) if name == "transforms" and isinstance(rest, Chain) else rest)
+        view._arguments = {**self._arguments, name: [] if transform is None else transform}
         return view
 
     def source_of(self, index: int) -> str:

@@ -75,8 +75,8 @@ def check_common(options: Mapping[str, Any]) -> None:
     if transforms is not None and not (options.get("transform") is options.get("target_transform") is None):
         raise ConfigError("give either transforms (joint) or transform and target_transform, not both")
     chained(options.get("transform"))
-    for name in ("target_transform", "transforms"):
-        check_callable(name, options.get(name))
+    chained(transforms, "transforms")
+    check_callable("target_transform", options.get("target_transform"))
     for name, allowed in _CHOICES.items():
         if name in options and options[name] not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}")

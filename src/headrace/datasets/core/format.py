@@ -232,7 +232,7 @@ def plain_target(target: Any) -> Any:
 class Chain:
     """Callables, one after the other."""
 
-    def __init__(self, steps: Iterable[Callable[[Any], Any]]) -> None:
+    def __init__(self, steps: Iterable[Callable[..., Any]]) -> None:
         self.steps = list(steps)
 
     def __call__(self, value: Any) -> Any:
@@ -244,8 +244,18 @@ class Chain:
         return repr(self.steps)
 
 
-def chained(transform: Any) -> Callable[[Any], Any] | None:
-    """A callable, or a list or tuple of these, as one callable; None where there is none.
+class JointChain(Chain):
+    """Callables of input and target, one after the other."""
+
+    def __call__(self, value: Any, target: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        for step in self.steps:
+            value, target = step(value, target)
+        return value, target
+
+
+def chained(transform: Any, name: str = "transform") -> Any:
+    """A callable, or a list or tuple of these, as one callable; None where there is none. (`name`: of the argument, for messages; those of
+    "transforms" get input and target.)
 
     Raises:
         ConfigError: it is something else.
@@ -253,6 +263,6 @@ def chained(transform: Any) -> Callable[[Any], Any] | None:
     steps = transform if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
     for step in steps:
         if not callable(step):
-            raise ConfigError(f"transform must be a callable, or a list of callables, and {step!r} is none")
-        check_callable("transform", step)
-    return None if not steps else steps[0] if len(steps) == 1 else Chain(steps)
+            raise ConfigError(f"{name} must be a callable, or a list of callables, and {step!r} is none")
+        check_callable(name, step)
+    return None if not steps else steps[0] if len(steps) == 1 else (JointChain if name == "transforms" else Chain)(steps)

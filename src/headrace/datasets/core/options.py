@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, cast
 
 from headrace.datasets.core.reader import OnError
@@ -14,7 +14,7 @@ class SharedOptions(TypedDict, total=False):
     """The keywords that every dataset takes, and no loader; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
-    transforms: Callable[[Any, Any], tuple[Any, Any]] | None
+    transforms: Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
     cache_size: int | str | None
     cache_policy: Literal["auto", "keep", "lru"]
     hold: Literal["decoded", "encoded"] | None

@@ -16,6 +16,8 @@ from headrace.order.splits import fold_parts, split_parts
 
 Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
 """A callable, or several that are called one after the other; None: none."""
+JointTransform = Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
+"""The same of callables that get input and target."""
 
 
 class Splittable:

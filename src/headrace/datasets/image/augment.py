@@ -125,8 +125,9 @@ class Augment:
         return Drawn(box, self.flip is not None and self.flip.draw())
 
 
-def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] | None]:
-    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of `transform`; gives it, and what is left.
+def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | None, Any]:
+    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of `transform`; gives it, and what is left as one
+    callable, or None. (`name`: of the argument, see `chained`.)
 
     Raises:
         ConfigError: `transform` is no callable, no list or tuple of these, and not None.
@@ -134,7 +135,7 @@ def split_augment(transform: Any) -> tuple[Augment | None, Callable[[Any], Any] 
     steps = [] if transform is None else list(transform) if isinstance(transform, (list, tuple)) else [transform]
     crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
     flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
-    return None if crop is None and flip is None else Augment(crop, flip), chained(steps)
+    return None if crop is None and flip is None else Augment(crop, flip), chained(steps, name)
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:

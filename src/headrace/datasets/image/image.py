@@ -46,7 +46,7 @@ class ImageDataset(BaseDataset):
             the transform.
         transform: called with what `transform_input` says; its result is the sample's image. Or a list of callables: a
             `RandomResizedCrop`, a `RandomHorizontalFlip`, or the one and then the other at its head work on the encoded image, and
-            where nothing follows, their result is scaled and normalised as above.
+            where nothing follows, their result is scaled and normalised as above. At the head of `transforms` they do the same.
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders; or
             * "masks/", a folder, glob or URL of masks: each has the relative name of its image, with any ending, and its size. A target
@@ -114,8 +114,11 @@ class ImageDataset(BaseDataset):
         self.class_to_idx: dict[str, int] = labels.class_to_idx or {name: number for number, name in enumerate(self.classes)}
         self.normalize: bool = normalize
         self.color, self.transform_input = color, transform_input
-        augment, transform = split_augment(transform)
-        transformed = transform is not None or options.get("transforms") is not None
+        if is_joint := options.get("transforms") is not None:
+            augment, common["transforms"] = split_augment(options["transforms"], "transforms")
+        else:
+            augment, transform = split_augment(transform)
+        transformed = transform is not None or common.get("transforms") is not None
         packed = first_packed(source)
         is_stored_decoded = packed is not None and packed.info is not None and packed.info.store == "decoded"
         is_sized = image_size is not UNSET or not (transformed or (augment is not None and augment.size is not None))
@@ -126,7 +129,6 @@ class ImageDataset(BaseDataset):
             hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
         joint = MaskFormat if isinstance(source, PairedSource) else BoxFormat if isinstance(labels.targets, CocoTargets) else None
-        is_joint = options.get("transforms") is not None
         sample_format = ImageFormat(**made) if joint is None else joint(**made, is_joint=is_joint)
         super().__init__(
             source, sample_format=sample_format, targets=labels.targets, transform=transform, loading_mode=loading_mode, **common

@@ -86,7 +86,7 @@ class MaskFormat(JointFormat):
         return self.shown(value, drawn), self._shown_mask(mask)
 
     def _shown_mask(self, mask: Mask) -> Any:
-        if self.is_joint and self.transform_input != "tensor":
+        if self.is_joint and self.transformed and self.transform_input != "tensor":
             return mask_image(mask) if self.transform_input == "pil" else np.array(mask)
         return torch.from_numpy(mask.astype(np.int64))
 
