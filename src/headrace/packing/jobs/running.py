@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
+
+import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
+from headrace.loader.worker.start import choose_context
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
 from headrace.packing.jobs.job import PackJob
@@ -119,11 +121,11 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
     ended = threading.Event()
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
-        ProcessPoolExecutor(lanes - 1, get_context("forkserver"), _adopt, (job,)) as others,
+        ProcessPoolExecutor(lanes - 1, choose_context(None, job.dataset, [])[0], _adopt, (job,)) as others,
     ):
         try:
             mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, _pack_adopted)
-            yield from _packed_in_lanes([mine, *[theirs] * (lanes - 1)], job, numbers)
+            yield from _packed_in_lanes([*[theirs] * (lanes - 1), mine], job, numbers)  # theirs first: they may be forks
         except BaseException:
             ended.set()
             for pool in (own, others):
@@ -135,8 +137,10 @@ _adopted: PackJob | None = None  # of a process of the pool: it gets its job onc
 
 
 def _adopt(job: PackJob) -> None:
+    """In another process, which is forked where that is safe, as a loader's workers are: torch's threads stay behind then."""
     global _adopted
     end_with_parent()
+    torch.set_num_threads(1)
     _adopted = job
 
 
