@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, StreamingDataset, TableDataset, TextDataset, ZarrDataset
+from headrace import HDF5Dataset, ImageDataset, SparseDataset, StreamingDataset, TableDataset, TextDataset, ZarrDataset
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -19,7 +19,7 @@ HIDDEN = (".git/a.jpg", ".ipynb_checkpoints/b.jpg", "cats/.cache/c.jpg", "._x.jp
 
 
 def test_readers_are_the_classes_that_there_are() -> None:
-    classes = (ImageDataset, TextDataset, HDF5Dataset, ZarrDataset, StreamingDataset, TableDataset)
+    classes = (ImageDataset, TextDataset, HDF5Dataset, SparseDataset, ZarrDataset, StreamingDataset, TableDataset)
     assert list(READERS) == [cls.__name__ for cls in classes]
 
 
