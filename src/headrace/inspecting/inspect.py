@@ -12,6 +12,7 @@ from headrace.errors import AccessError, DataNotFoundError, FormatError
 from headrace.inspecting.formats import head_of, sniffed
 from headrace.inspecting.hdf5 import inspect_hdf5
 from headrace.inspecting.images import inspect_images
+from headrace.inspecting.labels import tell_annotations
 from headrace.inspecting.report import Report
 from headrace.inspecting.shards import inspect_tars
 from headrace.inspecting.tables import inspect_tables
@@ -131,7 +132,9 @@ def _of_kind(kind: Kind | None, place: str, dataset_name: str | None, reach: Rem
     if kind is TABLES:
         return inspect_tables(place, reach)
     if kind is TEXTS:
-        return inspect_texts(place, reach)
+        report = inspect_texts(place, reach)
+        tell_annotations(report, place)
+        return report
     if kind is IMAGES or is_url(place):
         return inspect_images(place, reach)
     if not os.path.isdir(place):

@@ -8,10 +8,19 @@ from pathlib import Path
 from headrace.inspecting.report import Report
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.class_folders import mask_folders
 
 _ENDS = 64 << 10  # bytes of a JSON file that are looked at, at its beginning and at its end
 _KEYS = (b'"images"', b'"annotations"', b'"categories"')
-_MOST_FILES, _MOST_NAMES = 16, 20_000
+_MOST_FILES = 16
+
+
+def tell_annotations(report: Report, path: str) -> None:
+    """Notes that a JSON file holds annotations of images, and no texts."""
+    if path.lower().endswith(".json") and _is_coco(Path(path)):
+        report.notes.append(
+            f"it looks like annotations of COCO: pass it with its images, headrace.ImageDataset(images, targets={redact(path)!r})"
+        )
 
 
 def tell_labels(report: Report, files: FileSet) -> None:
@@ -25,10 +34,10 @@ def tell_labels(report: Report, files: FileSet) -> None:
                 f"{redact(path.name)} looks like annotations of COCO: headrace.ImageDataset({shown!r}, targets={redact(path)!r}) gives "
                 "boxes"
             )
-    if (pair := _paired_folders(files)) is not None:
+    if (pair := mask_folders(files)) is not None:
         one, other = (redact(os.path.join(root, name)) for name in pair)
         report.notes.append(
-            f"the folders {pair[0]} and {pair[1]} hold files of the same names; if {pair[1]} are masks and no class: "
+            f"the folders {pair[0]} and {pair[1]} hold files of the same names: masks are passed as targets, "
             f"headrace.ImageDataset({one!r}, targets={other!r})"
         )
 
@@ -43,19 +52,3 @@ def _is_coco(path: Path) -> bool:
     except OSError:
         return False
     return head.lstrip()[:1] == b"{" and sum(key in ends for key in _KEYS) >= 2
-
-
-def _paired_folders(files: FileSet) -> tuple[str, str] | None:
-    """The two folders that there are, the one with masks last, if their files have the same names but for the endings."""
-    folders = [name for name in files.folders if not name.startswith(".")]
-    if len(folders) != 2 or not 0 < len(files) <= _MOST_NAMES or len(files) % 2:
-        return None
-    stems: dict[str, set[str]] = {name: set() for name in folders}
-    for name in map(os.fsdecode, files.names):
-        folder, _, rest = name.partition("/")
-        stems.get(folder, set()).add(os.path.splitext(rest)[0])
-    first, second = folders
-    if stems[first] != stems[second]:
-        return None
-    is_first = any(word in first.lower() for word in ("mask", "label", "annot", "target", "truth", "seg"))
-    return (second, first) if is_first else (first, second)

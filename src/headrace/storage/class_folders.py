@@ -16,6 +16,8 @@ from headrace.io.resolve.contents import MOST, names_below, summary_of
 from headrace.io.resolve.file_set import FileSet
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
+_OF_MASKS = ("mask", "label", "annot", "target", "truth", "segm")
+"""What folders of masks are called."""
 
 
 def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
@@ -45,6 +47,21 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
     return targets, [os.fsdecode(c) for c in classes]
+
+
+def mask_folders(files: FileSet) -> tuple[str, str] | None:
+    """The folders of images and of their masks, where these are all first-level folders, hold files of the same names but for the endings,
+    and one of them is called so."""
+    folders = [name for name in files.folders if not name.startswith(".")]
+    masks = [name for name in folders if any(word in name.lower() for word in _OF_MASKS)]
+    if len(folders) != 2 or len(masks) != 1 or not 0 < len(files) <= _PIECE or len(files) % 2:
+        return None
+    stems: dict[str, set[str]] = {name: set() for name in folders}
+    for name in map(os.fsdecode, files.names):
+        folder, _, rest = name.partition("/")
+        stems.get(folder, set()).add(os.path.splitext(rest)[0])
+    images = next(name for name in folders if name not in masks)
+    return (images, masks[0]) if stems[images] == stems[masks[0]] else None
 
 
 def _others_in(roots: Sequence[str], folder: str) -> list[str]:

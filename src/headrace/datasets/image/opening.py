@@ -21,7 +21,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.packed import TARGETS, PackedSource
-from headrace.storage.class_folders import folder_targets
+from headrace.storage.class_folders import folder_targets, mask_folders
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.files import HDF5
@@ -87,6 +87,11 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
     if not wanted.is_bare:
         raise ConfigError("target_name, label_separator and masks are for labels in files: pass targets='labels.csv' or 'instances.json'")
     numbers, classes = folder_targets(source.listing)
+    if (pair := mask_folders(source.listing)) is not None:
+        warn(
+            f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, and count as two classes of images; if "
+            f"{pair[1]} are masks, open the folder {pair[0]} and pass the other one as targets="
+        )
     if numbers is None:
         warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is None; "
