@@ -187,6 +187,10 @@ def make_arrays(folder: Path) -> None:
             file.create_dataset("images", data=np.zeros((20, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), compression="gzip")
             file["image"], file["labels"], file["label"] = file["images"], np.arange(20), np.arange(20)
             file["caption"] = [f"caption {number}" for number in range(20)]
+    with h5py.File(folder / "demos.hdf5", "w") as file:
+        for number in range(3):
+            file[f"data/demo_{number}/obs/position"] = np.zeros((20 + number, 3), "f4")
+            file[f"data/demo_{number}/actions"] = np.zeros((20 + number, 7))
     root = zarr.open_group(folder / "volume.zarr", mode="w")
     for name, dtype in (("raw", "u2"), ("labels", "u1")):
         root.create_array(name, shape=(80, 100, 120), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))[...] = 1

@@ -64,7 +64,6 @@ INSIDE: dict[str, list[str]] = {
             "text",
             "arrays",
             "hdf5",
-            "statistics",
             "episodes",
             "zarr",
             "sparse",
@@ -89,6 +88,7 @@ INSIDE: dict[str, list[str]] = {
     "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
     "datasets/sparse": ["batches", "ways", "format", "sparse"],
     "datasets/table": ["ways", "texts", "format", "table"],
+    "datasets/episodes": ["statistics", "ways", "episodes"],
     "datasets/shards": ["members", "shards", "streaming"],
     "packing": [
         *("part", "options", "plan", "values", "destination", "samples", "zarr", "parts", "status", "verify", "formats", "jpeg", "texts"),

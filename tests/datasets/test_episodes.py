@@ -115,6 +115,31 @@ def test_a_batch_of_windows(demos: Path, make_loader: Any) -> None:
     dataset.close()
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "gzip", "lzf"])
+@pytest.mark.parametrize("mode", ["lazy", "eager", "cached", "streaming"])
+def test_batches_are_those_of_single_samples(tmp_path: Path, make_loader: Any, layout: str, mode: str) -> None:
+    path = write_demos(tmp_path / "a.hdf5", **LAYOUTS[layout])
+    how: dict[str, Any] = {"window": {"obs/*": 2, "*": 5}, "pad_before": 1, "dtype": {"actions": "float32"}}
+    dataset = EpisodeDataset(path, ["actions", "obs/*"], loading_mode=mode, progress=False, **how)
+    single = EpisodeDataset(path, ["actions", "obs/*"], return_index=True, **how)
+    loader, plain = (make_loader(one, batch_size=7, shuffle="block", num_workers=0, seed=3) for one in (dataset, single))
+    for _ in range(2):  # the second from memory
+        for batch, other in zip(loader, plain, strict=True):
+            other.pop("index")
+            assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
+    assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
+    dataset.close()
+    single.close()
+
+
+@pytest.mark.falls_back
+def test_a_damaged_window_is_skipped(tmp_path: Path, make_loader: Any) -> None:
+    dataset = EpisodeDataset(damaged(tmp_path), window=2, pad_after=0, on_error="skip")
+    loader = make_loader(dataset, batch_size=4, shuffle=False, num_workers=0)
+    assert sum(len(batch["mask"]) for batch in loader) == len(dataset) - 4 and loader.get_stats()["skipped"] == 4
+    dataset.close()
+
+
 def test_a_batch_of_whole_episodes_is_padded(demos: Path, make_loader: Any) -> None:
     dataset = EpisodeDataset(demos, ["actions", "obs/joint_pos"], static=["model_file"])
     batch = next(iter(make_loader(dataset, batch_size=4, shuffle=False, num_workers=0)))
@@ -288,7 +313,7 @@ def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("part", [1, 200, 1 << 20])
 def test_statistics_are_those_of_all_steps(demos: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.datasets.statistics._PART", part)
+    monkeypatch.setattr("headrace.datasets.episodes.statistics._PART", part)
     with EpisodeDataset(demos, window=6, pad_before=3) as dataset:
         found = dataset.statistics()
         assert list(found) == ["actions", "dones", "obs/agentview_image", "obs/joint_pos"]

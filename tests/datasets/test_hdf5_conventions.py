@@ -238,6 +238,19 @@ def test_a_table_of_pandas(tmp_path: Path) -> None:
         HDF5Dataset(tmp_path / "a.h5", "df", axis=1)
 
 
+def test_tables_of_several_files(tmp_path: Path) -> None:
+    write_pandas(tmp_path / "a.h5")
+    write_pandas(tmp_path / "b.h5")
+    with HDF5Dataset(tmp_path / "*.h5", "df") as dataset:
+        assert len(dataset) == 50 and dataset[28]["b"] == "w3"
+    write_pandas(tmp_path / "c.h5", ["a", "d"])
+    with pytest.raises(FormatError, match=r"c\.h5 and .*a\.h5 can't be one dataset: columns \['a', 'b', 'd'\] here, and \['a', 'b', 'c'\]"):
+        HDF5Dataset(tmp_path / "*.h5", "df")
+    write_pandas(tmp_path / "c.h5", ["c", "a"])
+    with pytest.raises(FormatError, match="the same columns, kept or categorised in another way"):
+        HDF5Dataset(tmp_path / "*.h5", "df")
+
+
 class _Label:
     """What must never be made."""
 

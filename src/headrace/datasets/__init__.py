@@ -1,7 +1,8 @@
 """Datasets: the samples of a storage, decoded, with their targets and transforms."""
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.episodes import EpisodeDataset
+from headrace.datasets.episodes.episodes import EpisodeDataset
+from headrace.datasets.episodes.statistics import Statistics
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.augment import RandomHorizontalFlip, RandomResizedCrop
 from headrace.datasets.image.image import ImageDataset
@@ -11,7 +12,6 @@ from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse.batches import SparseRow, SparseRows, sparse_collate
 from headrace.datasets.sparse.sparse import SparseDataset
-from headrace.datasets.statistics import Statistics
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset

@@ -14,8 +14,9 @@ from headrace.arguments import check_flag
 from headrace.datasets.arrays import ArrayDataset, ArrayFormat, joined_rows, joined_targets
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.errors import ConfigError, MissingNameError
+from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
+from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.packed import DATA
@@ -125,6 +126,7 @@ class HDF5Dataset(ArrayDataset):
 
         sources, columns = zip(*opened.hdf5.read_each(paths, one), strict=True)
         source, rows = joined_rows(sources, dtype, codec)
+        _check_alike(paths, tables)
         if tables[0] is not None:
             rows = TableFormat([column for column in tables[0] if column.name != target_name], rows.dtype, codec)
         targets = None if target_name is None else joined_targets(columns, codec)
@@ -159,6 +161,18 @@ def _table_of(opened: OpenHDF5, path: str, name: str) -> list[Column] | None:
         if not isinstance(group, h5py.Group) or "pandas_type" not in group.attrs:
             return None
         return columns_of(group, path, name)
+
+
+def _check_alike(paths: Sequence[str], tables: Sequence[list[Column] | None]) -> None:
+    """Raises a FormatError for tables of several files that have other columns, or other categories."""
+    first = tables[0]
+    for path, table in zip(paths, tables, strict=True):
+        if table != first:
+            one, other = ([] if columns is None else [column.name for column in columns] for columns in (table, first))
+            what = f"columns {one} here, and {other} there" if one != other else "the same columns, kept or categorised in another way"
+            raise FormatError(
+                f"{redact(path)} and {redact(paths[0])} can't be one dataset: {what}: write them alike, or open them one by one"
+            )
 
 
 def _targets(source: HDF5Source, table: list[Column] | None, name: str) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from headrace.arguments import check_names
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import HINTS, keywords_of
-from headrace.datasets.episodes import EpisodeDataset
+from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.options import OpenOptions

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.delegating import DelegatingDataset
-from headrace.datasets.episodes import EpisodeDataset
+from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import JointFormat

@@ -77,6 +77,16 @@ class EpisodeSource(Locatable):
         episodes, starts = self.windows.places(np.asarray(indices, np.int64))
         return self._records(self.read_steps(episodes, starts), episodes, starts)
 
+    def read_windows(self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of `MASK`; numbers are cast as need be."""
+        episodes, starts = self.windows.places(indices)
+        found = self.read_steps(episodes, starts, outs)
+        for key in self.keys:
+            if outs[key.name].dtype != key.dtype:
+                for number, window in enumerate(found[key.name]):
+                    outs[key.name][number] = window.astype(outs[key.name].dtype)
+        outs[MASK][...] = self.windows.masks(episodes, starts)
+
     def _records(self, columns: dict[str, list[Any]], episodes: IntArray, starts: IntArray) -> list[dict[str, Any]]:
         """Of each sample a dict of its keys, of what is static, and of the mask."""
         for name, values in self.static.items():
@@ -85,11 +95,15 @@ class EpisodeSource(Locatable):
             columns[MASK] = list(self.windows.masks(episodes, starts))
         return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
 
-    def read_steps(self, episodes: IntArray, starts: IntArray, keys: Sequence[EpisodeArrays] | None = None) -> dict[str, list[Any]]:
-        """For each key the windows that begin at some steps of episodes, padded; without windows whole episodes."""
+    def read_steps(self, episodes: IntArray, starts: IntArray, into: Mapping[str, npt.NDArray[Any]] | None = None) -> dict[str, list[Any]]:
+        """For each key the windows that begin at some steps of episodes, padded; without windows whole episodes.
+
+        Args:
+            into: where windows are to be, [windows, window, ...] by key; not where it has another dtype.
+        """
         pending, found, lengths = PendingSteps(self.paths), dict[str, list[Any]](), self.windows.lengths[episodes]
         padded: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int, int, int]] = []
-        for key in self.keys if keys is None else keys:
+        for key in self.keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
             if key.holds_objects:
                 found[key.name] = self._objects(key, episodes, starts, firsts, ends)
@@ -98,7 +112,10 @@ class EpisodeSource(Locatable):
                 outs = [np.empty((count, *key.row_shape), key.dtype) for count in (ends - firsts).tolist()]
                 found[key.name] = list(outs)
             else:
-                whole = np.empty((len(episodes), key.window, *key.row_shape), key.dtype)
+                given = None if into is None else into[key.name]
+                if given is None or given.dtype != key.dtype:
+                    given = np.empty((len(episodes), key.window, *key.row_shape), key.dtype)
+                whole = given
                 found[key.name] = list(whole)
                 outs = list(whole)
                 for number in np.flatnonzero((firsts != starts) | (ends != starts + key.window)).tolist():

@@ -17,11 +17,13 @@ from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
 from headrace.datasets.arrays import as_tensor, dtype_named
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.loading import machine_share
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.statistics import Statistics, statistics_of
+from headrace.datasets.episodes.statistics import Statistics, statistics_of
+from headrace.datasets.episodes.ways import way_of_windows
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
@@ -69,6 +71,9 @@ class EpisodeFormat(SampleFormat):
 
     def sample_nbytes(self) -> int | None:
         return self._sample_nbytes
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        return way_of_windows(dataset, collating, self._dtypes)
 
 
 def _as_input(value: Any) -> Any:
