@@ -59,8 +59,10 @@ def repeated(epoch: Callable[[], tuple[int, dict[str, float]]]) -> Runs:
 
 
 def ours(cells: Cells, path: str, shuffle: bool | str) -> Runs:
+    """Under a block shuffle a batch draws from 64 blocks, so that batches are mixed as well as those of scDataset."""
     dataset = headrace.SparseDataset(path, targets="plate", layout=cells.layout)  # type: ignore[arg-type]
-    loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, num_workers=cells.workers)
+    mixing = {"interleave": 64, "turns": max(1, cells.workers)} if shuffle == "block" else {}
+    loader = headrace.create_dataloader(dataset, batch_size=BATCH, shuffle=shuffle, num_workers=cells.workers, **mixing)
     try:
         yield from repeated(lambda: timed(cells, loader, WHOLE))
     finally:
@@ -120,7 +122,7 @@ def annbatch_loader(cells: Cells, chunk: int, preload: int) -> Runs:
     except ImportError:
         pass
     loader = annbatch.Loader(
-        batch_size=BATCH, chunk_size=chunk, preload_nchunks=preload, shuffle=True, rng=np.random.default_rng(0), to_torch=True
+        batch_size=BATCH, chunk_size=chunk, preload_nchunks=preload, shuffle=True, rng=np.random.default_rng(0), to="torch"
     ).use_collection(annbatch.DatasetCollection(cells.store, mode="r"))
 
     def batches() -> Iterator[tuple[Any, Any]]:

@@ -1,6 +1,6 @@
 """How fast do random rows come out of sparse matrices that lie on a disk as AnnData wrote them?
 
-    python benchmarks/sparse.py [--cells 200000] [--genes 20000] [--density 0.05] [--quick] [--workers N] [--seconds S] [--rounds 5]
+    python benchmarks/sparse_rows.py [--cells 200000] [--genes 20000] [--density 0.05] [--quick] [--workers N] [--seconds S] [--rounds 5]
                                 [--layouts dense csr] [--only NAME ...] [--work FOLDER] [--json]
 
 Made cells of 14 plates, which follow one another in the file, in batches of 64: from an .h5ad file as anndata writes it (contiguous), one
