@@ -415,15 +415,21 @@ class Counted(Numbers):
         return vars(self)
 
 
-@pytest.mark.parametrize("fork_safe", [True, False])
-def test_a_process_gets_the_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool) -> None:
+@pytest.mark.parametrize(("fork_safe", "has_thread"), [(True, False), (False, False), (True, True)])
+def test_a_process_gets_the_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool, has_thread: bool) -> None:
     """And not with each part: it may know the names of a million files."""
     monkeypatch.setattr(Counted, "pickled", 0)
     monkeypatch.setattr(Counted, "fork_safe", fork_safe, raising=False)
     out = tmp_path / "out"
-    pack(Counted(out), out, shard_size=100, processes=2)
+    busy = ThreadPoolExecutor(1)
+    if has_thread:
+        busy.submit(int).result()  # its thread waits for more
+    with busy:
+        pack(Counted(out), out, shard_size=100, processes=2)
     assert pack_status(out).parts > 5 and verify(out).ok
-    assert Counted.pickled == (1 if fork_safe else 2), "once to see whether it can be, and once for a process that is no fork"
+    assert Counted.pickled == (1 if fork_safe and not has_thread else 2), (
+        "once to see whether it can be, and once for a process that is no fork"
+    )
 
 
 def test_opens_from_a_server(photos: Path, packed: Path) -> None:

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
-from headrace.loader.worker.start import choose_context
+from headrace.loader.worker.start import choose_context, forkserver_context
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
 from headrace.packing.jobs.job import PackJob
@@ -121,7 +122,7 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
     ended = threading.Event()
     with (
         ThreadPoolExecutor(1, "headrace-pack-part") as own,  # this process packs too, from the first moment on
-        ProcessPoolExecutor(lanes - 1, choose_context(None, job.dataset, [])[0], _adopt, (job,)) as others,
+        ProcessPoolExecutor(lanes - 1, _context(job.dataset), _adopt, (job,)) as others,
     ):
         try:
             mine, theirs = (own, functools.partial(job.pack, is_cancelled=ended.is_set)), (others, _pack_adopted)
@@ -131,6 +132,11 @@ def _packed(job: PackJob, numbers: Sequence[int], processes: int, executor: Exec
             for pool in (own, others):
                 pool.shutdown(wait=False, cancel_futures=True)  # the others finish what they are packing
             raise
+
+
+def _context(dataset: BaseDataset) -> Any:
+    """Forks, as a loader's workers are, if no other thread of Python runs, headrace's included: another pack may hold locks."""
+    return choose_context(None, dataset, [])[0] if threading.active_count() == 1 else forkserver_context()
 
 
 _adopted: PackJob | None = None  # of a process of the pool: it gets its job once, and not with each part
