@@ -32,7 +32,7 @@ class DelegatingDataset(BaseDataset):
         self.label_columns = (
             dict(columns) if chosen is None else {name: targets_of_view(column, chosen) for name, column in columns.items()}
         )
-        for name in ("classes", "class_to_idx"):
+        for name in ("classes", "class_to_idx", "column_classes"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 

@@ -229,7 +229,7 @@ class TestCSV:
 
     def test_of_fractions(self, files: FileSet, tmp_path: Path) -> None:
         targets, classes, *_ = given_targets(csv(tmp_path, ROWS.replace("10", "0.5")), files)
-        assert targets == [3.0, 0.5, 3.0, 4.0, 5.0] and classes == []
+        assert targets.tolist() == [3.0, 0.5, 3.0, 4.0, 5.0] and targets.dtype == np.float64 and classes == []
 
     def test_of_texts(self, files: FileSet, tmp_path: Path) -> None:
         text = 'name,kind\n"bird/1.jpg",hawk\n2.jpg,"owl, grey"\ncat/1.jpg,hawk\n3.jpg,été\n9.jpg,hawk\n'
@@ -354,6 +354,9 @@ class TestTables:
         table = {"file": NAMES, "tags": ["red", "red; big", "", "big;big", "old"], "age": [1, 2, 3, 4, 5]}
         labels = given_targets(as_csv(table, tmp_path), files, target_name="tags", label_separator=";")
         assert [target.tolist() for target in labels.targets] == [[0, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        assert given_targets(as_csv({**table, "kind": TABLE["species"]}, tmp_path), files, label_separator=";").targets[1]["kind"] == 3
+        patients = given_targets(as_csv({**table, "p": TABLE["patient"]}, tmp_path), files, target_name="tags", label_separator=";")
+        assert patients.columns["p"].tolist() == [0, 0, 1, 2, 2]
         by_name = dict(zip(NAMES, table["tags"], strict=True))
         assert [t.tolist() for t in given_targets(by_name, files, label_separator=";").targets] == [t.tolist() for t in labels.targets]
 

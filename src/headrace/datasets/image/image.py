@@ -60,7 +60,7 @@ class ImageDataset(BaseDataset):
             file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image; other callables of
             `transform` get the image alone, those of `transforms` both.
         target_name: of a table: the column that is the target, or several, of which a dict is made; None: all but that of the files.
-        label_separator: what stands between several labels in one text, such as ";".
+        label_separator: what stands between several labels in one text, such as ";"; of several columns it parts those that hold it.
         masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
         color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
         normalize: False gives uint8 [C, H, W] where there is no transform.

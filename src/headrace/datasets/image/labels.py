@@ -191,14 +191,19 @@ def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | N
     columns, classes = dict[str, Any](), dict[str, list[str]]()
     for name in names:
         whole: Sequence[Any] = parsed(table.columns[name]) if table.is_text else table.columns[name]
-        values = _separated([whole[row] for row in order], separator)
+        values = [whole[row] for row in order]
+        if name in chosen and separator is not None and (len(chosen) == 1 or any(separator in str(value) for value in values)):
+            values = _separated(values, separator)
         gap = next((place for place, value in enumerate(values) if is_missing(value)), None)
         if gap is not None and name in chosen:
             raise ConfigError(
                 f"targets: row {order[gap] + table.first_row} of {table.where} has no {name!r}: fill it in, remove row and file, or leave "
                 "the column out by target_name="
             )
-        columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
+        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values) and float in set(map(type, values)):
+            columns[name], classes[name] = np.array(values, np.float64), []
+        else:
+            columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
     named = {name: found for name, found in classes.items() if found}
     if len(chosen) > 1 or not (target_name is None or isinstance(target_name, str)):
         return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
