@@ -20,13 +20,14 @@ from unittest import mock
 import h5py
 import numpy as np
 import torch
+from PIL import Image
 
 from tests.data.make import make_photos
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 INTRODUCTION = """# Errors
 
-The forty-four most common misuses: what was written, the message, its cause and the remedy. Every error of headrace is a
+The forty-six most common misuses: what was written, the message, its cause and the remedy. Every error of headrace is a
 `HeadraceError`, and a subclass of the builtin that one would expect (`ConfigError` is a `ValueError`, `DataNotFoundError` a
 `FileNotFoundError`, `SampleError` an `OSError`); for an index or a name that is not there, and for random access to a stream, it is
 Python's own. A misuse is found where loader or dataset is made, before anything is read, as far as it can be known there.
@@ -208,6 +209,18 @@ CHAPTERS: dict[str, list[Misuse]] = {
             "Complete the mapping, or pass a callable of the path.",
         ),
         Misuse(
+            "An image without a mask",
+            'ImageDataset("street/images", targets="street/masks")',
+            "A mask has the name of its image, relative to its folder, with any ending.",
+            "Add the mask, or open the images that have one.",
+        ),
+        Misuse(
+            "A mask of another size",
+            'ImageDataset("street/images/1.png", targets="street/masks/1.png")[0]',
+            "Masks are resized with their images, and so must be as large as these are.",
+            "Make the mask again, at the image's size.",
+        ),
+        Misuse(
             "A transform's class instead of a transform",
             'ImageDataset("photos", transform=RandomHorizontalFlip)',
             "The parentheses are missing: called with an image, the class would make a transform of it.",
@@ -343,6 +356,9 @@ def make_files(folder: Path) -> None:
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
         if not name.endswith("/"):
             path.write_bytes(photo if "mixed" in name else photo[: len(photo) // 2] if "broken" in name else b"a text")
+    for name, size in (("images/1", (16, 12)), ("images/2", (16, 12)), ("masks/1", (8, 6))):
+        (folder / "street" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", size).save(folder / "street" / f"{name}.png")
     with h5py.File(folder / "run.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((4, 3)), np.zeros(4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import pickle
 import sys
@@ -216,6 +218,15 @@ class TestMasks:
                     edges = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
                     assert np.abs(np.subtract(edges, box)).max() < 2.5
         assert "masks" not in opened(coco)[0][1]
+
+    def test_are_those_of_pycocotools(self, coco: Path) -> None:
+        library = pytest.importorskip("pycocotools.coco")
+        with contextlib.redirect_stdout(io.StringIO()):
+            theirs = library.COCO(str(coco / "instances.json"))
+        for _, target in opened(coco, masks=True, image_size=None):
+            annotations = theirs.loadAnns(theirs.getAnnIds(imgIds=[target["image_id"]]))
+            assert [one["category_id"] for one in annotations] == target["labels"].tolist()
+            assert all(np.array_equal(theirs.annToMask(one), mask) for one, mask in zip(annotations, target["masks"].numpy(), strict=True))
 
     def test_run_lengths_are_read(self, tmp_path: Path) -> None:
         pytest.importorskip("pycocotools")
