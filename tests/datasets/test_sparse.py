@@ -583,7 +583,8 @@ def test_info_says_what_a_matrix_is(files: dict[str, Path], tmp_path: Path) -> N
         assert report.opens_as == f"headrace.SparseDataset({report.path!r})" and report.format.startswith("AnnData ")
         with SparseDataset(files[name]) as dataset:
             assert report.fingerprint == dataset.fingerprint
-        cost = report.access[0]
+        (cost,) = report.access
+        assert [advice.code for advice in report.advice] == ['create_dataloader(dataset, shuffle="block")'] * (cost.chunks > 0)
         assert cost.name == "X" and cost.nbytes == int(8 * mean) and (cost.chunks == 0) == ("raw" in name or "contiguous" in name)
     counts = inspect(files["HDF5, gzip"], dataset_name="layers/counts")
     assert counts.opens_as == f"headrace.SparseDataset({counts.path!r}, 'layers/counts')" and "int32" in counts.samples_are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.inspecting.report import Access, Report
+from headrace.inspecting.report import Access, Advice, Report
 from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.sparse.groups import GroupFile, shown
 from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix
@@ -86,5 +86,8 @@ def tell(report: Report, found: FoundMatrix) -> None:
     named = "" if found.group == "X" else f", {found.group or '/'!r}"
     report.opens_as = f"headrace.SparseDataset({report.path!r}{named})"
     report.fingerprint = found.fingerprint
-    if found.access is not None:
-        report.access.insert(0, found.access)
+    assert found.access is not None
+    report.access = [found.access]  # a single value of its arrays is no sample
+    if found.access.chunks:
+        why = "all rows that lie in a chunk are used when it is decoded, once an epoch"
+        report.advice = [Advice(why, code='create_dataloader(dataset, shuffle="block")')]
