@@ -15,6 +15,7 @@ from headrace.inspecting import inspect
 from headrace.inspecting.report import MOST_NODES
 from headrace.storage.hdf5.rows import HDF5Source
 from tests.datasets.demonstrations import write_demos
+from tests.datasets.test_hdf5_conventions import write_netcdf, write_pandas
 
 ROWS = 90
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -223,3 +224,22 @@ def test_episodes_are_told(tmp_path: Path) -> None:
         assert len(dataset) == 96
     rows = inspect(tmp_path / "demos.hdf5", dataset_name="data/demo_1/actions")
     assert rows.samples == 12 and "HDF5Dataset" in (rows.opens_as or "")
+
+
+def test_tables_of_pandas_are_told(tmp_path: Path) -> None:
+    write_pandas(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_("2.1")
+        file["df/_i_table/index/sorted"] = np.zeros(5000)
+        file["other/_i_table/x"] = np.zeros(9)
+    report = inspect(tmp_path / "a.h5")
+    assert report.samples == 25 and report.samples_are == "rows of the table 'df', which pandas wrote: a, b, c"
+    assert report.opens_as == f"headrace.HDF5Dataset({str(tmp_path / 'a.h5')!r}, 'df')"
+    assert [access.name for access in report.access] == ["df/table"]
+    assert inspect(tmp_path / "a.h5", dataset_name="df").opens_as == report.opens_as
+
+
+def test_packed_numbers_are_told(tmp_path: Path) -> None:
+    write_netcdf(tmp_path / "a.nc")
+    assert any("'t2m' is packed as CF has it: decode_cf=True" in note for note in inspect(tmp_path / "a.nc", dataset_name="t2m").notes)
+    assert not any("packed" in note for note in inspect(tmp_path / "a.nc", dataset_name="time").notes)

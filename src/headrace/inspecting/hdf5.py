@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
-from headrace.inspecting.nodes.hdf5 import Episodes, episodes_in, node_of, walked, writer_of
+from headrace.inspecting.nodes.hdf5 import Episodes, PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
 from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell
@@ -25,6 +25,7 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.packed import DATA, TARGETS, PackedInfo
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, obstacle_of, rows_of
+from headrace.storage.hdf5.conventions import packing_of
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
@@ -56,6 +57,7 @@ class _Found(NamedTuple):
     notes: list[str]
     episodes: Episodes | None = None
     matrix: FoundMatrix | None = None
+    table: PandasTable | None = None
 
 
 def inspect_hdf5(data_path: Any, reach: RemoteOptions, name: str | None = None) -> Report:
@@ -157,6 +159,10 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         return
     assert node.shape is not None
     report.samples = found.rows
+    if (table := found.table) is not None:
+        report.samples_are = f"rows of the table {table.name!r}, which pandas wrote: {', '.join(table.columns)}"
+        report.opens_as = f"headrace.HDF5Dataset({report.path!r}, {table.name!r})"
+        return
     report.samples_are = f"rows of {node.path!r}, {node.dtype} {list(node.shape[1:])}"
     named = "" if node.path == DATA else f", {node.path!r}"
     report.opens_as = f"headrace.HDF5Dataset({report.path!r}{named})"
@@ -181,6 +187,9 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         arrays = [node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None]
         episodes = episodes_in(file) if name is None and info is None else None
         matrix = find_matrix(HDF5Groups(file, path, opened), name) if info is None and episodes is None else None
+        table = table_in(file, path, name, notes) if info is None and episodes is None and matrix is None else None
+        if table is not None:
+            name, arrays = table.arrays[0], [node for node in arrays if node.path in table.arrays]
         wanted = name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
         primary = None if episodes is not None else _primary(file, arrays, wanted, info, hdf5, path, notes)
         access, kind, height, fingerprint, rows = list[Access](), "O", 1, None, None
@@ -195,11 +204,13 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             if node is primary:
                 kind, height, rows = dataset.dtype.kind, (dataset.chunks or (1,))[0], int(dataset.shape[0])
                 fingerprint = layout_fingerprint([node.path, _grid_shape(dataset), _dtype(dataset).str, dataset.chunks])
+        if primary is not None and packing_of(hdf5.dataset(file, primary.path, path)) is not None:
+            notes.append(f"{primary.path!r} is packed as CF has it: decode_cf=True unpacks its values")
         if info is not None:
             fingerprint = info.fingerprint
         classes = _classes(file, info, rows)
         details = _details(file, info)
-    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix)
+    return _Found(nodes, details, access, info, primary, rows, kind, height, classes, fingerprint, notes, episodes, matrix, table)
 
 
 def _dtype(dataset: h5py.Dataset) -> np.dtype[Any]:
@@ -219,7 +230,7 @@ def _primary(
 ) -> Node | None:
     """The array whose rows are the samples."""
     if name is None and info is None and not any(node.path == DATA for node in arrays):
-        return largest_of(arrays, notes) if arrays else None
+        return largest_of([node for node in arrays if not is_index(node)] or arrays, notes) if arrays else None
     wanted = DATA if name is None else name.strip("/")
     known = next((node for node in arrays if node.path == wanted), None)
     if known is not None:

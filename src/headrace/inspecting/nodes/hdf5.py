@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from headrace.errors import FormatError
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
+from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.episodes import arrays_of, groups_matching, unmistakable_groups
 from headrace.storage.hdf5.filters import name_of
+from headrace.storage.hdf5.tables import columns_of, tables_in
 
 _COUNTED = 200_000  # chunks up to which those that were written are counted
 _SAMPLED = 256  # chunks of a remote file whose sizes are looked at
@@ -165,6 +168,46 @@ def episodes_in(file: h5py.File) -> Episodes | None:
     return Episodes(pattern, len(names), names[0], told, min(lengths), max(lengths), sum(lengths), len(names) > MOST_NODES)
 
 
+# -- tables
+
+
+class PandasTable(NamedTuple):
+    """A table that pandas wrote.
+
+    Attributes:
+        name: of its group.
+        arrays: the datasets that it lies in.
+        columns: their names.
+    """
+
+    name: str
+    arrays: list[str]
+    columns: list[str]
+
+
+def table_in(file: h5py.File, path: str, name: str | None, notes: list[str]) -> PandasTable | None:
+    """The table of that name, or the first one; None: there is none, or it can't be read, which a note says."""
+    if name is None and DATA in file:
+        return None
+    tables = tables_in(file) if "PYTABLES_FORMAT_VERSION" in file.attrs else []  # by which pandas writes
+    wanted = next(iter(tables), None) if name is None else name.strip("/")
+    if wanted is None or wanted not in tables:
+        return None
+    if name is None and len(tables) > 1:
+        notes.append(f"there are {len(tables):,} tables: {', '.join(map(repr, tables[:8]))}; name another one by --dataset-name")
+    try:
+        columns = columns_of(file[wanted], path, wanted)
+    except FormatError as error:
+        notes.append(str(error))
+        return None
+    return PandasTable(wanted, list(dict.fromkeys(one.array for one in columns)), [one.name for one in columns])
+
+
+def is_index(node: Node) -> bool:
+    """True for what PyTables keeps beside a table to find rows."""
+    return any(part.startswith("_i_") for part in node.path.split("/"))
+
+
 # -- what wrote it
 
 
@@ -184,7 +227,7 @@ def writer_of(file: h5py.File) -> dict[str, Any]:
     if attributes.get("PYTABLES_FORMAT_VERSION") is not None:
         return {"written by": "PyTables ", "PyTables": str(attributes["PYTABLES_FORMAT_VERSION"])}
     if file.userblock_size >= 512 and any("MATLAB_class" in item.attrs for item in file.values()):
-        return {"written by": "MATLAB 7.3 ", "MATLAB": "its arrays have their axes in reverse"}
+        return {"written by": "MATLAB 7.3 ", "MATLAB": "its arrays have their axes in reverse: reverse_axes=True shows them as MATLAB does"}
     if attributes.get("keras_version") is not None:
         return {"written by": "Keras "}
     return {}
