@@ -1,14 +1,14 @@
 """How fast do rows come out of Arrow and Parquet files, at random and in blocks?
 
-    python benchmarks/tables.py [--work DIR] [--rows 1000000] [--workers N] [--rounds 5] [--only NAME ...] [--json]
+    python benchmarks/tables.py [--work DIR] [--rows 300000] [--width 256] [--workers N] [--rounds 5] [--only NAME ...] [--json]
 
-The benchmark makes a table of an int64, a vector of 32 float32 and a text of about 40 bytes a row, and has HF datasets save it (an Arrow
+The benchmark makes a table of an int64, a vector of 256 float32 and a text of about 40 bytes a row, and has HF datasets save it (an Arrow
 stream, with its record batches of 1,000 rows) and pyarrow write it (Parquet, row groups of 4,096 rows, zstd). It stays in DIR. Sections:
 
 random: random rows of the Arrow file in batches of 64, as dicts of tensors and lists of texts: headrace beside HF datasets'
 ``with_format("torch")`` with torch's DataLoader, on the same file; and of the Parquet file, which HF datasets makes an Arrow file of first.
 
-blocks: an epoch of the Parquet file under ``shuffle="block"``, in batches of 64, beside pyarrow's own scan of the same columns
+blocks: an epoch of the Parquet file under ``shuffle="block"``, in batches of 1,024, beside pyarrow's own scan of the same columns
 (``ParquetFile.iter_batches``), whose batches are counted and nothing is made of them: with pyarrow's threads, and with one.
 
 A turn of "random" is as many batches as take a second.
@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 import headrace
 
-BATCH, WIDTH, SECONDS, GROUP = 64, 32, 1.0, 4096
+BATCH, OF_BLOCKS, SECONDS, GROUP = 64, 1024, 1.0, 4096
 DRAWN = 1 << 16
 """Rows that are drawn for an epoch of HF datasets, before it is timed."""
 Runs = Iterator[Callable[[], int]]
@@ -44,15 +44,20 @@ class Job:
 
     work: Path
     rows: int
+    width: int
     workers: int = 0
 
     @property
+    def folder(self) -> str:
+        return f"tables-{self.rows}-{self.width}"
+
+    @property
     def saved(self) -> Path:
-        return self.work / f"tables-{self.rows}" / "saved"
+        return self.work / self.folder / "saved"
 
     @property
     def parquet(self) -> Path:
-        return self.work / f"tables-{self.rows}" / "rows.parquet"
+        return self.work / self.folder / "rows.parquet"
 
 
 def _datasets(work: Path) -> Any:
@@ -63,18 +68,18 @@ def _datasets(work: Path) -> Any:
     return datasets
 
 
-def write(folder: Path, rows: int, work: Path) -> None:
+def write(folder: Path, job: Job) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    random = np.random.default_rng(0)
-    vectors = random.random((rows, WIDTH), np.float32).reshape(-1)
+    random, rows = np.random.default_rng(0), job.rows
+    vectors = random.random((rows, job.width), np.float32).reshape(-1)
     texts = [f"row {row} of a table of measurements" + " more" * (row % 3) for row in range(rows)]
     table = pa.table({
-        "label": random.integers(0, 1000, rows), "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors), WIDTH), "text": texts,
+        "label": random.integers(0, 1000, rows), "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors), job.width), "text": texts,
     })  # fmt: skip
     pq.write_table(table, folder / "rows.parquet", row_group_size=GROUP, compression="zstd")
-    _datasets(work).Dataset(table).save_to_disk(str(folder / "saved"))
+    _datasets(job.work).Dataset(table).save_to_disk(str(folder / "saved"))
 
 
 def turns(batches: Callable[[], Iterable[Any]]) -> Runs:
@@ -97,7 +102,7 @@ def turns(batches: Callable[[], Iterable[Any]]) -> Runs:
 
 
 def rows_of(batch: dict[str, Any]) -> int:
-    assert batch["vector"].shape[1:] == (WIDTH,) and batch["vector"].dtype == torch.float32 and batch["label"].dtype == torch.int64
+    assert batch["vector"].ndim == 2 and batch["vector"].dtype == torch.float32 and batch["label"].dtype == torch.int64
     assert len(batch["text"]) == len(batch["label"]) and isinstance(batch["text"][0], str)
     return len(batch["label"])
 
@@ -144,7 +149,7 @@ def hf(job: Job, path: Path) -> Runs:
 
 def our_blocks(job: Job) -> Runs:
     dataset = headrace.TableDataset(job.parquet)
-    loader = headrace.create_dataloader(dataset, batch_size=BATCH, num_workers=job.workers, shuffle="block")
+    loader = headrace.create_dataloader(dataset, batch_size=OF_BLOCKS, num_workers=job.workers, shuffle="block")
 
     def run() -> int:
         return sum(map(rows_of, loader))
@@ -174,7 +179,7 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
     numbers = list(dict.fromkeys((0, workers)))
 
     def of(name: str, runs: Any, *arguments: Any, packages: tuple[str, ...] = ()) -> list[Contestant]:
-        return [Contestant(f"{name}, {n} workers", runs, (Job(job.work, job.rows, n), *arguments), packages) for n in numbers]
+        return [Contestant(f"{name}, {n} workers", runs, (Job(job.work, job.rows, job.width, n), *arguments), packages) for n in numbers]
 
     random = []
     for title, path in (("an Arrow file that HF datasets saved", job.saved), ("a Parquet file", job.parquet)):
@@ -188,7 +193,7 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
         Contestant(f"pyarrow's scan, {name}", scan, (job, threads)) for name, threads in (("its threads", True), ("one thread", False))
     ]
     blocks = Section(
-        f"an epoch of a Parquet file in blocks, batches of {BATCH}", "rows/s", scans[0].name, [*of("headrace", our_blocks), *scans],
+        f"an epoch of a Parquet file in blocks, batches of {OF_BLOCKS:,}", "rows/s", scans[0].name, [*of("headrace", our_blocks), *scans],
         [
             Ratio(f"blocks: headrace, {n} workers, to {one.name}", f"headrace, {n} workers", (one.name,)) for n in numbers for one in scans
         ],
@@ -200,15 +205,16 @@ def sections(job: Job, workers: int) -> dict[str, list[Section]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Tables: random rows, and blocks.")
     parser.add_argument("--work", help="folder for the files, which stay there; without: a temporary one")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (1,000,000)")
+    parser.add_argument("--rows", type=int, default=300_000, help="of the table (300,000)")
+    parser.add_argument("--width", type=int, default=256, help="numbers of a row's vector (256)")
     parser.add_argument("--section", nargs="+", choices=("random", "blocks"), default=["random", "blocks"])
     add_options(parser)
     given = parser.parse_args()
     with work_folder(given.work) as work:
-        job = Job(work, given.rows)
-        prepared(work, job.saved.parent.name, lambda folder: write(folder, given.rows, work))
+        job = Job(work, given.rows, given.width)
+        prepared(work, job.folder, lambda folder: write(folder, job))
         chosen = [section for name, some in sections(job, given.workers).items() if name in given.section for section in some]
-        run_sections(chosen, given, f"{given.rows:,} rows of an int64, {WIDTH} float32 and a text of about 40 bytes")
+        run_sections(chosen, given, f"{given.rows:,} rows of an int64, {given.width} float32 and a text of about 40 bytes")
     return 0
 
 

@@ -57,9 +57,9 @@ class ColumnsTogether(FastWay):
         reader = dataset.sample_reader
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += count
-        reader.counts["bytes_read"] += sum(sum(map(_size, out)) if isinstance(out, list) else out.nbytes for out in outs.values())
+        reader.counts["bytes_read"] += sum(_size(out) for out in outs.values())
         return self.with_targets(batch, request)
 
 
-def _size(value: Any) -> int:
-    return 0 if value is None else len(value)
+def _size(out: Out) -> int:
+    return sum(map(len, filter(None, out))) if isinstance(out, list) else out.nbytes

@@ -40,6 +40,10 @@ class Column(ABC):
             FormatError: a number is missing, or a text is no UTF-8.
         """
 
+    def value(self, row: int) -> Any:
+        """That of one row."""
+        return self.values(np.array([row]))[0]
+
     def _has(self, rows: IntArray) -> list[bool]:
         return [True] * len(rows) if self.valid is None else self.valid[rows].tolist()
 
@@ -63,11 +67,27 @@ class Numbers(Column):
             FormatError: one is missing.
         """
         if self.valid is not None and not self.valid[rows].all():
-            raise FormatError(
-                f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for that: fill it, or leave it out"
-            )
+            raise self._missing()
         taken: npt.NDArray[Any] = self.data[rows]
         return taken
+
+    def view(self, row: int) -> Any:
+        """One row, which lies where it was decoded to.
+
+        Raises:
+            FormatError: it is missing.
+        """
+        if self.valid is not None and not self.valid[row]:
+            raise self._missing()
+        return self.data[row]
+
+    def value(self, row: int) -> Any:
+        return np.array(self.view(row))
+
+    def _missing(self) -> FormatError:
+        return FormatError(
+            f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for that: fill it, or leave it out"
+        )
 
     def values(self, rows: IntArray) -> list[Any]:
         taken = self.take(rows)
@@ -96,7 +116,19 @@ class Texts(Column):
         try:
             return [str(data[begin:end], "utf-8") if has else None for begin, end, has in spans]
         except UnicodeDecodeError as error:
-            raise FormatError(f"column {self.name!r} holds a text that is no UTF-8: {error}") from None
+            raise self._no_text(error) from None
+
+    def value(self, row: int) -> Any:
+        if self.valid is not None and not self.valid[row]:
+            return None
+        data = self._data[self._offsets.item(row) : self._offsets.item(row + 1)]
+        try:
+            return str(data, "utf-8") if self._is_text else bytes(data)
+        except UnicodeDecodeError as error:
+            raise self._no_text(error) from None
+
+    def _no_text(self, error: UnicodeDecodeError) -> FormatError:
+        return FormatError(f"column {self.name!r} holds a text that is no UTF-8: {error}")
 
 
 class Lists(Column):

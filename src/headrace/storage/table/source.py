@@ -18,7 +18,7 @@ import json
 import math
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -34,8 +34,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.anonymous import SharedArray
-from headrace.memory.lru import LRUCache
-from headrace.storage.arrays.reader import ChunkCache
+from headrace.storage.arrays.reader import ChunkCache, Decoded
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
 from headrace.storage.table.columns import Column, Numbers
@@ -44,11 +43,13 @@ from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
 
 _GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are held at once
-_MAPPED = 8 << 20  # bytes that descriptions of mapped record batches take, at most
+_MAPPED = 1 << 15  # mapped record batches whose columns are known, a few kB each
+_FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
 """Where the values of a column go: the rows of an array, or a list."""
-_HandOut = Callable[[Block, IntArray, IntArray], None]
+_Row = tuple[Block, int, int]
+"""A block, the number of a row in it, and its place in what is read."""
 
 
 def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
@@ -125,12 +126,14 @@ class TableSource(RowSource, Locatable):
         self._firsts = np.cumsum([0, *(int(one.sum()) for one in rows)])
         nbytes = np.concatenate([table.nbytes for table in self.tables])[filled]
         self._nbytes = SharedArray(nbytes.astype(np.int64))
+        self.is_mapped: bool = all(table.is_mapped for table in self.tables)
+        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
         self.layout_nbytes: int = int(nbytes.max(initial=0))
         """Bytes of the largest block when it is decoded, wherever it lies."""
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
         self._decoded = ChunkCache(0)
-        self._mapped: LRUCache[int, Block] = LRUCache(_MAPPED, sizeof=_nbytes_of)
+        self._mapped: dict[int, Block] = {}  # views of mapped record batches
         self._counts = Counter[str]()
 
     # -- what it is
@@ -140,11 +143,6 @@ class TableSource(RowSource, Locatable):
 
     def blocks(self) -> npt.NDArray[np.int64]:
         return np.diff(self._starts.array)
-
-    @property
-    def is_mapped(self) -> bool:
-        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
-        return all(table.is_mapped for table in self.tables)
 
     @property
     def block_nbytes(self) -> int:
@@ -190,6 +188,9 @@ class TableSource(RowSource, Locatable):
             if isinstance(table, ArrowTable):
                 table.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_mapped": {}}
+
     # -- reading
 
     @property
@@ -228,37 +229,29 @@ class TableSource(RowSource, Locatable):
             FormatError: a block is damaged; a number is missing.
             OSError: a file can't be read.
         """
-
-        def hand_out(block: Block, rows: IntArray, places: IntArray) -> None:
-            for name, out in outs.items():
-                column: Column = block.columns[name]
-                if isinstance(out, np.ndarray):
-                    assert isinstance(column, Numbers)
-                    out[places] = column.take(rows)
-                    continue
-                for place, value in zip(places.tolist(), column.values(rows), strict=True):
-                    out[place] = value
-
-        self._each_block(np.asarray(indices, np.int64), hand_out)
-
-    def _each_block(self, indices: IntArray, hand_out: _HandOut) -> None:
-        """Calls a function for each block that rows lie in: with their numbers there, and their places among `indices`."""
-        if not len(indices):
+        rows = np.asarray(indices, np.int64)
+        if not len(rows):
             return
         starts = self._starts.array
-        numbers = np.searchsorted(starts, indices, side="right") - 1
+        numbers = np.searchsorted(starts, rows, side="right") - 1
         order = numbers.argsort(kind="stable")
-        numbers, inner = numbers[order], indices[order] - starts[numbers[order]]
-        edges = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [len(numbers)]])
+        numbers = numbers[order]
+        inner = rows[order] - starts[numbers]
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         of = numbers[edges[:-1]].tolist()
         self._check({int(table) for table in self._table_of.array[of].tolist()})
-        missing: list[int] = []
-        for at, number in enumerate(of):
-            block = self._held(number)
+        missing, few = list[int](), list[_Row]()
+        each, places = inner.tolist(), order.tolist()
+        cached: Sequence[Any] = [None] * len(of) if self.is_mapped else self._decoded.get_many("", of)
+        for at, (number, kept, first, last) in enumerate(zip(of, cached, edges, edges[1:], strict=False)):
+            block = self._mapped.get(number) or self._view(number) if kept is None else self._used(number, kept, last - first)
             if block is None:
                 missing.append(at)
+            elif last - first < _FEW:
+                few += [(block, each[one], places[one]) for one in range(first, last)]
             else:
-                self._hand_out(number, block, inner[edges[at] : edges[at + 1]], order[edges[at] : edges[at + 1]], hand_out)
+                _write_block(block, inner[first:last], order[first:last], outs)
+        _write_rows(few, outs)
         self._counts["chunk_hits"] += len(of) - len(missing)
         self._counts["chunks_decoded"] += len(missing)
         for some in self._in_groups(missing, of):
@@ -268,7 +261,8 @@ class TableSource(RowSource, Locatable):
                 place, stored, held[at] = some[at], held[at], None
                 number, first, last = of[place], edges[place], edges[place + 1]
                 block = self._table(number).decode(int(self._number_of.array[number]), stored)
-                self._hand_out(number, block, inner[first:last], order[first:last], hand_out)
+                _write_block(block, inner[first:last], order[first:last], outs)
+                self._decoded.used(("", number), block, last - first)
 
             self.run(work, len(some))
 
@@ -281,22 +275,23 @@ class TableSource(RowSource, Locatable):
     def _table(self, number: int) -> TableFile:
         return self.tables[int(self._table_of.array[number])]
 
-    def _held(self, number: int) -> Block | None:
-        """A block that needs no decoding."""
-        table = self._table(number)
-        if not table.is_mapped:
-            decoded: Block | None = self._decoded.get(("", number))
-            return decoded
-        block = self._mapped.get(number)
-        if block is None:
-            block = table.decode(int(self._number_of.array[number]), [])
-            self._mapped.put(number, block)
+    def _used(self, number: int, held: Decoded, rows: int) -> Block:
+        """A decoded block, of which so many rows are taken: it stays in the cache, if others are left."""
+        held.left -= rows
+        if held.left <= 0:
+            self._decoded.drop(("", number))
+        block: Block = held.chunk
         return block
 
-    def _hand_out(self, number: int, block: Block, rows: IntArray, places: IntArray, hand_out: _HandOut) -> None:
-        hand_out(block, rows, places)
-        if not self._table(number).is_mapped:
-            self._decoded.used(("", number), block, len(rows))
+    def _view(self, number: int) -> Block | None:
+        """A block that lies in a mapped file; None: it has to be decoded."""
+        table = self._table(number)
+        if not table.is_mapped:
+            return None
+        if len(self._mapped) >= _MAPPED:
+            self._mapped.clear()
+        block = self._mapped[number] = table.decode(int(self._number_of.array[number]), [])
+        return block
 
     def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
         """Places of blocks that are read together."""
@@ -340,5 +335,24 @@ class TableSource(RowSource, Locatable):
         return out
 
 
-def _nbytes_of(block: Block) -> int:
-    return block.nbytes
+def _write_block(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
+    """Copies rows of a block to their places."""
+    for name, out in outs.items():
+        column: Column = block.columns[name]
+        if isinstance(out, np.ndarray):
+            assert isinstance(column, Numbers)
+            out[places] = column.take(rows)
+            continue
+        for place, value in zip(places.tolist(), column.values(rows), strict=True):
+            out[place] = value
+
+
+def _write_rows(rows: Sequence[_Row], outs: Mapping[str, Out]) -> None:
+    """Copies rows of several blocks to their places."""
+    for name, out in outs.items():
+        if isinstance(out, np.ndarray):
+            for block, row, place in rows:
+                out[place] = block.columns[name].view(row)  # type: ignore[attr-defined]
+        else:
+            for block, row, place in rows:
+                out[place] = block.columns[name].value(row)
