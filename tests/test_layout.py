@@ -132,7 +132,7 @@ INSIDE: dict[str, list[str]] = {
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
     ],
     "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
-    "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "source", "arrays"],
+    "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],
     "storage": [

@@ -21,6 +21,7 @@ from headrace import (
     DataNotFoundError,
     FileChangedError,
     FormatError,
+    HeadraceWarning,
     ImageDataset,
     MemoryEfficientDataset,
     MissingNameError,
@@ -201,6 +202,42 @@ def test_pickles_and_workers_read_on(kind: str, tmp_path: Path, make_loader: Any
             assert same(copy[3], first) and copy.fingerprint == dataset.fingerprint
         loader = make_loader(dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="forkserver")
         assert [number for batch in loader for number in batch["number"].tolist()] == list(range(N))
+
+
+# -- plain copies
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+def test_a_plain_copy_gives_the_same(kind: str, tmp_path: Path, make_loader: Any) -> None:
+    for number, n in enumerate((32, 0, 25)):
+        write(tmp_path / "data" / f"{number}-{name_of(kind)}", some_table(n, 100 * number), kind)
+    options: dict[str, Any] = {"plain_copy": True, "cache_dir": tmp_path / "cache", "target_name": "half"}
+    plain = TableDataset(tmp_path / "data", target_name="half")
+    before, count = list[Path](), 3 if kind == "parquet" else 2  # of an Arrow file without rows nothing is compressed
+    for _ in range(2):
+        with TableDataset(tmp_path / "data", **options) as copied:
+            made = sorted((tmp_path / "cache").glob("headrace-table-*"))
+            assert copied.fingerprint == plain.fingerprint and copied.blocks().tolist() == plain.blocks().tolist()
+            assert copied.lanes(6) == plain.lanes(6) and "mapped" in copied.explain() and copied.source_of(40) == plain.source_of(40)
+            assert all(same(copied[row], plain[row]) for row in range(57) if row % 7 != 6)  # NaN is not equal to itself
+            assert len(made) == count and before in ([], made)
+            before = made
+    loader = make_loader(TableDataset(tmp_path / "data", ["number"], **{**options, "target_name": None}), batch_size=8, num_workers=2)
+    assert sorted(number for batch in loader for number in batch["number"].tolist()) == [*range(32), *range(200, 225)]
+    os.utime(tmp_path / "data" / f"0-{name_of(kind)}", (1, 1))
+    with TableDataset(tmp_path / "data", **options):
+        made = sorted((tmp_path / "cache").glob("headrace-table-*"))
+        assert len(made) == 2 * count + 1  # of the other columns, and of the file that has changed
+
+
+def test_a_plain_copy_that_can_not_be_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    (tmp_path / "cache").write_text("a file stands there")
+    with pytest.warns(HeadraceWarning, match=r"the plain copy of .*a\.parquet is not kept .*decoded when they are read"):
+        dataset = TableDataset(path, "number", plain_copy=True, cache_dir=tmp_path / "cache")
+    assert int(dataset[33]) == 33 and "row group" in dataset.explain()
+    with pytest.raises(ConfigError, match="plain_copy must be True or False"):
+        TableDataset(path, plain_copy="yes")
 
 
 # -- images
@@ -611,6 +648,12 @@ class TestRemoteParquet(RemoteDatasetContract):
 
     def make(self, paths: list[str], **options: Any) -> TableDataset:
         return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, **options})
+
+
+@pytest.mark.slow
+class TestRemoteCopies(TestRemoteParquet):
+    def make(self, paths: list[str], **options: Any) -> TableDataset:
+        return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, "plain_copy": True, **options})
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import check_flag
 from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
@@ -22,6 +23,7 @@ from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, che
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
 from headrace.datasets.table.texts import ColumnTexts
 from headrace.datasets.text.options import TextOptions, check_text_options
+from headrace.datasets.text.passes import folder_of
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
@@ -70,6 +72,9 @@ class TableDataset(BaseDataset):
         image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
             beside the image, `transform` gets the dict, with the image as a tensor.
         tokenizer, max_length: of `text_column`: see `TextDataset`.
+        plain_copy: True: what has to be decoded (Parquet, compressed Arrow files, those of servers) is decoded once, to a copy in
+            `cache_dir` that is mapped, so that random rows are as cheap as those of an uncompressed Arrow file. It takes the decoded
+            size of the columns on the disk, and is found again at the next start.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
@@ -105,6 +110,7 @@ class TableDataset(BaseDataset):
         decode: Literal["fast", "exact"] = "fast",
         tokenizer: Any = None,
         max_length: int | None = None,
+        plain_copy: bool = False,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
@@ -119,6 +125,7 @@ class TableDataset(BaseDataset):
         if not isinstance(target_name, (str, type(None))):
             raise ConfigError(f"target_name must be the name of one column, or None, not {target_name!r}")
         check_image_options(color, transform_input, decode)
+        check_flag("plain_copy", plain_copy)
         check_text_options(max_length, None, TEXT_FIELD, None, None, None, False, None, None)
         vocabulary_of(tokenizer)  # raises where it is none
         self.classes: list[str] = []
@@ -132,12 +139,16 @@ class TableDataset(BaseDataset):
         if hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
+            if plain_copy:
+                raise ConfigError(f"{shown} holds NumPy arrays, whose rows are read in place: leave out plain_copy")
             source, rows, targets = _numpy_rows(files, columns, target_name)
         else:
             tables, reader = open_tables(files, shown)
             names, is_one = _names_of(tables[0], columns, target_name, [one for one in (image_column, text_column) if one is not None])
             source = TableSource(tables, reader, names, is_one)
-            first = tables[0]
+            if plain_copy:
+                source = source.copied(str(folder_of(reach.cache_dir)), common.get("progress"))
+            first = source.first
             _check_column(first, image_column, "image_column", "images: bytes, or structs with a field 'bytes'", holds_images)
             _check_column(first, text_column, "text_column", "texts", is_text)
             if target_name is not None:

@@ -34,6 +34,8 @@ _WHAT = {
     "tar-index": "indices of remote tars",
     "zarr-shards-index": "indices of remote Zarr shards",
     "lines-index": "indices of remote texts",
+    "arrow-index": "indices of remote Arrow files",
+    "table": "plain copies of tables",
 }
 BLOCKS, SAMPLES, REST = "blocks of remote files", "samples shared by the ranks of this machine", "what killed processes left"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,13 +19,11 @@ from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.table.columns import column_of
-from headrace.storage.table.files import Block, TableFile, unknown
+from headrace.storage.table.files import TableFile, unknown
 from headrace.storage.table.library import HeldBytes, pyarrow
 from headrace.storage.table.messages import Layout, Message, layout_of
 
 _LOCAL, _REMOTE = 4 << 10, 1 << 20  # bytes of a stream that are read at once to look for its messages
-_VIEW = 512  # bytes that the description of a mapped column takes, about
 
 
 def _layout(files: Files, path: str, window: int) -> Layout:
@@ -97,29 +95,33 @@ class ArrowTable(TableFile):
         starts, stops = self._starts.array[numbers], self._stops.array[numbers]
         return [ByteRanges.in_file(self.path, starts[at : at + 1], stops[at : at + 1]) for at in range(len(numbers))]
 
-    def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
-        if self.is_mapped:
-            assert self._maps is not None
-            with self._maps.reading(self.path) as whole:
-                return self._decoded(block, memoryview(whole)[self._starts.array[block] : self._stops.array[block]])
-        return self._decoded(block, held[0][1])
+    def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
+        if not self.is_mapped:
+            return read_batch(self._head, held[0][1], self.schema, self.chosen.names)
+        assert self._maps is not None
+        with self._maps.reading(self.path) as whole:
+            batch = memoryview(whole)[self._starts.array[block] : self._stops.array[block]]
+            return read_batch(self._head, batch, self.schema, self.chosen.names)
 
     def close(self) -> None:
         """Gives the mapped file back."""
         if self._maps is not None:
             self._maps.close()
 
-    def _decoded(self, block: int, batch: memoryview) -> Block:
-        pa, names = pyarrow(), self.chosen.names
-        size = len(self._head) + len(batch)
-        parts = HeldBytes(size, [(0, memoryview(self._head)), (len(self._head), batch)], _nothing_else)
-        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names], use_threads=False)
-        with asking("pyarrow", self.where(block)):
-            table = pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options).read_next_batch()
-            if table.num_rows != self.rows[block]:
-                raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
-            columns = {name: column_of(name, table.column(name), self.chosen.shapes.get(name)) for name in names}
-            return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
+
+def read_batch(head: bytes, batch: memoryview, schema: Any, names: Sequence[str]) -> Any:
+    """A record batch of pyarrow's, whose columns lie in `batch` where they are not compressed.
+
+    Args:
+        head: the messages with the schema and all dictionaries.
+        batch: the message.
+        schema: of the file.
+        names: of the columns that are wanted.
+    """
+    pa, size = pyarrow(), len(head) + len(batch)
+    parts = HeldBytes(size, [(0, memoryview(head)), (len(head), batch)], _nothing_else)
+    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names], use_threads=False)
+    return pa.ipc.open_stream(pa.PythonFile(parts, mode="r"), options=options).read_next_batch()
 
 
 def _nothing_else(start: int, stop: int) -> memoryview:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -339,6 +339,9 @@ def _bytes(buffer: Any) -> memoryview:
     return memoryview(b"") if buffer is None else memoryview(buffer)
 
 
-def joined_chunks(chunks: Sequence[Any]) -> Any:
-    """Arrays of pyarrow's as one."""
-    return chunks[0] if len(chunks) == 1 else pyarrow().concat_arrays(chunks)
+def whole_array(column: Any) -> Any:
+    """A column of a table, or of a record batch, of pyarrow's as one array."""
+    pa = pyarrow()
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -16,16 +16,18 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError, MissingNameError
+from headrace.io.library_errors import asking
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import is_url, named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.resolve.contents import BOOKKEEPING, READERS
 from headrace.io.resolve.file_set import FileSet, Kind
-from headrace.storage.table.columns import Column, Shapes, refused, spec_of
+from headrace.storage.table.columns import Column, Shapes, column_of, refused, spec_of, whole_array
 from headrace.storage.table.messages import CONTINUED, MAGIC
 
 PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUMPY"
 _ARRAYS = (".npy", ".npz")
+_VIEW = 512  # bytes that the description of a mapped column takes, about
 _SPLIT = re.compile(r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)")
 """Names of the files of one split of a data set, as HuggingFace has them."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
@@ -196,16 +198,30 @@ class TableFile(ABC):
         """Where the bytes of each block lie that are read of it."""
 
     @abstractmethod
-    def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
-        """A block.
+    def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
+        """The columns of a block that are read, as a table or record batch of pyarrow's.
 
         Args:
             block: its number.
             held: first byte and bytes of its ranges.
 
         Raises:
+            Exception: whatever pyarrow makes of it.
+        """
+
+    def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
+        """A block: see `read`.
+
+        Raises:
             FormatError: it is damaged.
         """
+        with asking("pyarrow", self.where(block)):
+            table = self.read(block, held)
+            if table.num_rows != self.rows[block]:
+                raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
+            shapes = self.chosen.shapes
+            columns = {name: column_of(name, whole_array(table.column(name)), shapes.get(name)) for name in self.chosen.names}
+            return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
 
     @property
     @abstractmethod

@@ -16,8 +16,7 @@ from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
-from headrace.storage.table.columns import column_of, joined_chunks
-from headrace.storage.table.files import PARQUET_MAGIC, Block, TableFile, unknown
+from headrace.storage.table.files import PARQUET_MAGIC, TableFile, unknown
 from headrace.storage.table.library import HeldBytes, pyarrow
 
 TAIL = 64 << 10
@@ -103,20 +102,13 @@ class ParquetTable(TableFile):
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
         return [ByteRanges.in_file(self.path, self._starts[block], self._stops[block]) for block in blocks]
 
-    def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
+    def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         pa = pyarrow()
-        with asking("pyarrow", self.where(block)):
-            file = pa.parquet.ParquetFile(
-                pa.PythonFile(HeldBytes(self._size, held, self._read), mode="r"), metadata=self._metadata, pre_buffer=False,
-                page_checksum_verification=True,
-            )  # fmt: skip
-            table = file.read_row_group(block, columns=list(self.chosen.names), use_threads=False)
-            if table.num_rows != self.rows[block]:
-                raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
-            columns = {
-                name: column_of(name, joined_chunks(table.column(name).chunks), self.chosen.shapes.get(name)) for name in self.chosen.names
-            }
-            return Block(columns, table.num_rows, table.nbytes)
+        file = pa.parquet.ParquetFile(
+            pa.PythonFile(HeldBytes(self._size, held, self._read), mode="r"), metadata=self._metadata, pre_buffer=False,
+            page_checksum_verification=True,
+        )  # fmt: skip
+        return file.read_row_group(block, columns=list(self.chosen.names), use_threads=False)
 
     def _read(self, start: int, stop: int) -> memoryview:
         """What is asked for besides the ranges of a row group."""

@@ -12,7 +12,6 @@ NOTE [ from a batch's indices to the rows of tables ]
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -38,6 +37,7 @@ from headrace.storage.arrays.reader import ChunkCache, Decoded
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
 from headrace.storage.table.columns import Column, Numbers
+from headrace.storage.table.copies import unchosen, with_copy
 from headrace.storage.table.files import PARQUET_MAGIC, Block, TableFile, table_paths
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
@@ -109,10 +109,11 @@ class TableSource(RowSource, Locatable):
 
     def __init__(self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool) -> None:
         self.tables, self.files, self.names, self.is_one = list(tables), files, tuple(names), is_one
-        first = self.tables[0]
+        first = self.first = next((table for table in self.tables if table.rows.any()), self.tables[0])
+        """The first one with rows: of a table without any the types may be anything."""
         for table in self.tables:
             table.choose(self.names)
-            for name in self.names if table.kinds != first.kinds else ():
+            for name in self.names if table.rows.any() and table.kinds != first.kinds else ():
                 if table.kinds[name] != first.kinds[name]:
                     raise FormatError(
                         f"{table.shown} and {first.shown} can't be one table: column {name!r} is {table.kinds[name]} here, and "
@@ -158,7 +159,7 @@ class TableSource(RowSource, Locatable):
 
     def fingerprint(self) -> str:
         """A hash of names and types of the columns, and of the rows of each block."""
-        said = [list(self.tables[0].kinds.items()), self.is_one, [table.rows.tolist() for table in self.tables]]
+        said = [list(self.first.kinds.items()), self.is_one, [table.rows.tolist() for table in self.tables]]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
@@ -320,6 +321,27 @@ class TableSource(RowSource, Locatable):
         numbers = np.unique(np.searchsorted(self._starts.array, indices, side="right") - 1)
         return ByteRanges.joined(self._ranges(numbers.tolist()))
 
+    # -- plain copies
+
+    def copied(self, folder: str, progress: bool | None) -> TableSource:
+        """The same rows, read from plain copies of what has to be decoded: see `headrace.storage.table.copies`.
+
+        Args:
+            folder: where they are kept.
+            progress: show a progress bar; None: only on a terminal.
+
+        Raises:
+            FormatError, RemoteError, OSError: a block is damaged, or can't be read.
+        """
+
+        def read(table: TableFile, block: int) -> list[tuple[int, memoryview]]:
+            (ranges,) = table.ranges([block])
+            views = zip(ranges.start.tolist(), self.files.read(ranges), strict=True)
+            return [(start, view) for start, view in views if view is not None]
+
+        tables = [with_copy(table, self.files, folder, read, progress) for table in self.tables]
+        return TableSource(tables, self.files, self.names, self.is_one)
+
     # -- whole columns
 
     def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
@@ -328,7 +350,7 @@ class TableSource(RowSource, Locatable):
         Raises:
             FormatError: a number is missing.
         """
-        alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
+        alone = TableSource(list(map(unchosen, self.tables)), self.files, [name], True)
         spec, everything = alone.array_spec, range(len(alone))
         out: Out = [None] * len(alone) if spec is None else np.empty((len(alone), *spec.shape), spec.dtype)
         alone.read_columns(everything, {name: out})
