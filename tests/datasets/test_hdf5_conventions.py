@@ -15,6 +15,7 @@ import torch
 from headrace import ConfigError, FormatError, HDF5Dataset, MissingNameError, create_dataloader, pack, read_rows
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
+from tests.servers.ranges import RangeServer
 
 DRAWS = np.random.default_rng(0)
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -162,6 +163,33 @@ def test_files_with_scales_of_their_own(tmp_path: Path) -> None:
     with HDF5Dataset(tmp_path / "*.nc", "t2m", decode_cf=True, loading_mode="eager", progress=False) as dataset:
         assert all(np.array_equal(dataset[i], np.concatenate(wanted)[i], equal_nan=True) for i in range(18))
         assert dataset.coordinates()["time"].tolist() == list(range(18)) and len(dataset.coordinates()["lat"]) == 4
+
+
+def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
+    (tmp_path / "served").mkdir()
+    write_netcdf(tmp_path / "served" / "a.nc")
+    write_pandas(tmp_path / "served" / "b.h5")
+    write_matlab(tmp_path / "served" / "c.mat")
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("a.nc", {"dataset_name": "t2m"}),
+        ("a.nc", {"dataset_name": "t2m", "decode_cf": True}),
+        ("a.nc", {"dataset_name": "t2m", "decode_cf": True, "axis": "lat"}),
+        ("a.nc", {"dataset_name": ["t2m", "words"], "decode_cf": True, "target_name": "time"}),
+        ("b.h5", {"dataset_name": "df", "target_name": "b"}),
+        ("c.mat", {"dataset_name": "X", "reverse_axes": True, "axis": 1, "target_name": None}),
+    ]
+    with RangeServer(tmp_path / "served") as server:
+        for mode in ("lazy", "streaming"):
+            for name, options in cases:
+                near = HDF5Dataset(tmp_path / "served" / name, loading_mode=mode, **options)
+                far = HDF5Dataset(f"{server.url}/{name}", loading_mode=mode, cache_dir=tmp_path / "cache", **options)
+                assert far.fingerprint == near.fingerprint and len(far) == len(near)
+                ours, theirs = (list(loader_of(one, collate_fn="list", shuffle="block")) for one in (far, near))
+                assert str(ours) == str(theirs), (name, options)
+                if options.get("axis") == "lat":
+                    assert far.coordinates()["time"].tolist() == near.coordinates()["time"].tolist()
+                far.close()
+                near.close()
 
 
 # -- MATLAB 7.3

@@ -96,14 +96,14 @@ def read_rows(
     """
     number = check_integer("threads", threads, 1, optional=True) or min(_MOST_THREADS, len(usable_cpus()))
     if isinstance(path, HasRows):
-        return _gathered(*_of_dataset(path, name), indices, number, path)
+        return _gathered(_of_dataset(path, name), indices, number, path)
     remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
     with _opened(path, name, direct, remote) as source:
-        return _gathered(source, name, indices, number, None)
+        return _gathered(source, indices, number, None)
 
 
-def _of_dataset(dataset: HasRows, name: str | None) -> tuple[Source, str]:
-    """The source of an open dataset, and the name of its array."""
+def _of_dataset(dataset: HasRows, name: str | None) -> Source:
+    """The source of an open dataset, whose samples must be rows of the array of that name."""
     source = dataset.sample_source
     first = source.sources[0] if isinstance(source, ConcatSource) else source
     if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
@@ -112,7 +112,7 @@ def _of_dataset(dataset: HasRows, name: str | None) -> tuple[Source, str]:
         )
     if name not in (None, first.name):
         raise ConfigError(f"the samples of this dataset are rows of {first.name!r}, not of {name!r}: pass name=None, or the path")
-    return source, first.name
+    return source
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
 # -- reading
 
 
-def _gathered(source: Any, name: str | None, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
+def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
     sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
     first = sources[0]
     if isinstance(first, PackedSource) and first.is_flat:
