@@ -128,8 +128,25 @@ def test_batches_are_those_of_single_samples(tmp_path: Path, make_loader: Any, l
             other.pop("index")
             assert batch.keys() == other.keys() and all(same(batch[key], other[key]) for key in batch)
     assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
+    assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
     dataset.close()
     single.close()
+
+
+def test_steps_are_held_once(tmp_path: Path, make_loader: Any) -> None:
+    """Windows of 20 steps take twenty times as much as the steps; ranks of a machine share these too."""
+    path = write_demos(tmp_path / "a.hdf5", (300,) * 4)
+    steps = 4 * 300 * (56 + 12 + 90 + 1)
+    for options in (
+        {"loading_mode": "eager"},
+        {"loading_mode": "cached"},
+        {"loading_mode": "eager", "shared": "machine", "cache_dir": tmp_path},
+    ):
+        with EpisodeDataset(path, window=20, progress=False, **options) as dataset:
+            list(make_loader(dataset, batch_size=64, num_workers=0))
+            held = dataset.mode.stats()
+            assert steps <= held["held_bytes"] < 2 * steps < dataset.held_nbytes() / 5, held
+            assert same(dataset[7], EpisodeDataset(path, window=20)[7])
 
 
 @pytest.mark.falls_back

@@ -24,6 +24,7 @@ from headrace.datasets.core.loading import machine_share
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.episodes.statistics import Statistics, statistics_of
 from headrace.datasets.episodes.ways import way_of_windows
+from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
@@ -270,6 +271,12 @@ class EpisodeDataset(BaseDataset):
             else Cached(len(bands), self.budget, self._cache_size, self._cache_policy, nbytes, share)
         )
         return CachedSteps(inner, source, bands, self._format.decode)
+
+    def explain(self) -> str:
+        text = super().explain()
+        if isinstance(self._mode, CachedSteps):
+            text = text.replace("decoded samples are held", "steps are held, each once, out of which windows are cut", 1)
+        return Lines(text)
 
     def held_nbytes(self) -> int | None:
         source = self.sample_source

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 from headrace.storage.episodes.source import EpisodeSource
 from headrace.storage.episodes.steps import EpisodeArrays
 
-_PART = 16 << 20  # bytes that are read at once
+_PART = 4 << 20  # bytes that are read at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
