@@ -1,4 +1,4 @@
-"""The examples run, and so does what the README says."""
+"""The examples run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 import torch
-import zarr
 from PIL import Image
 
 import headrace
-from tests.data.make import make_photos, make_shards
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 MODES = ("lazy", "eager", "cached", "streaming")
 TINY = ["--images", "24", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
@@ -174,61 +168,6 @@ def test_photographs_are_the_same_each_time(example: Any, tmp_path: Path) -> Non
     files = sorted(path.relative_to(first) for path in first.rglob("*.*"))
     assert len(files) == 12
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
-
-
-# --- README.md --------------------------------------------------------------------------------------------------------
-
-
-def make_arrays(folder: Path) -> None:
-    """The HDF5 files and the Zarr store that the README reads."""
-    (folder / "runs").mkdir()
-    for path in (folder / "runs" / "a.h5", folder / "runs" / "b.h5", folder / "run.h5"):
-        with h5py.File(path, "w") as file:
-            file.create_dataset("images", data=np.zeros((20, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), compression="gzip")
-            file["image"], file["labels"], file["label"] = file["images"], np.arange(20), np.arange(20)
-            file["caption"] = [f"caption {number}" for number in range(20)]
-    with h5py.File(folder / "demos.hdf5", "w") as file:
-        for number in range(3):
-            file[f"data/demo_{number}/obs/position"] = np.zeros((20 + number, 3), "f4")
-            file[f"data/demo_{number}/actions"] = np.zeros((20 + number, 7))
-    root = zarr.open_group(folder / "volume.zarr", mode="w")
-    for name, dtype in (("raw", "u2"), ("labels", "u1")):
-        root.create_array(name, shape=(80, 100, 120), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))[...] = 1
-
-
-@pytest.mark.quick_every(1)
-def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_photos(tmp_path / "photos" / "train", per_class=50)
-    make_photos(tmp_path / "photos" / "val", per_class=5)
-    make_photos(tmp_path / "drawings", per_class=20)
-    make_shards(tmp_path / "shards", (20, 5, 0, 30))
-    np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(tmp_path / "data_batch_1.bin")
-    make_arrays(tmp_path)
-    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200)))
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "mill.txt").write_text("the mill wheel turns\n" * 100)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "readme"}
-    loaders: list[Any] = []
-    try:
-        for block in PYTHON_BLOCKS:
-            exec(compile(block, "README.md", "exec"), names)
-            loaders += [value for value in names.values() if hasattr(value, "load_state_dict") and not isinstance(value, type)]
-        images, labels = next(iter(names["loader"]))
-        assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64
-        assert names["step"] == 1 and names["other"].state_dict()["epoch"] == 3
-    finally:
-        for loader in loaders:
-            loader.close()
-            if hasattr(loader, "dataset"):
-                loader.dataset.close()
-
-
-@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert "://" in link or os.path.exists((ROOT / page).parent / link), f"{page}: {link}"
 
 
 # --- examples/train_volume.py -----------------------------------------------------------------------------------------

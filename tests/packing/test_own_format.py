@@ -1,4 +1,4 @@
-"""The README's dataset of one's own packs, and trains from the pack as from its file."""
+"""The dataset of docs/own_format.md packs, and trains from the pack as from its file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from headrace import HDF5Dataset, create_dataloader, pack, verify
 from headrace.packing import pack_status
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own_format.md"
 RECORDS = np.random.default_rng(3).integers(0, 256, (60, 3073), dtype=np.uint8)
 
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class, as the README has it, beside a file of 60 records; its last line has run."""
+    """The class, as the page has it, beside a file of 60 records; its last line has run."""
     RECORDS.tofile(tmp_path / "data_batch_1.bin")
     monkeypatch.chdir(tmp_path)
-    block = next(code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "class Cifar(" in code)
-    names: dict[str, Any] = {"create_dataloader": create_dataloader}
+    block = next(code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "class Cifar(" in code)
+    names: dict[str, Any] = {}
     exec(block, names)
     with names.pop("loader") as loader, loader.dataset:
         assert sum(len(images) for images, _ in loader) == 60
@@ -61,7 +61,7 @@ def test_cifar_trains_from_its_pack(cifar: Any, tmp_path: Path, mode: str, parts
     assert torch.equal(*weights) and weights[0].abs().sum() > 0
 
 
-def test_the_pack_is_that_of_the_readme(cifar: Any, tmp_path: Path) -> None:
+def test_the_pack_holds_plain_rows(cifar: Any, tmp_path: Path) -> None:
     """Also for who reads it with another program: rows of pixels, and labels."""
     out = pack(cifar("data_batch_1.bin"), tmp_path / "out.h5")
     with h5py.File(out) as file:
