@@ -109,22 +109,20 @@ class HDF5Dataset(ArrayDataset):
         how = Interpretation(axis, reverse_axes, decode_cf)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
-        tables: list[list[Column] | None] = []
 
-        def one(path: str) -> tuple[HDF5Source, Any]:
+        def one(path: str) -> tuple[HDF5Source, Any, list[Column] | None]:  # of a remote file perhaps called again
             nonlocal wanted
             if wanted is None:
                 with opened.hdf5.reading(path) as file:
                     wanted = _only_name(file, path, target_name)
             table = None if isinstance(wanted, tuple) else _table_of(opened, path, wanted)
-            tables.append(table)
             names = wanted if table is None else tuple(dict.fromkeys(column.array for column in table))
             if table is not None and how != Interpretation():
-                raise ConfigError(f"{path}: {wanted!r} is a table of pandas: axis, reverse_axes and decode_cf are for arrays")
+                raise ConfigError(f"{redact(path)}: {wanted!r} is a table of pandas: axis, reverse_axes and decode_cf are for arrays")
             source = HDF5Source(path, names, direct=direct, cache_dir=reach.cache_dir, opened=opened, how=how)
-            return source, None if target_name is None else _targets(source, table, target_name)
+            return source, None if target_name is None else _targets(source, table, target_name), table
 
-        sources, columns = zip(*opened.hdf5.read_each(paths, one), strict=True)
+        sources, columns, tables = zip(*opened.hdf5.read_each(paths, one), strict=True)
         source, rows = joined_rows(sources, dtype, codec)
         _check_alike(paths, tables)
         if tables[0] is not None:
