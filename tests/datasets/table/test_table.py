@@ -34,6 +34,7 @@ from headrace import (
 )
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
+from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 pq = pytest.importorskip("pyarrow.parquet")
@@ -154,7 +155,10 @@ def test_one_column_alone_is_the_sample(tmp_path: Path) -> None:
         assert texts[2] == "Zeile 2 äöü" * 2 and dicts[2] == {"text": texts[2]}
 
 
-def test_columns_are_batched_without_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few, wide", [(8, 8192), (1, 8192), (1, 1)])  # one by one; together; wide ones by themselves
+def test_columns_are_batched_without_samples(few: int, wide: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.storage.table.source._FEW", few)
+    monkeypatch.setattr("headrace.storage.table.source._WIDE", wide)
     path = write(tmp_path / "a.parquet", some_table())
     with TableDataset(path, ["number", "vector", "word", "truth"], target_name="half") as dataset:
         loader = create_dataloader(dataset, batch_size=16, shuffle=True, num_workers=0, seed=2)
@@ -238,6 +242,21 @@ def test_a_plain_copy_that_can_not_be_kept(tmp_path: Path) -> None:
     assert int(dataset[33]) == 33 and "row group" in dataset.explain()
     with pytest.raises(ConfigError, match="plain_copy must be True or False"):
         TableDataset(path, plain_copy="yes")
+
+
+def test_a_plain_copy_of_a_remote_file_asks_no_more(tmp_path: Path) -> None:
+    path = write(tmp_path / "served" / "a.parquet", some_table())
+    plain = TableDataset(path, ["number", "text"])
+    with RangeServer(tmp_path / "served") as server:
+        url, options = f"{server.url}/a.parquet", {"plain_copy": True, "cache_dir": tmp_path / "cache", "loading_mode": "streaming"}
+        for _ in range(2):
+            with TableDataset(url, ["number", "text"], **options) as copied:
+                server.counts()
+                assert same(sorted(copied, key=_number), list(plain)) and not server.counts()["requests"]
+
+
+def _number(sample: dict[str, Any]) -> int:
+    return int(sample["number"])
 
 
 # -- images
@@ -648,12 +667,6 @@ class TestRemoteParquet(RemoteDatasetContract):
 
     def make(self, paths: list[str], **options: Any) -> TableDataset:
         return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, **options})
-
-
-@pytest.mark.slow
-class TestRemoteCopies(TestRemoteParquet):
-    def make(self, paths: list[str], **options: Any) -> TableDataset:
-        return TableDataset(paths, ["number", "vector", "word"], **{"progress": False, "plain_copy": True, **options})
 
 
 @pytest.mark.slow

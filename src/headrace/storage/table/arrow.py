@@ -36,12 +36,19 @@ def _layout(files: Files, path: str, window: int) -> Layout:
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
     layout = _layout(files, url, _REMOTE)
     messages = [layout.schema, *layout.dictionaries, *layout.batches]
-    return [np.array([len(layout.dictionaries)], np.int64), np.array(messages, np.int64).reshape(-1)]
+    head = np.frombuffer(_head(files, url, layout), np.uint8)
+    return [np.array([len(layout.dictionaries)], np.int64), np.array(messages, np.int64).reshape(-1), head]
 
 
-INDEX = IndexKind("arrow", 1, ("<i8", "<i8"), _make_index)
+def _head(files: Files, path: str, layout: Layout) -> bytes:
+    """The schema and all dictionaries: with these each record batch is a stream of its own."""
+    heads = [(path, message.start, message.stop) for message in (layout.schema, *layout.dictionaries)]
+    return b"".join(files.read_each(ByteRanges.of(heads)))
+
+
+INDEX = IndexKind("arrow", 1, ("<i8", "<i8", "u1"), _make_index)
 """How many dictionaries there are; and of the schema, these and all record batches where they lie, their rows, and whether they are
-compressed."""
+compressed; and the bytes of schema and dictionaries."""
 
 
 class ArrowTable(TableFile):
@@ -62,20 +69,19 @@ class ArrowTable(TableFile):
         self._files, self._maps = files, maps
         try:
             if files.is_remote:
-                count, table = index_of(cast(RemoteFiles, files), path, INDEX)
+                count, table, head = index_of(cast(RemoteFiles, files), path, INDEX)
+                self._head = head.tobytes()
                 messages = [Message(row[0], row[1], row[2], bool(row[3])) for row in table.reshape(-1, 4).tolist()]
                 layout = Layout(messages[0], messages[1 : 1 + int(count[0])], messages[1 + int(count[0]) :])
             else:
                 layout = _layout(files, path, _LOCAL)
+                self._head = _head(files, path, layout)
         except FormatError as error:
             raise unknown(shown, "Arrow", error) from error
         places = np.array([batch[:3] for batch in layout.batches], np.int64).reshape(-1, 3)
         self._starts, self._stops = SharedArray(places[:, 0]), SharedArray(places[:, 1])
-        heads = [(path, message.start, message.stop) for message in (layout.schema, *layout.dictionaries)]
-        self._head = b"".join(files.read_each(ByteRanges.of(heads)))
-        """The schema and all dictionaries: with these each record batch is a stream of its own."""
         self.is_packed: bool = any(batch.is_packed for batch in layout.batches)
-        """True if buffers are compressed."""
+        """True if buffers are compressed; and the bytes of schema and dictionaries."""
         self.is_mapped: bool = maps is not None and not self.is_packed
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema

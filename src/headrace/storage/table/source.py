@@ -38,12 +38,13 @@ from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
 from headrace.storage.table.columns import Column, Numbers
 from headrace.storage.table.copies import unchosen, with_copy
-from headrace.storage.table.files import PARQUET_MAGIC, Block, TableFile, table_paths
+from headrace.storage.table.files import PARQUET_MAGIC, TABLES, Block, TableFile, table_paths
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
 
 _GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are held at once
 _MAPPED = 1 << 15  # mapped record batches whose columns are known, a few kB each
+_WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
@@ -74,8 +75,7 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     for path, size in zip(paths, sizes, strict=True):
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
-    heads = reader.read_each(ByteRanges.of([(path, 0, min(size, 8)) for path, size in zip(paths, sizes, strict=True)]))
-    are_parquet = [head.startswith(PARQUET_MAGIC) or _ends_as_parquet(path) for head, path in zip(heads, paths, strict=True)]
+    are_parquet = [_is_parquet(path, reader) for path in paths]
     of_parquet = [(path, max(0, size - TAIL), size) for path, size, fits in zip(paths, sizes, are_parquet, strict=True) if fits]
     tails = iter(reader.read_each(ByteRanges.of(of_parquet)))
     maps = None if server is not None else WorkerFiles[mmap.mmap](map_file, unmap)
@@ -86,6 +86,13 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     if server is None:
         reader.close()  # each process opens what it reads
     return opened, reader
+
+
+def _is_parquet(path: str, files: Files) -> bool:
+    """By its name, or, of a file of this machine whose name says nothing, by its first bytes."""
+    if files.is_remote or TABLES.fits(path):
+        return _ends_as_parquet(path)
+    return files.read_joined(ByteRanges.of([(path, 0, len(PARQUET_MAGIC))])) == PARQUET_MAGIC
 
 
 def _ends_as_parquet(path: str) -> bool:
@@ -363,7 +370,11 @@ def _write_block(block: Block, rows: IntArray, places: IntArray, outs: Mapping[s
         column: Column = block.columns[name]
         if isinstance(out, np.ndarray):
             assert isinstance(column, Numbers)
-            out[places] = column.take(rows)
+            if out[:1].nbytes < _WIDE:
+                out[places] = column.take(rows)
+                continue
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True):  # each is copied once
+                out[place] = column.view(row)
             continue
         for place, value in zip(places.tolist(), column.values(rows), strict=True):
             out[place] = value
