@@ -245,6 +245,21 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
         assert dataset[8]["obs/agentview_image"].shape == (2, 6, 5, 3)
 
 
+def test_episodes_behind_links(tmp_path: Path) -> None:
+    """Groups and arrays of another file are read from that file."""
+    write_demos(tmp_path / "b.hdf5", (5, 4), seed=2)
+    write_demos(tmp_path / "a.hdf5", (5,), seed=1)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["data/demo_1"] = h5py.ExternalLink("b.hdf5", "/data/demo_1")
+        del file["data/demo_0/actions"]
+        file["data/demo_0/actions"] = h5py.ExternalLink("b.hdf5", "/data/demo_0/actions")
+    with EpisodeDataset(tmp_path / "a.hdf5", ["actions", "obs/*"]) as dataset:
+        for number, (actions, position) in enumerate((("b", "a"), ("b", "b"))):
+            arrays = {name: arrays_of(tmp_path / f"{name}.hdf5", f"data/demo_{number}") for name in {actions, position}}
+            assert same(dataset[number]["actions"], torch.from_numpy(arrays[actions]["actions"]))
+            assert same(dataset[number]["obs/joint_pos"], torch.from_numpy(arrays[position]["obs/joint_pos"]))
+
+
 def test_blocks_are_episodes_or_chunks(tmp_path: Path) -> None:
     short = write_demos(tmp_path / "a.hdf5")
     with EpisodeDataset(short, window=2, pad_after=0) as dataset:

@@ -7,6 +7,8 @@ neurophysiology its time series (NWB: ``acquisition/NAME/data``, ``.../timestamp
 from __future__ import annotations
 
 import fnmatch
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
+from headrace.storage.hdf5.probe import is_as_stored
 from headrace.storage.hdf5.rows import OpenHDF5
 
 _NUMBERED = re.compile(r"^\D*\d+$")
@@ -160,12 +163,15 @@ class _Looking:
     def __init__(self, opened: OpenHDF5, options: EpisodeOptions) -> None:
         self._opened, self._options = opened, options
         self.keys: tuple[str, ...] | None = None
+        self._is_checked, self._file_number = False, -1
         self.missing: set[str] = set(options.episodes) if isinstance(options.episodes, tuple) else set()
 
     def __call__(self, path: str) -> list[_Episode]:
         """The episodes of a file."""
         hdf5, options = self._opened.hdf5, self._options
+        self._is_checked = False
         with hdf5.reading(path) as file:
+            self._file_number = h5py.h5o.get_info(file["/"].id).fileno
             pattern = _found_groups(file, path) if options.groups is None else options.groups
             names = groups_matching(file, pattern)
             if not names:
@@ -228,6 +234,9 @@ class _Looking:
 
     def _array(self, group: h5py.Group, path: str, name: str, key: str) -> _Array:
         opened, options = self._opened, self._options
+        if self._is_checked and (plain := self._plain_array(group, path, key)) is not None:
+            return plain
+        self._is_checked = options.direct and hasattr(os, "preadv") and not group.file.swmr_mode
         dataset, place = self._dataset(group, path, name, key), f"{name}/{key}".lstrip("/")
         rows = rows_of(dataset, path, place, opened.hdf5, opened.library, direct=options.direct, cache_dir=options.cache_dir)
         if isinstance(rows, ObjectRows):
@@ -238,6 +247,24 @@ class _Looking:
             if ranges.start[0] >= 0:
                 return _Array(grid.shape, rows.dtype, ranges.paths[int(ranges.file[0])], int(ranges.start[0]), None)
         return _Array(grid.shape, rows.dtype, path, -1, ArrayReader(rows, opened.chunks, f"{path}\0{place}"))
+
+    def _plain_array(self, group: h5py.Group, path: str, key: str) -> _Array | None:
+        """An array of numbers that lies in one piece in this very file, which takes a tenth of the time to find out; None: it is another.
+
+        The first array of each file goes the long way, which compares the file with its version."""
+        try:
+            found = h5py.h5d.open(group.id, key.encode())
+        except (KeyError, TypeError):  # who opens it in the other way says what is wrong
+            return None
+        plist, shape, dtype = found.get_create_plist(), found.shape, found.dtype
+        if plist.get_layout() != h5py.h5d.CONTIGUOUS or plist.get_external_count() or not shape or dtype.kind not in "biufc":
+            return None
+        if not is_as_stored(found.get_type(), dtype) or h5py.h5o.get_info(found).fileno != self._file_number:
+            return None
+        begin, nbytes = found.get_offset(), math.prod(shape) * dtype.itemsize
+        if begin is None or not nbytes or begin + nbytes > self._opened.hdf5.files.version(path).size:
+            return None
+        return _Array(tuple(shape), dtype, path, begin, None)
 
     def _value(self, group: h5py.Group, path: str, name: str, key: str) -> Any:
         """A static value: of a dataset, or of an attribute of the episode."""
