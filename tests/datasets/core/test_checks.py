@@ -101,7 +101,7 @@ def test_an_option_of_another_format_is_told_so(photos: Path, tmp_path: Path) ->
     for door in (open_dataset, create_dataloader):
         with pytest.raises(ConfigError, match="image_size is an option for images and tables, and here are texts: leave it out"):
             door(tmp_path, image_size=3)
-        with pytest.raises(ConfigError, match="max_length is an option for texts, and here are images"):
+        with pytest.raises(ConfigError, match="max_length is an option for texts and tables, and here are images"):
             door(photos, max_length=3)
 
 
