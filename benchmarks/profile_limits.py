@@ -2,7 +2,7 @@
 
     python benchmarks/profile_limits.py [--runs 10] [--seconds 24] [--only NAME ...] [--json]
 
-Six loaders are each held back by one thing: a disk that waits, a decoder and a transform that compute (the latter
+Seven loaders are each held back by one thing: a disk that waits, a server that does, a decoder and a transform that compute (the latter
 in Python, with the interpreter's lock), too few workers, a slow step, and a slow collate function. Three more are not
 held back by data. Each is profiled with ``apply=True`` in a process of its own; a run counts as right where the planted limit is the one
 that is named, and its best prediction as kept where the measured gain differs from it by at most 20 %.
@@ -11,20 +11,25 @@ that is named, and its best prediction as kept where the measured gain differs f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import psutil
 import torch
+from stream_server import StreamServer, tell
 
-from headrace import BaseDataset, Source, create_dataloader, profile_dataloader
+from headrace import BaseDataset, HDF5Dataset, Source, create_dataloader, profile_dataloader
 from headrace.collate import stack_collate
 
 SAMPLES, BATCH, BYTES = 1024, 16, 30_000
@@ -120,14 +125,29 @@ def planted(name: str) -> tuple[Any, Any]:
     raise SystemExit(f"no such case: {name}")
 
 
-LIMITS = ("read", "decode", "transform", "workers", "step", "collate")
+LIMITS = ("read", "server", "decode", "transform", "workers", "step", "collate")
 IDLE = ("idle-one", "idle-reading", "idle-memory")
 
 
+@contextlib.contextmanager
+def served() -> Iterator[tuple[Any, Any]]:
+    """Random rows of an HDF5 file on a server that waits 25 ms before each answer, and gives 20 MB a second."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        bucket = Path(folder) / "data"
+        bucket.mkdir()
+        with h5py.File(bucket / "rows.h5", "w") as file:
+            file["data"] = np.random.default_rng(0).integers(0, 255, (SAMPLES, BYTES), np.uint8)
+        with StreamServer(folder) as server:
+            tell(server.url, latency=0.025, bandwidth=20e6)
+            with HDF5Dataset(f"{server.url}/data/rows.h5", cache_dir=folder) as dataset:
+                yield create_dataloader(dataset, batch_size=BATCH, num_workers=1), step_of(0.006)
+
+
 def run_one(name: str, seconds: float) -> dict[str, Any]:
-    loader, step = planted(name)
-    profile = profile_dataloader(loader, step, seconds, apply=True)
-    wanted = "step" if name in IDLE else name
+    with served() if name == "server" else contextlib.nullcontext(planted(name)) as (loader, step):
+        profile = profile_dataloader(loader, step, seconds, apply=True)
+    wanted = "step" if name in IDLE else "read" if name == "server" else name
     tried = next((one for one in profile.advice if one.measured is not None), None)
     kept = tried is not None and abs(tried.measured / tried.predicted - 1) <= 0.2
     return {

@@ -9,13 +9,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import headrace
-from headrace import BaseDataset, BudgetError, ConfigError, ImageDataset, Profile, Source, create_dataloader, profile_dataloader
+from headrace import (
+    BaseDataset,
+    BudgetError,
+    ConfigError,
+    HDF5Dataset,
+    ImageDataset,
+    Profile,
+    Source,
+    create_dataloader,
+    profile_dataloader,
+)
 from headrace.cli.main import main
 from headrace.monitor.stats import STAGES
 from headrace.profiling.alone import Alone, reading_gain, repeated
@@ -216,6 +227,16 @@ def test_samples_without_numbers() -> None:
     for loader in (DataLoader(Count(), batch_size=4), loader_of(Count())):
         profile = profile_dataloader(loader, rest, SECONDS)
         assert profile.limit in ("sample", "read", "workers") and profile.most_gain is not None and profile.most_gain > 2
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_blocks_are_advised_where_chunks_are_decoded(tmp_path: Path, compression: Any) -> None:
+    """And not where each row is read by itself."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        rows = np.random.default_rng(0).integers(0, 99, (512, 4096), np.uint8)
+        file.create_dataset("data", data=rows, chunks=(64, 4096), compression=compression)
+    profile = profile_dataloader(loader_of(HDF5Dataset(tmp_path / "rows.h5"), batch_size=8, shuffle=True), seconds=SECONDS)
+    assert any("shuffle='block'" in one.code for one in profile.advice) == (compression is not None)
 
 
 def test_images_are_read_cold_and_warm(photos: Path) -> None:

@@ -131,6 +131,8 @@ class Adviser:
         found, loader = self._found, self._found.loader
         if not isinstance(loader, Loader) or not isinstance(loader.dataset, BaseDataset) or loader.config.shuffle is not True:
             return
+        if not loader.dataset.sample_source.block_nbytes:  # samples are read one by one
+            return
         sizes, stats = loader.dataset.blocks(), found.alone
         if sizes is None or not len(sizes) or loader.config.order_of_its_own:
             return
