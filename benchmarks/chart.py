@@ -1,6 +1,6 @@
 """Draws the chart of README.md from `results/chart.json`, for light and for dark pages.
 
-    python benchmarks/chart.py            # writes docs/assets/chart-light.svg and chart-dark.svg
+    python benchmarks/chart.py            # writes docs/assets/chart-light.svg, chart-dark.svg, and both for narrow screens
 
 The figures are those of docs/benchmarks.md: of each bar the JSON names section, row and column. The same JSON gives the same bytes.
 """
@@ -19,23 +19,24 @@ THEMES = {
     "dark": {"text": "#f0f6fc", "muted": "#9198a1", "headrace": "#58b9e5", "other": "#6e7681"},
 }
 FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
-WIDTH, MARGIN, GAP = 820, 8, 36  # px: the chart, its edges, between columns
-COLUMN = (WIDTH - 2 * MARGIN - GAP) / 2  # px: a panel
+COLUMN, MARGIN, GAP = 384, 8, 36  # px: a panel, the edges of the chart, between panels of a row
+COLUMNS = {"": 2, "-narrow": 1}  # panels of a row, by the ending of the file's name
 NAMES, LABELS = 160, 62  # px: the names of bars, before them; their figures, behind them
 BAR, PITCH, HEAD, FOOT = 15, 22, 48, 24  # px: a bar, from bar to bar, the titles of a panel, below it
 
 
-def svg(data: dict[str, Any], theme: str) -> str:
-    """The chart as an SVG on a transparent ground, two panels a row; each panel has a linear scale of its own, from zero."""
+def svg(data: dict[str, Any], theme: str, columns: int = 2) -> str:
+    """The chart as an SVG on a transparent ground, `columns` panels a row; each panel has a linear scale of its own, from zero."""
     colours, panels = THEMES[theme], data["panels"]
+    width = 2 * MARGIN + columns * COLUMN + (columns - 1) * GAP
     parts, top = [], float(MARGIN)
-    for first in range(0, len(panels), 2):
-        row = panels[first : first + 2]
+    for first in range(0, len(panels), columns):
+        row = panels[first : first + columns]
         for column, panel in enumerate(row):
             parts += _panel(panel, MARGIN + column * (COLUMN + GAP), top, colours)
         top += HEAD + PITCH * max(len(panel["bars"]) for panel in row) + FOOT
     height = round(top - FOOT + MARGIN)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
     return "\n".join([f'{head} font-family="{FONT}">', f"<title>{escape(description(data))}</title>", *parts, "</svg>", ""])
 
 
@@ -74,7 +75,8 @@ def _text(x: float, y: float, text: str, colour: str, style: str) -> str:
 def main() -> None:
     data = json.loads(DATA.read_text(encoding="utf-8"))
     for theme in THEMES:
-        (ROOT / "docs" / "assets" / f"chart-{theme}.svg").write_text(svg(data, theme), encoding="utf-8")
+        for ending, columns in COLUMNS.items():
+            (ROOT / "docs" / "assets" / f"chart-{theme}{ending}.svg").write_text(svg(data, theme, columns), encoding="utf-8")
 
 
 if __name__ == "__main__":

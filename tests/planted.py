@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_TREE = ("src", "tests", "tools", "examples", "benchmarks", "docs", "pyproject.toml", "README.md")
+_TREE = ("src", "tests", "tools", "examples", "benchmarks", "docs", "pyproject.toml", "mkdocs.yml", "README.md")
 
 
 class Mistake(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -20,5 +21,8 @@ def test_a_wheel_brings_the_command() -> None:
     assert PROJECT["project"]["scripts"] == {"headrace": "headrace.cli.main:main"}
 
 
-def test_no_extra_brings_what_nothing_uses() -> None:
-    assert "docs" not in set(PROJECT["project"]["optional-dependencies"])
+def test_the_sdist_builds_the_site() -> None:
+    assert (ROOT / "mkdocs.yml").is_file() and "/mkdocs.yml" in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    names = {re.split(r"[\[>=]", one)[0] for one in PROJECT["project"]["optional-dependencies"]["docs"]}
+    assert "mkdocs-material" in names and names <= pinned

@@ -1,0 +1,45 @@
+"""The site of docs/ has every page and every public name; .ci/run builds it with `mkdocs build --strict`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import headrace
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def _pages(nav: Any) -> Iterator[str]:
+    """The pages of a nav, in its order."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for part in nav.values() if isinstance(nav, dict) else nav:
+        yield from _pages(part)
+
+
+def test_the_nav_has_every_page_once() -> None:
+    pages = list(_pages(SITE["nav"]))
+    assert sorted(pages) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    assert pages[:2] == ["index.md", "start.md"]
+
+
+def test_every_public_name_has_one_entry() -> None:
+    pages = (path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
+    entries = Counter(name for page in pages for name in re.findall(r"^::: headrace\.(\w+)$", page, re.MULTILINE))
+    assert entries == Counter(headrace.__all__)
+
+
+def test_the_front_page_begins_as_the_readme_does() -> None:
+    readme, front = ((path / name).read_text(encoding="utf-8") for path, name in ((ROOT, "README.md"), (DOCS, "index.md")))
+    assert " ".join(readme.split("\n\n")[1].replace("**", "").split()) == " ".join(front.split("\n\n")[1].split())
+    described = {alt for text in (readme, front) for alt in re.findall(r'alt="([^"]*)"', text)}
+    assert len(described) == 1
