@@ -11,6 +11,7 @@ from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.spans import SpanReader
+from headrace.storage.source import one_after_the_other
 from headrace.storage.sparse.groups import GroupFile, as_text
 from headrace.storage.zarr.library import StringRows
 from headrace.storage.zarr.rows import OpenZarr
@@ -70,5 +71,5 @@ class ZarrGroups(GroupFile):
         if isinstance(field, StringRows):
             return field.whole()
         column = np.empty(field.shape, field.dtype)
-        field.read_spans(np.zeros(1, np.int64), [column], lambda function, count: [function(number) for number in range(count)])
+        field.read_spans(np.zeros(1, np.int64), [column], one_after_the_other)
         return as_text(column, f"{self.path}: {name!r}")

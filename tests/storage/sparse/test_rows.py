@@ -1,0 +1,98 @@
+"""Spans of arrays, and rows of sparse matrices as arrays, beside plain NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.storage.hdf5.rows import OpenHDF5
+from headrace.storage.source import one_after_the_other
+from headrace.storage.sparse.hdf5 import HDF5Groups
+from headrace.storage.sparse.rows import CSRRows
+from headrace.storage.sparse.zarr import ZarrGroups
+from headrace.storage.zarr.rows import OpenZarr
+
+LENGTH = 200
+VALUES = np.random.default_rng(0).integers(0, 99, LENGTH).astype("i4")
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What reads the same array in several layouts, with and without a cache; and one of which some chunks were never written."""
+    folder: Path = tmp_path_factory.mktemp("spans")
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["plain"] = VALUES
+        file.create_dataset("raw", data=VALUES, chunks=(16,))
+        file.create_dataset("gzip", data=VALUES, chunks=(16,), compression="gzip")
+        file.create_dataset("lzf", data=VALUES, chunks=(64,), compression="lzf")
+        file.create_dataset("holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7)[32:64] = VALUES[32:64]
+        file.create_dataset("gzip holes", (LENGTH,), "i4", chunks=(16,), fillvalue=7, compression="gzip")[32:64] = VALUES[32:64]
+    root = zarr.open_group(folder / "a.zarr", mode="w")
+    root.create_array("files", data=VALUES, chunks=(16,), compressors=None)
+    root.create_array("shards", data=VALUES, chunks=(8,), shards=(64,))
+    with_holes = np.full(LENGTH, 7, "i4")
+    with_holes[32:64] = VALUES[32:64]
+    hdf5, stores = OpenHDF5(), OpenZarr()
+    found = []
+    with hdf5.hdf5.reading(str(folder / "a.h5")) as file:
+        groups = HDF5Groups(file, str(folder / "a.h5"), hdf5)
+        found += [(groups.spans(name)[0], with_holes if "holes" in name else VALUES) for name in file]
+    store = ZarrGroups(stores.store(folder / "a.zarr"), stores)
+    found += [(store.spans(name)[0], VALUES) for name in ("files", "shards")]
+    hdf5.chunks.resize(1 << 20)
+    stores.chunks.resize(100)  # a few chunks
+    yield found
+    hdf5.close()
+    stores.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, LENGTH), st.integers(0, 60)), max_size=8))
+def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) -> None:
+    firsts = np.array([first for first, _ in spans], np.int64)
+    ends = np.minimum(firsts + np.array([count for _, count in spans], np.int64), LENGTH)
+    for reader, values in readers:
+        expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
+        assert np.array_equal(reader.read_joined(firsts, ends, one_after_the_other), expected), reader.how
+
+
+@given(st.data())
+def test_rows_are_those_of_a_dense_array(data: Any) -> None:
+    rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
+    each = [data.draw(st.lists(st.tuples(st.integers(0, columns - 1), st.integers(-3, 3)), max_size=6)) for _ in range(rows)]
+    sizes = np.array([len(one) for one in each], np.int64)
+    pairs = np.array([pair for one in each for pair in one], np.int64).reshape(-1, 2)
+    given_rows = CSRRows.of(sizes, pairs[:, 0].astype("i4"), pairs[:, 1].astype("f4"))
+    dense = np.zeros((rows, columns), "f4")
+    for row, one in enumerate(each):
+        for column, value in one:
+            dense[row, column] += value
+    found = given_rows.canonical(columns)
+    out = np.full((rows, columns), np.nan, "f4")
+    found.scatter(out)
+    assert np.array_equal(out, dense)
+    assert all((np.diff(indices) > 0).all() for indices, _ in found.records())
+    assert found.outside(columns) is None
+    order = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6)), np.int64)
+    taken = np.empty((len(order), columns), "f4")
+    found.take(order).scatter(taken)
+    assert np.array_equal(taken, dense[order])
+    picked = data.draw(st.permutations(range(columns)))[: data.draw(st.integers(1, columns))]
+    numbers = np.full(columns, -1, "i4")
+    numbers[picked] = np.arange(len(picked))
+    selected = np.empty((rows, len(picked)), "f4")
+    found.select(numbers).canonical(len(picked)).scatter(selected)
+    assert np.array_equal(selected, dense[:, picked])
+    again = CSRRows.joined(found.records())
+    assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
+
+
+def test_the_first_column_outside_is_named() -> None:
+    rows = CSRRows.of(np.array([2, 0, 1, 2]), np.array([0, 1, 4, 0, -1]), np.ones(5))
+    assert rows.outside(4) == (2, 4) and rows.outside(5) == (3, -1)
