@@ -40,6 +40,7 @@ PAGES = (
     "sampling",
     "order",
     "memory",
+    "configuration",
 )
 ELSEWHERE = {"architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse", "tables", "trainers"}
 """Pages whose code is run by a test of their room."""

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 import headrace
+from headrace.datasets.core.options import COMMON, REMOTE
+from headrace.loader.config import FIELDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -36,6 +38,18 @@ def test_every_public_name_has_one_entry() -> None:
     pages = (path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
     entries = Counter(name for page in pages for name in re.findall(r"^::: headrace\.(\w+)$", page, re.MULTILINE))
     assert entries == Counter(headrace.__all__)
+
+
+def _options(section: str) -> list[str]:
+    """The options in the table of a section of docs/configuration.md."""
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("|")][2:]
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row[2])]
+
+
+def test_the_options_are_those_of_the_code() -> None:
+    assert sorted(_options("Loader options")) == sorted(FIELDS)
+    assert sorted(_options("Dataset options")) == sorted(COMMON | REMOTE | {"loading_mode", "transform"})
 
 
 def test_the_front_page_begins_as_the_readme_does() -> None:

@@ -49,6 +49,7 @@ class ImageDataset(BaseDataset):
             where nothing follows, their result is scaled and normalised as above. At the head of `transforms` they do the same.
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders; or
+
             * "masks/", a folder, glob or URL of masks: each has the relative name of its image, with any ending, and its size. A target
               is int64 [H, W], the class numbers as they are stored (`headrace.datasets.image.masks`), resized to the nearest pixel;
             * "instances.json", annotations as COCO has them: a target is a dict of `boxes` (float32 [N, 4]: left, top, right, bottom in
@@ -56,6 +57,7 @@ class ImageDataset(BaseDataset):
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable of the path;
             * None: every target is None.
+
             Texts become class numbers, and lists of texts float32 [classes], 1 for each class in the list. A file name alone may fit one
             file only. Built-in crops and flips, and `image_size`, apply to masks and boxes as to their image; other callables of
             `transform` get the image alone, those of `transforms` both.
