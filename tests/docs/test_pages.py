@@ -14,6 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
@@ -41,6 +43,7 @@ PAGES = (
     "order",
     "memory",
     "configuration",
+    "moving",
 )
 ELSEWHERE = {"architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse", "tables", "trainers"}
 """Pages whose code is run by a test of their room."""
@@ -98,6 +101,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, dtype in (("raw", "u2"), ("labels", "u1")):  # what was never written is 0
         array = root.create_array(name, shape=(512, 512, 512), dtype=dtype, chunks=(32, 32, 32), shards=(64, 64, 64))
         array[:64, :64, :64] = 1
+    (folder / "saved" / "train").mkdir(parents=True)
+    pq.write_table(pa.table({"pressure": np.arange(100.0), "label": np.arange(100) % 3}), folder / "saved" / "train" / "rows.parquet")
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
     return folder
 
