@@ -148,3 +148,10 @@ def test_a_thread_that_comes_later_counts(make_loader: Any, monkeypatch: pytest.
     iter(loader)
     assert loader.multiprocessing_context.get_start_method() == loader.config.multiprocessing_context.get_start_method() == "forkserver"
     assert "other threads run (pt_gloo_runloop)" in loader.explain()
+
+
+def test_threads_of_arrow_do_not_count() -> None:
+    """Those that read, and the one of its allocator, survive a fork as the allocator has it."""
+    arrow = pytest.importorskip("pyarrow")
+    assert arrow.chunked_array([[1, 2], [3]]).take(arrow.array([2, 0])).to_pylist() == [3, 1]
+    assert not [name for name in other_threads() if "jemalloc" in name]

@@ -7,8 +7,9 @@ in the child. So where other threads run, workers are started by forkserver, if 
 picklable, in little time, and the main script importable, since a process that was not forked imports it again (without
 ``if __name__ == "__main__"`` it would run once more, in each worker).
 
-Threads of headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, and the pools of OpenBLAS and OpenMP
-(which have the name of the process) are not other ones: idle, they hold no lock that a worker takes. A forked worker that hangs all the
+Threads of headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, the pools of OpenBLAS, OpenMP and Arrow
+(which have the name of the process), and that of jemalloc, which comes with pyarrow and knows forks, are not other ones: idle, they hold
+no lock that a worker takes. A forked worker that hangs all the
 same is replaced (see `processes.py`).
 """
 
@@ -32,7 +33,7 @@ from headrace.errors import ConfigError
 from headrace.loader.data import inner_datasets
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
-_OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda")
+_OURS = ("headrace-", "fsspecIO", "zarr_", "asyncio_", "QueueFeederThread", "cuda", "jemalloc_bg_thd")
 _OF_TORCH = "_pin_memory_loop"
 _MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
