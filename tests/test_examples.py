@@ -198,6 +198,7 @@ def test_training_on_patches_of_a_volume(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.quick_every(1)
+@pytest.mark.slow
 def test_cloning_a_behaviour(tmp_path: Path) -> None:
     assert len((EXAMPLES / "train_clone.py").read_text().splitlines()) < 80
     command = [sys.executable, EXAMPLES / "train_clone.py", "--epochs", "3", "--workers", "0"]

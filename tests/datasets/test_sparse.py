@@ -35,6 +35,8 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write_frame, write_matrix
 
+pytestmark = pytest.mark.quick_every(5)
+
 ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
 DENSE = random_matrix(ROWS, COLUMNS)

@@ -57,6 +57,7 @@ def test_well_laid_out_files_get_no_advice(tmp_path: Path) -> None:
         assert inspect(tmp_path / f"{number}.h5").advice == [], options
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "bad one.h5", "w") as file:
         data = file.create_dataset("deep/x", (30_000, 64, 64), "u1", chunks=(5000, 64, 64), compression="gzip", compression_opts=1)

@@ -38,6 +38,8 @@ from headrace.packing.zarr.shard import encoded
 from tests.packing.shared import contents, kill_four_times
 from tests.servers.s3 import S3Server
 
+pytestmark = pytest.mark.quick_every(4)
+
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become several parts."""
 SIZE = (20, 30)
@@ -399,6 +401,7 @@ def test_a_missing_column_chunk_is_an_error(packed: Path, tmp_path: Path) -> Non
             ImageDataset(out)
 
 
+@pytest.mark.slow
 def test_to_a_store(photos: Path, packed: Path, store: str, own_cache: None) -> None:
     if store == "jpeg":
         pytest.skip("its objects are those of encoded images")

@@ -35,6 +35,7 @@ def test_each_mode_is_timed(rows: Path) -> None:
     assert found.fastest in found.modes
 
 
+@pytest.mark.slow
 def test_a_path_is_opened_once_for_each_mode(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
@@ -71,6 +72,7 @@ def test_what_can_not_be_timed(rows: Path, tmp_path: Path) -> None:
         compare_modes(tmp_path / "b.zarr", seconds=0.1, num_workers=0)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_a_mode(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", str(rows), "--seconds", "0.2", "--workers", "0", "--mode", "lazy", "--mode", "eager", "--batch-size", "20"]
     assert main(arguments) == 0

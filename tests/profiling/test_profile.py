@@ -108,6 +108,7 @@ def step_ms(verdict: str) -> float:
         (lambda: Slow(), {"collate_fn": slow_batch}, "collate"),
     ],
 )
+@pytest.mark.quick_every(4)
 def test_the_slow_stage_is_named(dataset: Any, options: dict[str, Any], limit: str) -> None:
     profile = profile_dataloader(loader_of(dataset(), **options), rest, SECONDS)
     assert profile.limit == limit and profile.is_limited_by_data
@@ -141,6 +142,7 @@ def test_of_workers_too() -> None:
     assert {one["worker_pid"] for one in profile.batches} and len({one["worker_pid"] for one in profile.batches}) == 2
 
 
+@pytest.mark.slow
 def test_without_a_step_the_loader_is_measured_alone() -> None:
     profile = profile_dataloader(loader_of(Slow(read=0.005)), seconds=SECONDS)
     assert profile.limit == "read" and not profile.has_step and profile.free_per_second is None and profile.most_gain is None
@@ -158,6 +160,7 @@ def test_the_loader_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", ["squares", "photos"])
+@pytest.mark.quick_every(2)
 def test_samples_that_are_skipped_are_skipped(kind: str, tmp_path: Path) -> None:
     if kind == "photos":
         loader = loader_of(ImageDataset(bad_photos(tmp_path / "bad"), image_size=16, on_error="skip"), batch_size=8)
@@ -196,12 +199,14 @@ def test_a_cache_is_filled_as_in_a_training() -> None:
         assert dataset.mode.stats()["held"] == 96
 
 
+@pytest.mark.slow
 def test_a_cache_is_not_filled_by_the_way() -> None:
     dataset, before = Slow(read=0.002), threading.active_count()
     profile_dataloader(loader_of(dataset), rest, SECONDS)
     assert dataset.mode.stats() == {} and threading.active_count() <= before
 
 
+@pytest.mark.slow
 def test_a_torch_loader() -> None:
     class Rows(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -217,6 +222,7 @@ def test_a_torch_loader() -> None:
     assert all(one.code.startswith("DataLoader(") for one in profile.advice if one.code)
 
 
+@pytest.mark.slow
 def test_samples_without_numbers() -> None:
     class Count(IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -274,6 +280,7 @@ def large_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("large"), classes=("noise",), per_class=16, size=(640, 480))
 
 
+@pytest.mark.slow
 def test_images_may_be_smaller_and_uint8(large_photos: Path) -> None:
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
     profile = profile_dataloader(loader, rest, SECONDS)
@@ -286,6 +293,7 @@ def test_images_may_be_smaller_and_uint8(large_photos: Path) -> None:
     assert smaller_files(ImageDataset(large_photos, image_size=600), lambda epoch: loader._plan.requests(epoch, 0)) is None
 
 
+@pytest.mark.slow
 def test_of_other_batches_the_step_gets_one_that_it_knows(large_photos: Path) -> None:
     loader = loader_of(ImageDataset(large_photos, image_size=96), batch_size=4)
     view, seen = as_uint8(loader.dataset), []
@@ -445,6 +453,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("ending", ["", ".py"])
+@pytest.mark.quick_every(2)
 def test_the_command(program: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "out.html"
     command = ["profile", f"{program}{ending}:loader", "--step", f"{program}:step", "--seconds", "2", "--html", str(page)]
@@ -479,6 +488,7 @@ def test_wrong_use_of_the_command(program: str, arguments: list[str], message: s
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_docs_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)

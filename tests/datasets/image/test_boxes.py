@@ -38,6 +38,8 @@ from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco
 
+pytestmark = pytest.mark.quick_every(4)
+
 SIZE = (32, 24)
 
 

@@ -32,6 +32,8 @@ from headrace.testing.contract import same
 from tests.data.labelled import make_masks, make_pair, save_mask
 from tests.data.make import noise
 
+pytestmark = pytest.mark.quick_every(4)
+
 CLASSES = np.arange(20 * 30, dtype=np.int32).reshape(20, 30)
 
 

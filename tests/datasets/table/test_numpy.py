@@ -16,6 +16,8 @@ from headrace import ConfigError, FileChangedError, FormatError, MissingNameErro
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 
+pytestmark = pytest.mark.quick_every(4)
+
 N = 40
 ROWS = np.random.default_rng(1).integers(0, 255, (N, 6, 5), np.uint8)
 

@@ -36,6 +36,8 @@ from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 
+pytestmark = pytest.mark.quick_every(4)
+
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 pq = pytest.importorskip("pyarrow.parquet")
 
