@@ -360,3 +360,12 @@ def _with_path(url: str, change: Callable[[str], str]) -> str:
         return first + chained + _with_path(rest, change)
     path, question, query = first.partition("?")
     return f"{change(path)}{question}{query}{chained}{rest}"
+
+
+def read_whole(url: str, options: RemoteOptions) -> bytes | None:
+    """The bytes of one remote file; None: there is none."""
+    server = RemoteFiles(url, options)
+    try:
+        return server.find_metadata([url])[0]
+    finally:
+        server.close()

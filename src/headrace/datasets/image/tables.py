@@ -16,7 +16,7 @@ from headrace.datasets.image.matching import names_of
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.io.paths import is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
 
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
@@ -67,11 +67,7 @@ def read_labels(path: str, files: FileSet, reach: RemoteOptions) -> Table | dict
 
 def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
     if is_url(path):
-        server = RemoteFiles(path, reach)
-        try:
-            data = server.find_metadata([path])[0]
-        finally:
-            server.close()
+        data = read_whole(path, reach)
         if data is None:
             raise DataNotFoundError(f"targets: {redact(path)} does not exist")
         return data

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote_files import read_whole
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 ARRAYS = "data.zarr"
@@ -130,11 +130,7 @@ def _local_manifest(folder: str) -> dict[str, Any] | None:
 
 
 def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
-    server = RemoteFiles(url, options)
-    try:
-        data = server.find_metadata([url])[0]
-    finally:
-        server.close()
+    data = read_whole(url, options)
     if data is None:
         raise DataNotFoundError(f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?")
     return parse_manifest(data, url)
