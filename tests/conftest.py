@@ -23,7 +23,10 @@ from hypothesis import settings
 from tests.data.make import make_photos
 from tests.servers.ranges import RangeServer
 
-settings.register_profile("headrace", deadline=None)  # on a busy machine everything takes longer
+# The same examples each time, so that a failure is the change's own; `--hypothesis-profile fuzz` looks for new ones. No deadline, since on
+# a busy machine everything takes longer.
+settings.register_profile("headrace", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=2000)
 settings.load_profile("headrace")
 
 # Workers started by forkserver then fork from a process that has torch loaded: tenths of a second each, instead of seconds.

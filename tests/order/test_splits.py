@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace import ConfigError
@@ -44,6 +44,7 @@ def test_sizes_are_exact(n: int, fractions: list[float], seed: int) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), FRACTIONS, SEEDS)
+@example([0, 0, 1, 1, 1, 2], [0.1, 0.2, 0.3, 0.4], 0)  # parts of almost the same size, which were not asked to be equal
 def test_stratified_parts_have_their_share_of_labels(labels: list[int], fractions: list[float], seed: int) -> None:
     n = len(labels)
     parts, plain = parts_or_none(n, fractions, seed, stratify=labels), parts_or_none(n, fractions, seed)

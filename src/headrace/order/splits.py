@@ -40,7 +40,7 @@ def split_parts(n: int, fractions: Sequence[float], seed: int, *, stratify: Any 
     if not math.isclose(total := math.fsum(fractions), 1, abs_tol=1e-6):
         raise ConfigError(f"split: the fractions must add up to 1, and {list(fractions)!r} add up to {total:g}")
     ends = [math.fsum(fractions[: number + 1]) for number in range(len(fractions) - 1)]
-    return _parts(n, [*ends, 1], seed, stratify, groups, f"split({list(fractions)!r})")
+    return _parts(n, [*ends, 1], seed, stratify, groups, f"split({list(fractions)!r})", even=len(set(fractions)) == 1)
 
 
 def fold_parts(n: int, k: int, seed: int, *, stratify: Any = None, groups: Any = None) -> list[IntArray]:
@@ -48,10 +48,10 @@ def fold_parts(n: int, k: int, seed: int, *, stratify: Any = None, groups: Any =
     k = check_integer("folds: k", k, 2)
     if k > n:
         raise ConfigError(f"folds: {n:,} samples can't be cut into {k} folds: use a smaller k")
-    return _parts(n, [Fraction(end, k) for end in range(1, k + 1)], seed, stratify, groups, f"folds({k})")
+    return _parts(n, [Fraction(end, k) for end in range(1, k + 1)], seed, stratify, groups, f"folds({k})", even=True)
 
 
-def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, groups: Any, call: str) -> list[IntArray]:
+def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, groups: Any, call: str, *, even: bool) -> list[IntArray]:
     labels = None if stratify is None else _codes(stratify, n, "stratify")
     members = None if groups is None else _codes(groups, n, "groups")
     order = permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT)) if n else np.arange(0)
@@ -62,7 +62,7 @@ def _parts(n: int, ends: Sequence[float | Fraction], seed: int, stratify: Any, g
     else:
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-            part_of = _spread(cuts, seed, np.bincount(labels))
+            part_of = _spread(cuts, seed, np.bincount(labels), even=even)
         part_of[order] = part_of.copy()
     parts = [np.flatnonzero(part_of == part) for part in range(len(cuts))]
     for number, part in enumerate(parts):
@@ -84,7 +84,7 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
     return codes.astype(np.int64)
 
 
-def _spread(cuts: Sequence[int], seed: int, labelled: IntArray) -> IntArray:
+def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, *, even: bool) -> IntArray:
     """The part of each place in a row of samples that is sorted by labels, so that each part has its count, and its share of each label's
     samples to within one. Equal parts take turns.
 
@@ -92,11 +92,12 @@ def _spread(cuts: Sequence[int], seed: int, labelled: IntArray) -> IntArray:
         cuts: where the parts would end if they were taken one after the other.
         seed: any integer.
         labelled: how many samples have each label.
+        even: whether all parts were asked to be equal, so that sizes differ by rounding alone.
     """
     n, parts = cuts[-1], len(cuts)
     counts = np.diff(cuts, prepend=0)
     shift = int(derive_keys("stratify", seed, n, count=1)[0])
-    if parts and counts.max() - counts.min() <= 1:
+    if parts and (even or counts.max() == counts.min()):
         turns = (np.arange(n) + shift) % parts
         larger_first = np.argsort(-counts, kind="stable")  # what is left over at the end goes to these
         order_of_turns = larger_first[np.argsort(np.argsort(-np.bincount(turns, minlength=parts), kind="stable"))]
