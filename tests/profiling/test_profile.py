@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -190,7 +190,26 @@ def test_an_error_of_a_thread_that_reads_is_raised() -> None:
     dataset = BaseDataset(Gone())
     requests = repeated(lambda epoch: loader_of(dataset)._plan.requests(epoch, 0), 0)
     with pytest.raises(OSError, match="the disk is gone"):
-        reading_gain(dataset, requests, 20.0)
+        reading_gain(dataset, requests, (1, 4), 20.0)
+
+
+class Noted(Waiting):
+    """Records that note which copy of their source was read."""
+
+    read_by: ClassVar[list[int]] = []
+
+    def read(self, indices: Any) -> list[Any]:
+        self.read_by.append(id(self))
+        return super().read(indices)
+
+
+def test_sources_are_open_before_reading_is_timed() -> None:
+    Noted.read_by.clear()
+    dataset = BaseDataset(Noted(0.001))
+    requests = repeated(lambda epoch: loader_of(dataset)._plan.requests(epoch, 0), 0)
+    assert reading_gain(dataset, requests, (2, 5), 0.2) is not None
+    assert len(set(Noted.read_by[:5])) == 5, "each source is read once before the first is timed"
+    assert len(set(Noted.read_by)) == 5 and id(dataset.sample_source) not in Noted.read_by
 
 
 def test_a_cache_is_filled_as_in_a_training() -> None:

@@ -30,8 +30,6 @@ from headrace.profiling.room import finish_kernels
 from headrace.storage.files import FilesSource
 from headrace.storage.source import Locatable, Source
 
-_THREADS = 4  # that read at the same time
-
 
 @dataclass(slots=True)
 class Alone:
@@ -40,7 +38,6 @@ class Alone:
     Attributes:
         samples: that went through, by stage.
         seconds: of each stage; `bare`: of the same work with nothing around it.
-        reading_gain: by which several threads read faster than one; None: not measured.
         gil: share of the user's own code that holds the interpreter's lock; None: there is none, or it can't be told.
         own_code: what that is.
     """
@@ -48,7 +45,6 @@ class Alone:
     samples: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     bare: dict[str, float] = field(default_factory=dict)
-    reading_gain: float | None = None
     gil: float | None = None
     own_code: str = ""
 
@@ -252,41 +248,55 @@ def _look_at_gil(alone: Alone, dataset: Any, collating: Collating, samples: list
         alone.gil = gil_fraction(codes[alone.own_code][1], seconds)
 
 
-def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], seconds: float) -> float | None:
-    """By which several threads, each with a source of its own, read faster than one; None: the source can't be copied.
+def reading_gain(dataset: BaseDataset, requests: Iterator[BatchRequest], readers: tuple[int, int], seconds: float) -> float | None:
+    """By which more threads, each with a source of its own, read faster than fewer; None: the source can't be copied.
+
+    Args:
+        dataset: whose records are read, and thrown away.
+        requests: batches to read.
+        readers: how many threads read at first, and then.
+        seconds: for both together; opening the sources comes on top.
 
     Raises:
         Exception: whatever reading raises.
     """
     try:
-        sources = [pickle.loads(pickle.dumps(dataset.sample_source)) for _ in range(_THREADS)]
+        sources = [pickle.loads(pickle.dumps(dataset.sample_source)) for _ in range(max(readers))]
     except Exception:  # a source of the user's that stays in its process
         return None
     lock = threading.Lock()
 
-    def read(source: Any, until: float) -> int:
-        count = 0
-        while time.perf_counter() < until:
-            with lock:
-                request = next(requests, None)
-            if request is None:
-                break
-            indices = dataset.whole_indices(request).tolist()
+    def read(source: Source) -> int:
+        with lock:
+            request = next(requests, None)
+        indices = [] if request is None else dataset.whole_indices(request).tolist()
+        if indices:
             dataset.sample_reader.records(indices, source.read)
-            count += len(indices)
-        return count
+        return len(indices)
+
+    def read_until(source: Source, until: float) -> list[tuple[float, int]]:
+        """When each batch was there, and of how many samples."""
+        done = list[tuple[float, int]]()
+        while time.perf_counter() < until and (count := read(source)):
+            done.append((time.perf_counter(), count))
+        return done
 
     def rate(number: int) -> float:
+        """Samples a second while all of them read: at the end some have nothing left to do."""
         start = time.perf_counter()
         with ThreadPoolExecutor(number, "headrace-reading") as threads:
-            count = sum(threads.map(read, sources[:number], itertools.repeat(start + seconds / 2)))
-        return count / max(time.perf_counter() - start, 1e-9)
+            until = start + seconds / 2
+            done = [batch for some in threads.map(read_until, sources[:number], itertools.repeat(until)) for batch in some]
+        inside = [batch for batch in done if batch[0] <= until] or done
+        return sum(count for _, count in inside) / max(max(at for at, _ in inside) - start, 1e-9) if inside else 0.0
 
     with contextlib.ExitStack() as closing:
         for source in sources:
             closing.callback(source.close)
-        one = rate(1)
-        return rate(_THREADS) / one if one else None
+        with ThreadPoolExecutor(len(sources), "headrace-opening") as threads:
+            list(threads.map(read, sources))  # what is opened, or asked for, once, is
+        before = rate(readers[0])
+        return rate(readers[1]) / before if before else None
 
 
 def first_requests(requests: Iterable[BatchRequest], samples: int) -> list[BatchRequest]:

@@ -29,6 +29,7 @@ class Found:
         most_gain: by which the loop would be faster if data cost nothing.
         costs: of a sample, which agree with the rate of the loader alone.
         requests: epoch -> its batches; None: not known.
+        reading_gain: by which as many threads as `more_workers` says read faster than as many as there are workers; None: not measured.
     """
 
     loader: Any

@@ -21,7 +21,7 @@ from headrace.order import BatchRequest, EpochOrder, RankBatches
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.advice import Adviser, collating_of, copy_of
 from headrace.profiling.alone import Alone, measure_alone, reading_gain, repeated
-from headrace.profiling.limit import Candidate, Found, find_limit
+from headrace.profiling.limit import Candidate, Found, find_limit, more_workers
 from headrace.profiling.model import Costs
 from headrace.profiling.report.result import WORTH, Advice, Profile, Stage
 from headrace.profiling.running import Running, Step, Turn, joined, run_step
@@ -141,8 +141,10 @@ def _measure(loader: Any, step: Step | None, seconds: float) -> Found:
         device = copied.config.device if isinstance(copied, Loader) else None
         stages = measure_alone(copied.dataset, collating_of(copied), repeated(requests, 1_000_001), device, left)
     found = Found(loader, loop, alone, free, most, stages, _costs(copied, alone, free, stages), requests)
-    if isinstance(copied.dataset, BaseDataset) and requests is not None and not found.computes:
-        found.reading_gain = reading_gain(copied.dataset, repeated(requests, 1_000_002), min(2.0, 0.08 * seconds))
+    number = more_workers(found)
+    if isinstance(copied.dataset, BaseDataset) and requests is not None and not found.computes and number is not None:
+        readers = max(1, found.costs.workers), number
+        found.reading_gain = reading_gain(copied.dataset, repeated(requests, 1_000_002), readers, min(3.0, 0.15 * seconds))
     return found
 
 
