@@ -16,6 +16,21 @@ from headrace.cli.main import VERBS
 
 SOURCE = Path(headrace.__file__)
 HEAVY = {"torch", "h5py", "zarr", "numpy", "PIL", "fsspec", "tqdm", "aiohttp", "numcodecs", "dataclasses", "concurrent", "difflib"}
+LATER = {
+    "zarr",
+    "fsspec",
+    "aiohttp",
+    "numcodecs",
+    "s3fs",
+    "botocore",
+    "pyarrow",
+    "pandas",
+    "pycocotools",
+    "hdf5plugin",
+    "matplotlib",
+    "distributed",
+}
+"""What only some data, stores or commands need."""
 
 
 def imported(*arguments: str) -> set[str]:
@@ -34,7 +49,11 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_the_package_is_imported_by_name() -> None:
     assert not imported("-c", "import headrace") & HEAVY
-    assert "torch" in imported("-c", "from headrace import ImageDataset")
+
+
+def test_images_import_no_other_formats_and_stores() -> None:
+    names = imported("-c", "from headrace import ImageDataset, create_dataloader")
+    assert {"torch", "PIL"} <= names and not names & LATER
 
 
 def test_lazy_names_are_those_of_the_checkers() -> None:
