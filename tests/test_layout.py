@@ -8,9 +8,10 @@ import pytest
 import headrace
 
 PACKAGE = Path(headrace.__file__).parent
-GROUND = ("dtypes", "errors", "arguments", "display")  # in this order
+GROUND = ("dtypes", "sorting", "errors", "arguments", "display")  # in this order
 BELOW: dict[str, set[str]] = {
     "dtypes": set(),
+    "sorting": set(),
     "errors": set(),
     "arguments": set(),
     "display": set(),
@@ -41,7 +42,7 @@ INSIDE: dict[str, list[str]] = {
     "io/remote": ["options", "timeouts", "concurrency", "http", "errors", "fsspec_calls", "client", "prefetch"],
     "io/cache": ["disk_cache", "blocks", "contents"],
     "order": [
-        *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "ranks", "splits"),
+        *("permutation", "base", "seeding", "shares", "world", "request", "drawn", "lanes", "sequence", "ranks", "splits"),
         *("epoch", "sampler", "visits"),
     ],
     "memory": [

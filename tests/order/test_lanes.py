@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import EpochOrder
-from headrace.order.lanes import FEWEST, BlockSequence, Lanes, interleave_for, lanes_for
+from headrace.order.lanes import FEWEST, Lanes, interleave_for, lanes_for
 from headrace.storage.blocks import ENOUGH, block_length
 
 COUNTS = {"n": st.integers(0, 600), "batch": st.integers(1, 40), "interleave": st.integers(1, 50), "turns": st.integers(1, 14)}
@@ -34,39 +34,6 @@ def test_a_batch_draws_from_the_lanes_of_its_turn_evenly(n: int, batch: int, int
         assert set(numbers // interleave) == {step % turns}
         counts = np.bincount(numbers % interleave, minlength=interleave)
         assert counts.max() - counts.min() <= 1
-
-
-@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
-def test_a_sequence_holds_each_block_in_one_segment(sizes: list[int], seed: int, epoch: int) -> None:
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    sequence = BlockSequence(edges, seed, epoch)
-    places = np.arange(edges[-1])
-    blocks, indices = sequence.block_at(places), sequence.index_at(places)
-    assert np.array_equal(np.sort(indices), places)
-    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
-    assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size
-    assert np.array_equal(sequence.segments(), np.unique(edges))
-
-
-@given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30),
-    cuts=st.lists(st.integers(0, 900), max_size=20),
-    seed=st.integers(),
-    epoch=st.integers(0, 5),
-)
-def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
-    places = np.arange(edges[-1])
-    blocks, indices, segments = sequence.block_at(places), sequence.index_at(places), sequence.segments()
-    assert np.array_equal(np.sort(indices), places)
-    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
-    assert np.array_equal(np.intersect1d(segments, edges), np.unique(edges))  # each lies within a block
-    numbers = np.searchsorted(segments, indices, side="right") - 1
-    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another segment begins: a segment comes as a whole
-    assert len(ends) + 1 == len(segments) - 1 or not places.size
-    inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
-    assert set(ends) == set(inside) | set(sequence.edges[(sequence.edges > 0) & (sequence.edges < edges[-1])])
 
 
 @pytest.mark.parametrize("shards", [4, pytest.param(400, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
+from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within, unpermute
 
 SIZES = sorted({1, 2, 3} | {4**k + d for k in range(1, 11) for d in (-1, 0, 1)})
 
@@ -27,6 +27,18 @@ def test_it_is_a_bijection_around_powers_of_four(n: int) -> None:
 @given(n=st.integers(1, 5_000), seed=st.integers())
 def test_it_is_a_bijection_at_any_size(n: int, seed: int) -> None:
     assert np.array_equal(np.sort(permute(np.arange(n), n, keys_of(seed))), np.arange(n))
+
+
+@given(n=st.integers(1, 5_000), seed=st.integers())
+def test_unpermute_is_its_inverse(n: int, seed: int) -> None:
+    keys = keys_of(seed)
+    assert np.array_equal(unpermute(permute(np.arange(n), n, keys), n, keys), np.arange(n))
+
+
+@given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())
+def test_unpermute_is_its_inverse_in_huge_ranges(n: int, seed: int, data: st.DataObject) -> None:
+    positions, keys = data.draw(st.lists(st.integers(0, n - 1), max_size=50)), keys_of(seed)
+    assert unpermute(permute(positions, n, keys), n, keys).tolist() == positions
 
 
 @given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())

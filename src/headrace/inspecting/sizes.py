@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.sorting import distinct
 from headrace.storage.files import FilesSource
 
 ASKED = 16
@@ -17,7 +18,7 @@ _COUNTED, _SAMPLED = 20_000, 1000  # files whose sizes are all looked at; of mor
 
 def evenly(count: int, most: int) -> IntArray:
     """The numbers of all of `count` things ([n] int64), or of `most` of them at equal distances, the first and the last included."""
-    return np.arange(count, dtype=np.int64) if count <= most else np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+    return np.arange(count, dtype=np.int64) if count <= most else distinct(np.linspace(0, count - 1, most).astype(np.int64))
 
 
 def sizes_of(source: FilesSource) -> npt.NDArray[np.int64]:

@@ -30,6 +30,7 @@ from headrace.memory.budget import MemoryBudget, format_size
 from headrace.modes import LoadingMode
 from headrace.order import BucketedOrder, EpochOrder, Order, RankBatches, ResizedOrder
 from headrace.order.visits import Visits, count_visits
+from headrace.sorting import distinct
 
 _ALWAYS = (
     *("batch_size", "shuffle", "seed", "interleave", "turns", "num_workers", "prefetch_factor", "persistent_workers"),
@@ -291,7 +292,7 @@ class _Job:
         """Of an order that takes each batch from everywhere: how much of it the cache of a process spares depends on its size."""
         batches, edges = self._batches, np.cumsum(self._sizes)
         count = min(_LOOKED_AT, batches.steps)
-        drawn = [len(np.unique(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(count)]
+        drawn = [len(distinct(np.searchsorted(edges, batches.batch(step), side="right"))) for step in range(count)]
         each = sum(drawn) / count
         total = round(each * batches.steps * batches.world_size)
         what = "a full shuffle" if self.order is not None else "this order"

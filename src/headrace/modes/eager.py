@@ -18,6 +18,7 @@ from headrace.memory.row_store import RowStore, row_layout
 from headrace.memory.rows import Layout
 from headrace.memory.store import TABLE, SampleStore
 from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
+from headrace.sorting import distinct
 
 Load = Callable[[Sequence[int]], list[Any]]
 """Reads and decodes: a value, or a SampleError, for each index."""
@@ -128,7 +129,7 @@ class _Filling:
 
     def _measure(self, available: int) -> tuple[dict[int, Any], int]:
         """Samples spread over the dataset, and the bytes of all that follow from them."""
-        picked = np.unique(np.linspace(0, self.length - 1, min(_MEASURED, self.length)).astype(int)).tolist()
+        picked = distinct(np.linspace(0, self.length - 1, min(_MEASURED, self.length)).astype(int)).tolist()
         first: dict[int, Any] = {}
         total = count = 0
         for part in (picked[:1], picked[1:]):

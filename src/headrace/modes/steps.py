@@ -11,6 +11,7 @@ from headrace.errors import HeadraceError, SampleError
 from headrace.memory.store import MISSING
 from headrace.modes.mode import Mode, Read
 from headrace.modes.stored import Stored
+from headrace.sorting import distinct
 from headrace.storage.episodes.source import EpisodeSource
 from headrace.storage.episodes.windows import Bands
 from headrace.storage.source import Source
@@ -37,7 +38,7 @@ class CachedSteps(Mode):
     def get(self, indices: Sequence[int]) -> list[Any]:
         wanted = np.asarray(indices, np.int64)
         needed = self._source.bands_of(wanted, self._bands)
-        numbers = np.unique(np.concatenate([np.empty(0, np.int64), *needed]))
+        numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed]))
         held = dict(zip(numbers.tolist(), self._inner.get(numbers.tolist()), strict=True))
         held = {number: band for number, band in held.items() if band is not MISSING and not isinstance(band, SampleError)}
         found: list[Any] = [MISSING] * len(indices)
@@ -48,7 +49,7 @@ class CachedSteps(Mode):
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
         wanted = np.asarray(indices, np.int64)
-        numbers = np.unique(np.concatenate(self._source.bands_of(wanted, self._bands))).tolist()
+        numbers = distinct(np.concatenate(self._source.bands_of(wanted, self._bands))).tolist()
         held = dict(zip(numbers, self._inner.get(numbers), strict=True))
         missing = [number for number, band in held.items() if band is MISSING]
         if any(isinstance(band, SampleError) for band in held.values()):

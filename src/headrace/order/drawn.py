@@ -12,6 +12,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, digest_of
 from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
+from headrace.sorting import distinct
 
 FloatArray = NDArray[np.float64]
 
@@ -252,7 +253,7 @@ class BucketedOrder(_EntriesOrder):
     def _indices(self, positions: IntArray) -> IntArray:
         pools, places = np.divmod(positions, self.global_batch * POOL)
         out = np.empty_like(positions)
-        for number in np.unique(pools).tolist():
+        for number in distinct(pools).tolist():
             chosen = pools == number
             out[chosen] = self._pool(number)[places[chosen]]
         return out

@@ -14,8 +14,10 @@ from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
-from headrace.order.lanes import LAYOUT, BlockSequence, Lanes
+from headrace.order.lanes import LAYOUT, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
+from headrace.order.sequence import BlockSequence
+from headrace.sorting import distinct
 
 DEFAULT_INTERLEAVE = 64
 DEFAULT_TURNS = 12  # divided by 1, 2, 3, 4, 6 and 12 workers, so that each has lanes of its own
@@ -65,7 +67,10 @@ class EpochOrder(Order):
         self.shuffle = _check_shuffle(shuffle)
         self.interleave: int = check_integer("interleave", DEFAULT_INTERLEAVE if interleave is None else interleave, least=1)
         self.turns: int = check_integer("turns", turns, least=1)
-        self._edges = None if blocks is None else _edges_of(blocks, self.n)
+        self._edges: IntArray | None = None
+        self._block_size = 0  # of all blocks but the last; 0: they differ
+        if blocks is not None:
+            self._edges, self._block_size = _edges_of(blocks, self.n)
         laned = self.shuffle == "block" and self._edges is not None
         self._lanes = Lanes(self.n, self.global_batch, self.interleave, self.turns) if laned else None
         self._begin()
@@ -120,7 +125,7 @@ class EpochOrder(Order):
         if self._sequence is None:
             assert self._edges is not None and self._lanes is not None
             cuts = self._lanes.first if self._lanes.first.size < self._edges.size else ()  # or nothing would be permuted in the parts
-            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts)
+            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, self._block_size)
         return self._sequence
 
 
@@ -168,7 +173,7 @@ class ResizedOrder(Order):
             return self.whole[positions]
         passes, places = np.divmod(positions, self.whole.n)
         out = np.empty_like(positions)
-        for number in np.unique(passes).tolist():
+        for number in distinct(passes).tolist():
             if self._last[0] != number:
                 self._last = number, self.whole.with_epoch(pass_epoch(self.epoch, number))
             chosen = passes == number
@@ -185,16 +190,19 @@ class ResizedOrder(Order):
         return f"ResizedOrder({self.whole!r}, {self.n})"
 
 
-def _edges_of(blocks: ArrayLike, n: int) -> IntArray:
+def _edges_of(blocks: ArrayLike, n: int) -> tuple[IntArray, int]:
+    """Where blocks begin, and the end; and the size of all but the last, which may be smaller: 0 if they differ."""
     sizes = np.asarray(blocks)
     if sizes.ndim != 1 or not (sizes.size == 0 or np.issubdtype(sizes.dtype, np.integer)):
         raise ConfigError(f"blocks must be a list of integer sizes, got shape {sizes.shape} of {sizes.dtype}")
     if sizes.size and sizes.min() < 0:
         raise ConfigError(f"blocks must be sizes of 0 and more, got {sizes.min()}")
-    edges = np.concatenate([[0], np.cumsum(sizes.astype(np.int64))])
+    edges = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=edges[1:])
     if edges[-1] != n:
         raise ConfigError(f"blocks must sum up to n = {n}, but the {sizes.size} sizes sum up to {edges[-1]}")
-    return edges
+    is_even = sizes.size > 0 and 0 < sizes[-1] <= sizes[0] and bool((sizes[:-1] == sizes[0]).all())
+    return edges, int(sizes[0]) if is_even else 0
 
 
 def _check_shuffle(shuffle: object) -> Shuffle:

@@ -20,12 +20,10 @@ is a segment of the storage by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from headrace.dtypes import IntArray
-from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
 
 LAYOUT = 2
 """Another number whenever the samples of an epoch stand elsewhere than before: saved states of another layout can't be gone on from."""
@@ -138,51 +136,3 @@ class Lanes:
         depths, lanes = np.divmod(offsets, self.interleave)
         places: IntArray = self.first[turns * self.interleave + lanes] + rounds * self.share[lanes] + depths
         return places
-
-
-class BlockSequence:
-    """The blocks of one epoch, permuted and cut by the lanes, as one sequence of samples that are permuted inside each segment.
-
-    A segment is a block, or one of the parts that it is cut into. Memory: five integers a segment. Blocks of size zero are skipped.
-
-    Args:
-        edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to ``edges[b + 1] - 1``.
-        seed: seed of the order.
-        epoch: epoch number.
-        cuts: int64 array: places of the sequence that end a segment.
-
-    Attributes:
-        edges: int64 array [blocks + 1]: the places that the blocks begin at, in the order of the sequence, and the last one's end.
-    """
-
-    def __init__(self, edges: IntArray, seed: int, epoch: int, cuts: IntArray | Sequence[int] = ()) -> None:
-        count = edges.size - 1
-        self._blocks = permute(np.arange(count), count, derive_keys("blocks", seed, epoch, count=KEY_COUNT))
-        self.edges: IntArray = np.concatenate([[0], np.cumsum(np.diff(edges)[self._blocks])])
-        self._keys = derive_keys("samples", seed, epoch, count=1 + KEY_COUNT).astype(np.uint32)
-        end = self.edges[-1]
-        starts = np.unique(np.concatenate([self.edges, np.asarray(cuts, np.int64)]))
-        self._starts = starts[starts < end]  # places that segments begin at
-        self._sizes = np.diff(self._starts, append=end)
-        slots = self._slot_of(self._starts)
-        self._sources = edges[self._blocks[slots]] + self._starts - self.edges[slots]  # indices that they begin at
-
-    def segments(self) -> IntArray:
-        """Gives where segments begin in stored order, and the end: int64 array [segments + 1]."""
-        return np.append(np.sort(self._sources), self.edges[-1])
-
-    def block_at(self, places: IntArray) -> IntArray:
-        """Gives the number of the block that each place falls into."""
-        return self._blocks[self._slot_of(places)]
-
-    def index_at(self, places: IntArray) -> IntArray:
-        """Gives the index of the sample at each place."""
-        segments = np.searchsorted(self._starts, places, side="right") - 1
-        # keys of a segment's own: those of the epoch, mixed with its number
-        keys = mix(mix(segments.astype(np.uint32), self._keys[0]), self._keys[1:, np.newaxis]).astype(np.uint64)
-        indices: IntArray = self._sources[segments] + permute_within(places - self._starts[segments], self._sizes[segments], keys)
-        return indices
-
-    def _slot_of(self, places: IntArray) -> IntArray:
-        # side="right" finds the last block that begins at or before the place: never one of size zero
-        return np.searchsorted(self.edges, places, side="right") - 1

@@ -74,16 +74,23 @@ def permute(positions: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
     Raises:
         ConfigError: a position outside [0, n), positions that are no integers, or too few keys.
     """
-    array = _checked(positions, keys)
-    if array.size and (array.min() < 0 or array.max() >= n):
-        raise ConfigError(f"positions must be in [0, {n}), got {array.min()} to {array.max()}")
-    flat, out = array.ravel(), np.empty(array.size, np.int64)
-    size, bits = np.asarray(n, np.uint64), np.asarray(_width(n), np.uint64)
-    rounds = keys[: KEY_COUNT if n < _SMALL else _ROUNDS].astype(np.uint32)
-    for start in range(0, flat.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        out[part] = _walk(flat[part].astype(np.uint64), size, bits, rounds)
-    return out.reshape(array.shape)
+    return _mapped(positions, n, keys, back=False)
+
+
+def unpermute(indices: ArrayLike, n: int, keys: NDArray[np.uint64]) -> IntArray:
+    """Maps indices back to positions: ``unpermute(permute(positions, n, keys), n, keys)`` are the positions.
+
+    Args:
+        indices: integers in [0, n), of any shape.
+        n, keys: as for `permute`.
+
+    Returns:
+        int64 array of positions in [0, n), of the shape of `indices`.
+
+    Raises:
+        ConfigError: an index outside [0, n), indices that are no integers, or too few keys.
+    """
+    return _mapped(indices, n, keys, back=True)
 
 
 def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint64]) -> IntArray:
@@ -113,6 +120,19 @@ def permute_within(positions: ArrayLike, sizes: ArrayLike, keys: NDArray[np.uint
         part = slice(start, start + _BLOCK)
         out[part] = _permute_mixed(flat[part].astype(np.uint64), limits[part].astype(np.uint64), keys[:, part])
     return out
+
+
+def _mapped(values: ArrayLike, n: int, keys: NDArray[np.uint64], *, back: bool) -> IntArray:
+    array = _checked(values, keys)
+    if array.size and (array.min() < 0 or array.max() >= n):
+        raise ConfigError(f"positions must be in [0, {n}), got {array.min()} to {array.max()}")
+    flat, out = array.ravel(), np.empty(array.size, np.int64)
+    size, bits = np.asarray(n, np.uint64), np.asarray(_width(n), np.uint64)
+    rounds = keys[: KEY_COUNT if n < _SMALL else _ROUNDS].astype(np.uint32)
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        out[part] = _walk(flat[part].astype(np.uint64), size, bits, rounds, back=back)
+    return out.reshape(array.shape)
 
 
 def mix(values: NDArray[np.uint32], keys: NDArray[np.uint32] | np.uint32) -> NDArray[np.uint32]:
@@ -159,17 +179,20 @@ def _permute_mixed(values: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: 
     return out
 
 
-def _walk(values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Applies the network until every value ([m]) is below its size (one for all, or [m]; `bits` and `keys` likewise).
+def _walk(
+    values: NDArray[np.uint64], sizes: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32], *, back: bool = False
+) -> NDArray[np.uint64]:
+    """Applies the network, or its inverse, until every value ([m]) is below its size (one for all, or [m]; `bits` and `keys` likewise).
 
     It comes back below, since the network permutes a finite domain and the walk began below; and soon, since the domain
     is hardly ever more than twice the size.
     """
-    out = _feistel(values, bits, keys)
+    network = _feistel_back if back else _feistel
+    out = network(values, bits, keys)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
         limits, widths, columns = (sizes[outside], bits[outside], keys[:, outside]) if sizes.ndim else (sizes, bits, keys)
-        again = _feistel(out[outside], widths, columns)
+        again = network(out[outside], widths, columns)
         out[outside] = again
         outside = outside[again >= limits]
     return out
@@ -192,6 +215,23 @@ def _feistel(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray
         mixed &= mask
         mixed ^= left
         left, right = right, mixed
+        mask, other_mask = other_mask, mask
+    return (left.astype(np.uint64) << right_bits) | right
+
+
+def _feistel_back(values: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """The inverse of `_feistel`, which has an even number of rounds: the last one masks by the other half."""
+    one = np.uint64(1)
+    right_bits = bits - (bits >> one)
+    other_mask = ((one << (bits >> one)) - one).astype(np.uint32)
+    low = (one << right_bits) - one
+    left, right = (values >> right_bits).astype(np.uint32), (values & low).astype(np.uint32)
+    mask = low.astype(np.uint32)
+    for key in keys[::-1]:
+        mixed = mix(left, key)
+        mixed &= mask
+        mixed ^= right
+        left, right = mixed, left
         mask, other_mask = other_mask, mask
     return (left.astype(np.uint64) << right_bits) | right
 

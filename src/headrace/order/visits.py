@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 
 from headrace.dtypes import IntArray
 from headrace.order.epoch import EpochOrder
-from headrace.order.lanes import BlockSequence, Lanes
+from headrace.order.lanes import Lanes
 from headrace.order.ranks import RankBatches
+from headrace.order.sequence import BlockSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def count_visits(batches: RankBatches, workers: int, blocks: ArrayLike) -> Visit
         raise ValueError(f"an order of the kind shuffle={order.shuffle!r} has no segments of blocks to count")
     if order.shuffle == "block":
         lanes = Lanes(order.n, order.global_batch, order.interleave, order.turns)
-        edges = BlockSequence(edges, order.seed, order.epoch).edges
+        edges = BlockSequence(edges, order.seed, order.epoch).edges()
     else:
         lanes = Lanes(order.n, order.global_batch, 1, 1)  # in sequence: a single lane
     return _Epoch(batches, lanes, edges, max(1, workers)).count()

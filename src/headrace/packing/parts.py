@@ -28,6 +28,7 @@ from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Rows
 from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
+from headrace.sorting import distinct
 from headrace.storage.arrays.packed import PackedInfo
 
 VERSION = 1
@@ -196,7 +197,7 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
         raise ConfigError(f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a larger shard_size")
     wanted = np.arange(1, count) * (total / count)
     inner = np.searchsorted(ends, wanted, side="left") + 1
-    return np.unique(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
+    return distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
 
 
 def checks_of(names: PackedNames | None, sizes: IntArray) -> Checks:

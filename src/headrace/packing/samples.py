@@ -16,6 +16,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import SampleError
 from headrace.io import ordered
 from headrace.memory.limits import usable_cpus
+from headrace.sorting import distinct
 
 GROUP_SAMPLES, GROUP_BYTES, UNKNOWN_SAMPLES = 64, 4 << 20, 16
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small whatever the dataset's size.
@@ -78,7 +79,7 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> 
 
 def some_of(count: int) -> list[int]:
     """The numbers of samples by which sizes are estimated, evenly spread over all `count`."""
-    numbers: list[int] = np.unique(np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)).tolist()
+    numbers: list[int] = distinct(np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)).tolist()
     return numbers
 
 

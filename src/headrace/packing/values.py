@@ -15,6 +15,7 @@ from headrace.datasets.finished import ALONE
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.packing.plan import Plan, Rows, columns_of, info_of, names_of
+from headrace.sorting import distinct
 from headrace.storage.tar.index import RESERVED
 
 Array = npt.NDArray[Any]
@@ -96,7 +97,7 @@ class ValuesPlanner:
             targets = dataset.targets
         lengths = np.array(rows.lengths, np.int64)
         values = self._values[0] if self._values else None
-        is_ragged = values is not None or len(np.unique(lengths)) > 1
+        is_ragged = values is not None or len(distinct(lengths)) > 1
         if self._given is not None:
             is_ragged = self._given.store == "ragged"
         columns = columns_of(lengths if is_ragged else None, names_of(dataset), targets)

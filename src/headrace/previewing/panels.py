@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.sorting import distinct
+
 Picture = npt.NDArray[np.uint8]
 """[height, width, 3]"""
 _CHANNELS = (1, 3, 4)
@@ -47,7 +49,7 @@ def pictures_of(array: npt.NDArray[Any], shown: tuple[float, float], is_labels: 
     if array.ndim == 3:
         return [_painted(array.take(extent // 2, axis), shown, is_labels) for axis, extent in enumerate(array.shape)]
     if array.shape[-1] in _CHANNELS and array.ndim == 4:  # frames of a film
-        picked = np.unique(np.linspace(0, len(array) - 1, 3).astype(int)).tolist()
+        picked = distinct(np.linspace(0, len(array) - 1, 3).astype(int)).tolist()
         return [_colored(array[number], shown) for number in picked]
     return pictures_of(array[0], shown, is_labels)
 

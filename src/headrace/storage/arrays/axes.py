@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges
+from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache, Map, pieces_of
 from headrace.storage.source import Rows
@@ -75,7 +76,7 @@ class AxisReader(ArrayReader):
         grid = self.chunks.grid
         if not len(rows) or not self.chunks.is_direct:
             return ByteRanges.of([])
-        places = [np.unique(rows // self.height) if axis == self._axis else np.arange(count) for axis, count in enumerate(grid.counts)]
+        places = [distinct(rows // self.height) if axis == self._axis else np.arange(count) for axis, count in enumerate(grid.counts)]
         numbers = np.ravel_multi_index(np.meshgrid(*places, indexing="ij"), grid.counts)
         return self.chunks.byte_ranges(np.asarray(numbers).reshape(-1))
 

@@ -31,6 +31,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
+from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.source import Rows
 
@@ -208,7 +209,7 @@ class ArrayReader:
         if self._raw_rows is not None:
             return self._raw_rows.raw_ranges(rows)
         grid = self.chunks.grid
-        bands = np.unique(rows // grid.chunks[0])
+        bands = distinct(rows // grid.chunks[0])
         return self.chunks.byte_ranges((bands[:, None] * grid.inner + np.arange(grid.inner)).reshape(-1))
 
     def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
@@ -225,7 +226,7 @@ class ArrayReader:
             return ranges.take(ranges.is_written)
         there, height = ends > firsts, self.chunks.grid.chunks[0]
         bands = [np.arange(a, b) for a, b in zip(firsts[there] // height, -(-ends[there] // height), strict=True)]
-        return self.byte_ranges(np.unique(np.concatenate(bands)) * height) if bands else ByteRanges.of([])
+        return self.byte_ranges(distinct(np.concatenate(bands)) * height) if bands else ByteRanges.of([])
 
     def _cut(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> tuple[ByteRanges, IntArray, IntArray, IntArray]:
         """Where spans of rows lie, cut at the borders of chunks; and of each part its span, and where in it the part begins and ends."""

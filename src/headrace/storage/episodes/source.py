@@ -25,6 +25,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.blocks import block_length
@@ -225,14 +226,14 @@ class EpisodeSource(Locatable):
     # -- where bytes lie
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        episodes, starts = self.windows.places(np.unique(indices))
+        episodes, starts = self.windows.places(distinct(indices))
         parts: list[ByteRanges] = []
         try:
             for key in self.keys:
                 firsts, ends = self.windows.inside(episodes, starts, key.window)
                 is_there, *columns = key.located(episodes, firsts, ends)
                 parts.append(ByteRanges(self.paths, *columns))
-                for episode in np.unique(episodes[~is_there]).tolist():
+                for episode in distinct(episodes[~is_there]).tolist():
                     reader = key.readers[episode]
                     if isinstance(reader, ArrayReader):
                         mine = episodes == episode

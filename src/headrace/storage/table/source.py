@@ -33,6 +33,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ChunkCache, Decoded
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
@@ -325,7 +326,7 @@ class TableSource(RowSource, Locatable):
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         if not len(indices):
             return ByteRanges.of([])
-        numbers = np.unique(np.searchsorted(self._starts.array, indices, side="right") - 1)
+        numbers = distinct(np.searchsorted(self._starts.array, indices, side="right") - 1)
         return ByteRanges.joined(self._ranges(numbers.tolist()))
 
     # -- plain copies

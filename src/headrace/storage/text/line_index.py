@@ -17,6 +17,7 @@ from headrace.dtypes import IntArray
 from headrace.io.array_file import MappedArrays
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import Reservation
+from headrace.sorting import distinct
 
 BLOCK = 64
 """Places from one that is noted itself to the next: a power of two."""
@@ -126,7 +127,7 @@ class Places:
         self._widths = (np.diff(edges) - _NOTED) // GROUP
         self._noted = data.view("<i8")
         self._blocks = {width: data.view(dtype).reshape(-1, BLOCK) for width, dtype in _WIDTHS}  # groups begin at multiples of 512 bytes
-        found = np.unique(self._widths).tolist()
+        found = distinct(self._widths).tolist()
         self._only: int | None = found[0] if len(found) == 1 else None  # the usual case
 
     def reach(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
@@ -145,7 +146,7 @@ class Places:
         if self._only is not None:
             return self._summed(self._only, begins, blocks, steps, starts)
         ends, widths = np.empty_like(starts), self._widths.take(groups)
-        for width in np.unique(widths).tolist():
+        for width in distinct(widths).tolist():
             chosen = widths == width
             starts[chosen], ends[chosen] = self._summed(width, begins[chosen], blocks[chosen], steps[chosen], starts[chosen])
         return starts, ends

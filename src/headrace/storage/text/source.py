@@ -25,6 +25,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.single_flight import found_or_built
+from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
@@ -225,7 +226,7 @@ class LinesSource(Locatable):
                 middle = (low + high) // 2
                 is_before = (low < high) & (self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted)
                 low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, np.minimum(middle, high))
-            edges = np.unique(np.concatenate([low, [0, len(self)]]))
+            edges = distinct(np.concatenate([low, [0, len(self)]]))
             self._blocks[nbytes] = np.diff(edges)
         return self._blocks[nbytes]
 

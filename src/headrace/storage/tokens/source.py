@@ -20,6 +20,7 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
 from headrace.storage.source import Locatable
 from headrace.storage.text.line_index import Arrays
@@ -162,10 +163,10 @@ class TokensSource(Locatable):
     def blocks_of(self, nbytes: int) -> IntArray:
         """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
         places = np.arange(0, self.count, nbytes // self.dtype.itemsize)  # the first token of each block
-        return np.diff(np.unique(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
+        return np.diff(distinct(np.concatenate([[0], self._first_from(places), [len(self)]]))).astype(np.int64)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        return self.tokens.byte_ranges(*self._reach(np.unique(indices)))
+        return self.tokens.byte_ranges(*self._reach(distinct(indices)))
 
     @property
     def stored_nbytes(self) -> int:

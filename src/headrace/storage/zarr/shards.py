@@ -31,6 +31,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import ChunkIndex, Grid
 from headrace.storage.arrays.codecs import Crc32c
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
@@ -242,7 +243,7 @@ class CachedShards:
             return False
         if not self.has_versions or not urls:
             return True  # their sizes are compared when they are first read
-        some = np.unique(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        some = distinct(np.linspace(0, len(urls) - 1, _LOOKED_AT).astype(np.int64)).tolist()
         versions = files.find_versions([urls[shard] for shard in some], afresh=True)
         return all(version == self.version(shard) for shard, version in zip(some, versions, strict=True))
 

@@ -1,0 +1,79 @@
+"""The sequence of blocks of an epoch: each block in one piece, and those of one size as all others."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.order import EpochOrder
+from headrace.order.permutation import KEY_COUNT, derive_keys
+from headrace.order.sequence import BlockSequence, _EvenSlots, _HeldSlots
+
+
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30), seed=st.integers(), epoch=st.integers(0, 5))
+def test_a_sequence_holds_each_block_in_one_segment(sizes: list[int], seed: int, epoch: int) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    sequence = BlockSequence(edges, seed, epoch)
+    places = np.arange(edges[-1])
+    blocks, indices = sequence.block_at(places), sequence.index_at(places)
+    assert np.array_equal(np.sort(indices), places)
+    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
+    assert np.count_nonzero(np.diff(blocks)) + 1 == np.count_nonzero(sizes) or not places.size
+    assert np.array_equal(sequence.segments(), np.unique(edges))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 900), max_size=20),
+    seed=st.integers(),
+    epoch=st.integers(0, 5),
+)
+def test_what_a_cut_parts_lies_in_two_segments_of_the_storage(sizes: list[int], cuts: list[int], seed: int, epoch: int) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    sequence = BlockSequence(edges, seed, epoch, np.array(cuts, np.int64))
+    places = np.arange(edges[-1])
+    blocks, indices, segments = sequence.block_at(places), sequence.index_at(places), sequence.segments()
+    assert np.array_equal(np.sort(indices), places)
+    assert np.all((edges[blocks] <= indices) & (indices < edges[blocks + 1]))
+    assert np.array_equal(np.intersect1d(segments, edges), np.unique(edges))  # each lies within a block
+    numbers = np.searchsorted(segments, indices, side="right") - 1
+    ends = np.flatnonzero(np.diff(numbers)) + 1  # places where another segment begins: a segment comes as a whole
+    assert len(ends) + 1 == len(segments) - 1 or not places.size
+    inside = [cut for cut in set(cuts) if 0 < cut < edges[-1]]
+    assert set(ends) == set(inside) | set(sequence.edges()[1:-1])
+
+
+@given(count=st.integers(1, 5_000), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers())
+@example(4_097, 3, 2, 0)  # too many to be held at once
+@example(1, 5, 3, 0)
+def test_blocks_of_one_size_are_computed_as_they_are_held(count: int, size: int, missing: int, seed: int) -> None:
+    edges = np.arange(count + 1) * size
+    edges[-1] -= min(missing, size - 1)
+    keys = derive_keys("test", seed, count=KEY_COUNT)
+    held, even = _HeldSlots(edges, keys), _EvenSlots(edges, size, keys)
+    places, slots = np.arange(edges[-1]), np.arange(count)
+    assert held.count == even.count == count
+    assert np.array_equal(even.slot_of(places), held.slot_of(places))
+    assert np.array_equal(even.start_of(np.append(slots, count)), held.start_of(np.append(slots, count)))
+    for _ in range(4):  # computed at first, then looked up
+        assert np.array_equal(even.block_of(slots), held.block_of(slots))
+    assert even._blocks is not None
+
+
+@given(count=st.integers(1, 400), size=st.integers(1, 9), missing=st.integers(0, 8), seed=st.integers(), interleave=st.integers(1, 9))
+def test_the_order_does_not_depend_on_how_sizes_are_kept(count: int, size: int, missing: int, seed: int, interleave: int) -> None:
+    sizes = np.full(count, size)
+    sizes[-1] -= min(missing, size - 1)
+    even, held = (
+        EpochOrder(int(sizes.sum()), shuffle="block", seed=seed, blocks=sizes, global_batch=8, interleave=interleave, turns=2) for _ in "ab"
+    )
+    assert even._block_size == sizes[0]
+    held._block_size = 0
+    assert np.array_equal(even[:], held[:]) and np.array_equal(even.segments(), held.segments())
+
+
+def test_different_sizes_are_not_taken_for_one() -> None:
+    for sizes in ([4, 4, 5], [4, 3, 4], [0, 0], [3, 3, 0], [0, 3]):
+        assert EpochOrder(sum(sizes), shuffle="block", blocks=sizes)._block_size == 0
+    assert EpochOrder(7, shuffle="block", blocks=[4, 3])._block_size == 4
