@@ -47,7 +47,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "memory": [
         *("limits", "per_process", "budget", "anonymous", "locks", "lru", "tree", "ring", "rows", "store"),
-        *("row_store", "whole", "machine"),
+        *("row_store", "whole", "recycled", "machine"),
     ],
     "monitor": ["stats", "hooks", "loading", "memory"],
     "collate": ["fields", "stack", "detection", "vision", "pad", "text", "registry"],

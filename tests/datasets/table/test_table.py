@@ -685,3 +685,19 @@ class TestRemoteStream(TestRemoteParquet):
 @pytest.mark.slow
 class TestRemoteFeather(TestRemoteStream):
     kind = "feather"
+
+
+def test_texts_of_many_rows_are_those_of_pyarrow(tmp_path: Path) -> None:
+    """Row groups of ASCII texts alone, of others, and of none; numbers beside them, of many blocks in a batch."""
+    texts = [None if row % 13 == 5 else f"{'ä' if row in range(100, 200) else 'a'} {row}" * (row % 3) for row in range(400)]
+    numbers = np.random.default_rng(1).random((400, 5), np.float32)
+    table = pa.table({
+        "text": pa.array([*texts, *[None] * 100], pa.large_string()), "row": range(500),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.vstack([numbers, numbers[:100]]).reshape(-1)), 5),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    for shuffle in ("block", True, False):
+        for batch in create_dataloader(tmp_path / "a.parquet", batch_size=60, shuffle=shuffle, num_workers=0):
+            rows = batch["row"].tolist()
+            assert batch["text"] == [table["text"][row].as_py() for row in rows]
+            assert batch["vector"].tolist() == [table["vector"][row].as_py() for row in rows]

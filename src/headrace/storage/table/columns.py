@@ -44,6 +44,9 @@ class Column(ABC):
         """That of one row."""
         return self.values(np.array([row]))[0]
 
+    def settle(self) -> None:  # noqa: B027
+        """Does once what each row would take anew, where the column lies in memory that it was decoded to."""
+
     def _has(self, rows: IntArray) -> list[bool]:
         return [True] * len(rows) if self.valid is None else self.valid[rows].tolist()
 
@@ -60,16 +63,24 @@ class Numbers(Column):
     def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
         self.name, self.data, self.valid = name, data, valid
 
-    def take(self, rows: IntArray) -> npt.NDArray[Any]:
+    def take(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copies of rows, [len(rows), ...].
+
+        Args:
+            rows: their numbers.
+            out: where they go, C-contiguous, of their shape and dtype; None: to memory of their own.
 
         Raises:
             FormatError: one is missing.
         """
         if self.valid is not None and not self.valid[rows].all():
             raise self._missing()
-        taken: npt.NDArray[Any] = self.data[rows]
-        return taken
+        if out is None or not self.data.flags.aligned:  # of an array that is not aligned `take` would copy the whole
+            taken: npt.NDArray[Any] = self.data[rows]
+            if out is not None:
+                out[...] = taken
+            return taken
+        return self.data.take(rows, 0, out, "clip")  # "raise" would write to a copy of `out` first
 
     def view(self, row: int) -> Any:
         """One row, which lies where it was decoded to.
@@ -107,9 +118,23 @@ class Texts(Column):
 
     def __init__(self, name: str, offsets: npt.NDArray[Any], data: memoryview, is_text: bool, valid: Mask | None) -> None:
         self.name, self._offsets, self._data, self._is_text, self.valid = name, offsets, data, is_text, valid
+        self._whole: str | None = None  # all texts as one, if they are ASCII: then a byte is a character
+
+    def settle(self) -> None:
+        if not self._is_text:
+            return
+        try:
+            self._whole = str(self._data[: int(self._offsets[-1])], "ascii")
+        except UnicodeDecodeError:  # each row is decoded by itself
+            return
+        self._data = memoryview(b"")
 
     def values(self, rows: IntArray) -> list[Any]:
         data, begins, ends = self._data, self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
+        if self._whole is not None:
+            whole = self._whole
+            texts: list[Any] = [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
+            return texts if self.valid is None else [text if has else None for text, has in zip(texts, self._has(rows), strict=True)]
         spans = zip(begins, ends, self._has(rows), strict=True)
         if not self._is_text:
             return [bytes(data[begin:end]) if has else None for begin, end, has in spans]
@@ -121,7 +146,10 @@ class Texts(Column):
     def value(self, row: int) -> Any:
         if self.valid is not None and not self.valid[row]:
             return None
-        data = self._data[self._offsets.item(row) : self._offsets.item(row + 1)]
+        begin, end = self._offsets.item(row), self._offsets.item(row + 1)
+        if self._whole is not None:
+            return self._whole[begin:end]
+        data = self._data[begin:end]
         try:
             return str(data, "utf-8") if self._is_text else bytes(data)
         except UnicodeDecodeError as error:

@@ -221,6 +221,8 @@ class TableFile(ABC):
                 raise FormatError(f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: the file is damaged")
             shapes = self.chosen.shapes
             columns = {name: column_of(name, whole_array(table.column(name)), shapes.get(name)) for name in self.chosen.names}
+            for column in () if self.is_mapped else columns.values():
+                column.settle()
             return Block(columns, table.num_rows, _VIEW * len(columns) if self.is_mapped else table.nbytes)
 
     @property

@@ -37,13 +37,14 @@ from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ChunkCache, Decoded
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable, map_file, unmap
-from headrace.storage.table.columns import Column, Numbers
+from headrace.storage.table.columns import Numbers
 from headrace.storage.table.copies import unchosen, with_copy
 from headrace.storage.table.files import PARQUET_MAGIC, TABLES, Block, TableFile, table_paths
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
 
-_GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are held at once
+_GROUP = 64 << 20  # decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
+_LOCAL_GROUP = 16 << 20  # the same of local files, which are read into memory that is used again
 _MAPPED = 1 << 15  # mapped record batches whose columns are known, a few kB each
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
@@ -249,7 +250,7 @@ class TableSource(RowSource, Locatable):
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         of = numbers[edges[:-1]].tolist()
         self._check({int(table) for table in self._table_of.array[of].tolist()})
-        missing, few = list[int](), list[_Row]()
+        missing, few, many = list[int](), list[_Row](), list[tuple[Block, int, int]]()
         each, places = inner.tolist(), order.tolist()
         cached: Sequence[Any] = [None] * len(of) if self.is_mapped else self._decoded.get_many("", of)
         for at, (number, kept, first, last) in enumerate(zip(of, cached, edges, edges[1:], strict=False)):
@@ -259,8 +260,9 @@ class TableSource(RowSource, Locatable):
             elif last - first < _FEW:
                 few += [(block, each[one], places[one]) for one in range(first, last)]
             else:
-                _write_block(block, inner[first:last], order[first:last], outs)
+                many.append((block, first, last))
         _write_rows(few, outs)
+        _write_blocks(many, inner, order, outs)
         self._counts["chunk_hits"] += len(of) - len(missing)
         self._counts["chunks_decoded"] += len(missing)
         for some in self._in_groups(missing, of):
@@ -270,7 +272,7 @@ class TableSource(RowSource, Locatable):
                 place, stored, held[at] = some[at], held[at], None
                 number, first, last = of[place], edges[place], edges[place + 1]
                 block = self._table(number).decode(int(self._number_of.array[number]), stored)
-                _write_block(block, inner[first:last], order[first:last], outs)
+                _write_blocks([(block, first, last)], inner, order, outs)
                 self._decoded.used(("", number), block, last - first)
 
             self.run(work, len(some))
@@ -304,10 +306,10 @@ class TableSource(RowSource, Locatable):
 
     def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
         """Places of blocks that are read together."""
-        groups, nbytes = list[list[int]](), math.inf
+        groups, nbytes, most = list[list[int]](), math.inf, _GROUP if self.files.is_remote else _LOCAL_GROUP
         for at in missing:
             size = int(self._nbytes.array[of[at]])
-            if nbytes + size > _GROUP:
+            if nbytes + size > most:
                 groups.append([])
                 nbytes = 0
             groups[-1].append(at)
@@ -365,20 +367,27 @@ class TableSource(RowSource, Locatable):
         return out
 
 
-def _write_block(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
-    """Copies rows of a block to their places."""
+def _write_blocks(parts: Sequence[tuple[Block, int, int]], rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
+    """Copies rows of several blocks to their places: of each block the rows from a first number to an end, among all `rows`."""
+    if not parts:
+        return
+    those = places[parts[0][1] : parts[0][2]] if len(parts) == 1 else np.concatenate([places[first:last] for _, first, last in parts])
     for name, out in outs.items():
-        column: Column = block.columns[name]
-        if isinstance(out, np.ndarray):
-            assert isinstance(column, Numbers)
-            if out[:1].nbytes < _WIDE:
-                out[places] = column.take(rows)
-                continue
-            for row, place in zip(rows.tolist(), places.tolist(), strict=True):  # each is copied once
-                out[place] = column.view(row)
+        if not isinstance(out, np.ndarray):
+            values = [value for block, first, last in parts for value in block.columns[name].values(rows[first:last])]
+            for place, value in zip(those.tolist(), values, strict=True):
+                out[place] = value
             continue
-        for place, value in zip(places.tolist(), column.values(rows), strict=True):
-            out[place] = value
+        numbers = [(cast(Numbers, block.columns[name]), first, last) for block, first, last in parts]
+        if out[:1].nbytes < _WIDE:
+            taken, at = np.empty((len(those), *out.shape[1:]), out.dtype), 0
+            for column, first, last in numbers:
+                column.take(rows[first:last], taken[at : (at := at + last - first)])
+            out[those] = taken
+            continue
+        for column, first, last in numbers:
+            for row, place in zip(rows[first:last].tolist(), places[first:last].tolist(), strict=True):  # each is copied once
+                out[place] = column.view(row)
 
 
 def _write_rows(rows: Sequence[_Row], outs: Mapping[str, Out]) -> None:
