@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import headrace
 from headrace.datasets import ImageDataset
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, TargetExistsError, WriteError
+from headrace.io.local import checksums
 from headrace.packing import pack, verify
 from headrace.packing import part as parts
 from headrace.packing import run as running
@@ -185,7 +187,7 @@ SYSTEM_ERRORS = [
 
 @pytest.mark.quick_every(15)
 @pytest.mark.parametrize(("number", "kind", "message"), SYSTEM_ERRORS, ids=[errno.errorcode[e[0]] for e in SYSTEM_ERRORS])
-@pytest.mark.parametrize("call", ["pwrite", "fsync", "ftruncate"])
+@pytest.mark.parametrize("call", ["pwritev", "pwrite", "fsync", "ftruncate"])
 def test_what_the_system_refuses(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[Exception], message: str
 ) -> None:
@@ -193,7 +195,7 @@ def test_what_the_system_refuses(
 
     def fails(fd: int, *arguments: Any) -> Any:
         calls.append(fd)
-        if call == "pwrite" and len(calls) < 8:
+        if len(calls) < {"pwritev": 5, "pwrite": 3}.get(call, 1):
             return whole(fd, *arguments)
         raise OSError(number, os.strerror(number))
 
@@ -257,6 +259,74 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"is gone|is no folder"), PartFile(tmp_path / "folder" / "out") as part:
         shutil.rmtree(tmp_path / "folder")
         part.commit()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are read back one by one, while the next but one is written."""
+    monkeypatch.setattr(running, "GROUP_SAMPLES", 1)
+    monkeypatch.setattr(parts, "_FLUSHED", 1)
+    for module in (parts, checksums):
+        monkeypatch.setattr(module, "NEAR", 1)
+    monkeypatch.setattr(checksums, "_SEGMENT", 64)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_samples_are_read_back_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, ahead = list[tuple[int, int]](), list[int]()
+    sum_segment, reread = checksums._sum_segment, PartFile.reread
+
+    def counted(fd: int, segment: checksums.Segment, *arguments: Any) -> int:
+        read.append((segment.start, segment.stop))
+        return sum_segment(fd, segment, *arguments)
+
+    def then(self: PartFile) -> None:
+        assert self.ahead is not None
+        ahead.append(len(self.ahead.futures))
+        reread(self)
+
+    monkeypatch.setattr(checksums, "_sum_segment", counted)
+    monkeypatch.setattr(PartFile, "reread", then)
+    pack(photos, tmp_path / "out.h5")
+    samples = len(ImageDataset(photos))
+    assert ahead == [samples - 1]  # the last one is read at the end
+    assert len(read) == len(set(read)) and sorted(read)[-1][1] == (tmp_path / "out.h5").stat().st_size
+    assert verify(tmp_path / "out.h5").ok
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_bit_flips_are_found_while_others_are_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, flipped = PartFile._settle, list[int]()
+
+    def flip(self: PartFile, start: int, stop: int) -> None:
+        settle(self, start, stop)
+        flipped.append(start)
+        if len(flipped) == 4:
+            os.pwrite(self.fd, bytes([os.pread(self.fd, 1, start)[0] ^ 4]), start)
+
+    monkeypatch.setattr(PartFile, "_settle", flip)
+    with pytest.raises(WriteError, match=r"out\.h5: 1 samples read back are not what was written, the first is number 3:"):
+        pack(photos, tmp_path / "out.h5")
+    assert os.listdir(tmp_path) == [] and len(flipped) > 4
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_disk_that_fails_is_noticed_in_the_middle(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: PartFile, start: int, stop: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(PartFile, "_settle", fails)
+    monkeypatch.setattr(PartFile, "reread", lambda self: pytest.fail("it went on to the end"))
+    whole = checksums.SumsAhead.written
+
+    def written(self: checksums.SumsAhead, stop: int) -> None:
+        whole(self, stop)
+        futures.wait(self.futures.values())  # so that the next group meets the error
+
+    monkeypatch.setattr(checksums.SumsAhead, "written", written)
+    with pytest.raises(WriteError, match=r"out\.h5 can't be written: "):
+        pack(photos, tmp_path / "out.h5")
     assert os.listdir(tmp_path) == []
 
 

@@ -22,6 +22,21 @@ def read_full(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     return done
 
 
+def write_full_from(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Writes all bytes of flat buffers, one behind the other, at a place in the file."""
+    done, rest = 0, [buffer for buffer in buffers if len(buffer)]
+    while rest:
+        written = os.pwritev(fd, rest[:1024], offset + done)  # IOV_MAX
+        done += written
+        count = 0
+        while count < len(rest) and written >= len(rest[count]):
+            written -= len(rest[count])
+            count += 1
+        rest = rest[count:]
+        if written:
+            rest[0] = rest[0][written:]
+
+
 def write_full(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Writes all bytes, at a place in the file; None: at its position."""
     view, done = memoryview(data), 0

@@ -17,8 +17,10 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any
 
+from headrace.dtypes import IntArray
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, HeadraceError, TargetExistsError, WriteError
 from headrace.io.atomic import TEMPORARY
+from headrace.io.local.checksums import NEAR, SumsAhead
 from headrace.io.paths import redact
 from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock
@@ -48,6 +50,7 @@ class PartFile:
         path: the temporary one.
         fd: open for reading and writing, empty at first.
         is_cancelled: asked before each step of writing; True: it ends there.
+        ahead: what of it was read back by now, since `sum_ahead`.
 
     Raises:
         TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not; it is a folder itself.
@@ -61,6 +64,7 @@ class PartFile:
         self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}")
         self.fd: int = -1
         self.is_cancelled: Callable[[], bool] = lambda: False
+        self.ahead: SumsAhead | None = None
         self._overwrite, self._committed, self._flushed = overwrite, False, 0
         self._check_target()
 
@@ -77,6 +81,7 @@ class PartFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.restart()
         if not self._committed:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)  # while it is locked: it can be nobody else's
@@ -136,19 +141,55 @@ class PartFile:
                 )
             os.ftruncate(self.fd, nbytes)
 
+    def restart(self) -> None:
+        """What is written from now on takes the place of what was written by now."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.ahead, self._flushed = None, 0
+
+    def sum_ahead(self, edges: IntArray) -> None:
+        """From now on reads samples back while later ones are written, as `begin_flush` says how far that is.
+
+        Args:
+            edges: [n + 1] int64, the first byte of each sample in the file, and the end of the last.
+        """
+        self.ahead = SumsAhead(self.fd, edges, self._settle)
+
     def begin_flush(self, stop: int) -> None:
-        """Begins to send what was written before a place to the disk, where that is possible, and does not wait for it."""
-        if stop - self._flushed >= _FLUSHED and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
-                os.posix_fadvise(self.fd, self._flushed, stop - self._flushed, os.POSIX_FADV_DONTNEED)
-            self._flushed = stop
+        """Begins to send what was written before a place to the disk, where that is possible, and does not wait for it.
+
+        Raises:
+            WriteError, AccessError: what was written before could not be read back (see `sum_ahead`).
+        """
+        if stop - self._flushed < _FLUSHED:
+            return
+        with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
+            self._forget(self._flushed, stop)
+        self._flushed = stop
+        if self.ahead is not None:
+            with self.explained():
+                self.ahead.written(stop)
 
     def reread(self) -> None:
-        """Make the file durable, and forget the pages in memory: what is read next comes from the disk, where that is possible."""
+        """Make the file durable, and forget the pages in memory of what was not read back yet: what is read next comes from the disk,
+        where that is possible."""
         with self.explained():
             os.fsync(self.fd)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if self.ahead is None:
+                self._forget(0, 0)
+            else:
+                self._forget(0, int(self.ahead.edges[0]))
+                self._forget(max(0, self.ahead.stop - NEAR), 0)
+
+    def _settle(self, start: int, stop: int) -> None:
+        """The same of some bytes, around which all is written."""
+        os.fsync(self.fd)
+        self._forget(max(0, start - NEAR), stop + NEAR)
+
+    def _forget(self, start: int, stop: int) -> None:
+        """Drops pages in memory that are on the disk, and begins to write those that are not; `stop` 0: to the end."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, start, max(0, stop - start), os.POSIX_FADV_DONTNEED)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -394,8 +394,8 @@ def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int,
         WriteError: a sample read back is another one.
     """
     part.reread()
-    with locked_by_caller(part.path):
-        result, sums = verify_samples(part.path, workers, progress)
+    with part.explained(), locked_by_caller(part.path):
+        result, sums = verify_samples(part.path, workers, progress, part.ahead)
         offset = seal_of(part.path)
     if result.bad:
         raise WriteError(

@@ -17,7 +17,7 @@ from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
-from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
+from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.ordered import in_order
 from headrace.io.paths import is_url, redact
 from headrace.io.resolve.packs import MANIFEST
@@ -102,7 +102,7 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
     if info is None or offset is None:
         return verify_samples(path, workers, progress)[0]
     with open(path, "rb") as file:
-        seal, sums = os.pread(file.fileno(), 4, offset), _sum(file.fileno(), NOTHING, workers, progress)
+        seal, sums = os.pread(file.fileno(), 4, offset), _sum(file.fileno(), NOTHING, workers, progress, None)
     if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
         return VerifyResult(Path(path), info.count, [])
     result = verify_samples(path, workers, progress)[0]
@@ -111,28 +111,33 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
     return replace(result, bad=[whole_file(redact(path))])
 
 
-def verify_samples(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
-    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the file as a whole, whose sums it gives."""
+def verify_samples(
+    path: str | os.PathLike[Any], workers: int, progress: bool | None, ahead: SumsAhead | None = None
+) -> tuple[VerifyResult, FileSums]:
+    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the file as a whole, whose sums it gives.
+    `ahead`: see `sum_file`."""
     path = os.path.abspath(os.path.expanduser(os.fspath(path)))
     info = packed_info(path)
     if info is not None and info.kind == KIND:
-        return _compared(PackedTokens(path), workers, progress)
+        return _compared(PackedTokens(path), workers, progress, ahead)
     source = HDF5Source(path)  # checks what lies beside the samples
     try:
         if source.info is not None and TARGETS in source.info.checksums:
             source.column(TARGETS)
-        return _compared(source, workers, progress)
+        return _compared(source, workers, progress, ahead)
     finally:
         source.close()
 
 
-def _compared(opened: HDF5Source | PackedTokens, workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
+def _compared(
+    opened: HDF5Source | PackedTokens, workers: int, progress: bool | None, ahead: SumsAhead | None
+) -> tuple[VerifyResult, FileSums]:
     path, checksums = opened.path, opened.checksums
     if opened.info is None or checksums is None:
         raise FormatError(f"{redact(path)} was not packed by headrace: there are no checksums to compare it with")
     edges = opened.edges()
     with open(path, "rb") as file:
-        sums = _sum(file.fileno(), NOTHING if edges is None else edges, workers, progress)
+        sums = _sum(file.fileno(), NOTHING if edges is None else edges, workers, progress, ahead)
     if edges is None:
         assert isinstance(opened, HDF5Source)
         bad = _decoded(opened, workers, progress)
@@ -142,9 +147,9 @@ def _compared(opened: HDF5Source | PackedTokens, workers: int, progress: bool | 
     return VerifyResult(Path(path), opened.info.count, bad), sums
 
 
-def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
+def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None, ahead: SumsAhead | None) -> FileSums:
     with progress_bar(progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True) as bar:
-        return sum_file(fd, edges, workers, bar.update)
+        return sum_file(fd, edges, workers, bar.update, ahead)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:

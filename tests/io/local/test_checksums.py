@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import FileChangedError
 from headrace.io.local import checksums
-from headrace.io.local.checksums import FileSums, combined, replaced, sum_file
+from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, combined, replaced, sum_file
 
 
 def sums_of(data: bytes, edges: list[int], workers: int = 1) -> FileSums:
@@ -36,6 +36,32 @@ def test_sums_are_those_of_zlib(piece: int, data: st.DataObject) -> None:
         sums = sums_of(content, edges, data.draw(st.integers(1, 3)))
     assert (sums.size, sums.crc) == (len(content), zlib.crc32(content))
     assert sums.crcs.tolist() == [zlib.crc32(content[start:stop]) for start, stop in itertools.pairwise(edges)]
+
+
+@given(st.data())
+def test_sums_taken_while_a_file_is_written(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.one_of(st.just(0), st.integers(0, 200)), max_size=40))
+    head, tail = data.draw(st.integers(0, 100)), data.draw(st.integers(0, 100))
+    edges = np.array([head + end for end in itertools.accumulate(lengths, initial=0)], np.int64)
+    content, settled = np.random.default_rng(0).bytes(int(edges[-1]) + tail), list[tuple[int, int]]()
+    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryFile() as file:
+        patched.setattr(checksums, "_SEGMENT", data.draw(st.integers(64, 500)))
+        patched.setattr(checksums, "NEAR", 20)
+        file.write(bytes(head) + content[head:])  # what stands before the samples is written last
+        file.flush()
+        ahead = SumsAhead(file.fileno(), edges, lambda start, stop: settled.append((start, stop)))
+        for stop in sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5))):
+            ahead.written(stop)
+            assert all(segment.stop + 20 <= stop for segment in ahead.futures) and ahead.stop <= max(head, stop)
+        file.seek(0)
+        file.write(content[:head])
+        file.flush()
+        sums = sum_file(file.fileno(), edges, 2, ahead=ahead)
+        others = sum_file(file.fileno(), NOTHING, ahead=ahead)
+        ahead.close()
+    assert (sums.size, sums.crc) == (len(content), zlib.crc32(content)) == others[:2]
+    assert sums.crcs.tolist() == [zlib.crc32(content[start:stop]) for start, stop in itertools.pairwise(edges)]
+    assert settled == [(segment.start, segment.stop) for segment in ahead.futures]
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

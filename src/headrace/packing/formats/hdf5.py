@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
-from headrace.memory.whole import read_full, write_full
+from headrace.memory.whole import read_full, write_full, write_full_from
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
 from headrace.storage.arrays.compressors import compress, shuffled, shuffles
@@ -47,6 +47,7 @@ class PackedWriter:
     """
 
     def __init__(self, part: PartFile, plan: Plan) -> None:
+        part.restart()
         self._part, self._plan = part, plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
@@ -57,6 +58,8 @@ class PackedWriter:
         with part.explained():
             self._offsets = lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
         self._at = self._offsets[DATA]
+        if self._chunks is None:
+            part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
 
     def __enter__(self) -> PackedWriter:
         for name, column in self._plan.columns.items():
@@ -68,19 +71,21 @@ class PackedWriter:
             self._chunks.close()
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
-        """The bytes that are written of the next samples, at least one: whole chunks, but for the last one of all. For any thread."""
+        """The bytes that are written of the next samples, at least one: as they are, or whole chunks, but for the last one of all. For any
+        thread."""
         return encoded_blocks(self._plan, samples)
 
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
         """Write what `encode` gave of the next samples, whose sizes are those of the plan, and which have these CRCs."""
-        for block in blocks:
-            if self._chunks is not None:
-                with self._part.explained():
-                    self._chunks.append(block)
+        with self._part.explained():
+            if self._chunks is None:
+                write_full_from(self._part.fd, blocks, self._at)
             else:
-                self._write(block, self._at)
-                self._at += len(block)
-                self._part.begin_flush(self._at)
+                for block in blocks:
+                    self._chunks.append(block)
+        if self._chunks is None:
+            self._at += sum(map(len, blocks))
+            self._part.begin_flush(self._at)
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
 
@@ -100,7 +105,7 @@ class PackedWriter:
 def encoded_blocks(plan: Plan, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
     """See `PackedWriter.encode`."""
     if plan.compression is None:
-        return [np.concatenate([bytes_of(sample) for sample in samples])]
+        return [bytes_of(sample).data for sample in samples]
     rows, blocks = min(plan.chunks or 1, plan.shape[0]), list[Any]()
     for start in range(0, len(samples), rows):
         parts = [bytes_of(sample) for sample in samples[start : start + rows]]
