@@ -108,7 +108,7 @@ class ArrayFile:
     def __init__(self, cache_dir: str, kind: str, about: dict[str, Any], version: int | None = None, types: Sequence[str] = ()) -> None:
         meta = json.dumps({**about, "user": user_id()}, sort_keys=version is None).encode()  # the names of version 0.1
         self._contents = Contents(meta, kind, version, types)
-        self.path: str = os.path.join(os.path.abspath(cache_dir), f"headrace-{kind}-{_hash(meta)}.bin")
+        self.path: str = os.path.join(os.path.abspath(cache_dir), f"{_prefix(kind)}{_hash(meta)}.bin")
 
     def load(self) -> Arrays:
         """The arrays, in memory and in this machine's byte order.
@@ -358,6 +358,19 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _typed(arrays: Sequence[npt.NDArray[Any]], types: Sequence[str]) -> Arrays:
     dtypes = list(map(np.dtype, types)) if types else [array.dtype for array in arrays]
     return [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+
+
+def _prefix(kind: str) -> str:
+    return f"headrace-{kind}-"
+
+
+def has_kept(cache_dir: str | os.PathLike[str], kind: str) -> bool:
+    """True if there are array files of a kind in a folder, of whatever."""
+    try:
+        with os.scandir(cache_dir) as entries:
+            return any(entry.name.startswith(_prefix(kind)) for entry in entries)
+    except OSError:
+        return False
 
 
 def _hash(meta: bytes) -> str:

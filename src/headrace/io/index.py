@@ -16,11 +16,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.errors import warn
-from headrace.io.array_file import ArrayFile, Arrays, Contents, UntrustedError, array_bytes, load_arrays
+from headrace.io.array_file import ArrayFile, Arrays, Contents, UntrustedError, array_bytes, has_kept, load_arrays
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
 
@@ -83,13 +83,23 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
         try:
             return from_bytes(beside, kind, version.size)
         except UntrustedError as error:
+            files.drop_beside()
             warn(f"{redact(url)}: the index beside it is not used: {error}; write it again with headrace.write_index")
     return None
 
 
-def is_unknown(files: RemoteFiles, url: str, kind: IndexKind) -> bool:
-    """True if no index of a file is cached on this machine, so that it is worth looking for one beside it."""
-    return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
+def learn_indexed(files: RemoteFiles, urls: Sequence[str], kind: IndexKind) -> None:
+    """Asks for the versions of files, and for what lies beside those whose index is not cached on this machine: at the same time where it
+    has no index of that kind, since a cached one is known by the version.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
+    """
+
+    def is_unknown(url: str) -> bool:
+        return files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
+
+    files.learn(urls, beside=is_unknown if has_kept(cache_folder(files.options.cache_dir), _kept_kind(kind)) else True)
 
 
 def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
@@ -113,7 +123,11 @@ def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
     """Where the index of a file is kept on this machine."""
     version = files.version(url)
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    return ArrayFile(str(cache_folder(files.options.cache_dir)), f"{kind.name}-index", about, kind.version, kind.types)
+    return ArrayFile(str(cache_folder(files.options.cache_dir)), _kept_kind(kind), about, kind.version, kind.types)
+
+
+def _kept_kind(kind: IndexKind) -> str:
+    return f"{kind.name}-index"
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:

@@ -65,6 +65,7 @@ class RemoteFiles(Files):
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
+        self._handed_out: tuple[str, bytes] = "", b""
         self._relying: set[str] = set()  # files of this machine
         self._expected: dict[str, int] = {}  # sizes that an index says
         self._numbered: Sequence[str] = ()
@@ -93,25 +94,42 @@ class RemoteFiles(Files):
         """A path on the server, or a URL, as messages name it: without secrets."""
         return self._remote.shown(path)
 
-    def learn(self, urls: Sequence[str], beside: Callable[[str], bool] | None = None) -> list[Version]:
+    def learn(self, urls: Sequence[str], beside: Callable[[str], bool] | bool = False) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
 
         Args:
             urls: of the files.
-            beside: says of each, when its version is known, whether what lies beside it under the same name with ``.index`` is fetched too.
+            beside: fetch what lies beside each of them under the same name with ``.index``, too: True, at the same time; a function says of
+                each whether to, when its version is known.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
-        if new:
+        if new and beside is True:
+            self._remote.run(self._learn_both(new))
+        elif new:
             self._remote.run(self._learn(new))
-        wanted = [with_index(url) for url in new if beside is not None and beside(url)]
+            if callable(beside) and (wanted := [url for url in new if beside(url)]):
+                self._remote.run(self._look_beside(wanted))
+        return [self._versions[url] for url in urls]
+
+    async def _learn_both(self, urls: Sequence[str]) -> None:
+        looking = asyncio.ensure_future(self._look_beside(urls))
+        try:
+            await self._learn(urls)
+            await looking
+        except BaseException:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+            raise
+
+    async def _look_beside(self, urls: Sequence[str]) -> None:
+        paths = list(map(with_index, urls))
         with contextlib.suppress(AccessError):  # who may not list a bucket is told that what is missing is not for him
-            for path, data in zip(wanted, self.find_metadata(wanted) if wanted else [], strict=True):
+            for path, data in zip(paths, await self._remote.find_files(paths, denied=True, small=True), strict=True):
                 if data is not None:
                     self._beside[path] = data
-        return [self._versions[url] for url in urls]
 
     def find_versions(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
         """The versions of files that may be missing: None then.
@@ -180,8 +198,15 @@ class RemoteFiles(Files):
         return [self.place, redact(url), version.size, version.tag]
 
     def beside(self, url: str) -> bytes | None:
-        """What lay beside a file as its index when `learn` looked; None: nothing. It is handed out once."""
-        return self._beside.pop(with_index(url), None)
+        """What lay beside a file as its index when `learn` looked; None: nothing. It is handed out once, and again until another one is."""
+        path = with_index(url)
+        if path in self._beside:
+            self._handed_out = path, self._beside.pop(path)
+        return self._handed_out[1] if self._handed_out[0] == path else None
+
+    def drop_beside(self) -> None:
+        """What was handed out last is of no use."""
+        self._handed_out = "", b""
 
     def is_folder(self, url: str) -> bool:
         """True if there is a folder of that name.
@@ -221,7 +246,7 @@ class RemoteFiles(Files):
         Raises:
             AccessError, RemoteError: see `Remote.find_files`.
         """
-        return self._remote.run(self._remote.find_files(urls, denied=True))
+        return self._remote.run(self._remote.find_files(urls, denied=True, small=True))
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
@@ -333,7 +358,7 @@ class RemoteFiles(Files):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in ("_prefetcher", "_bypass")}
-        return {**state, "_beside": {}, "room": self._prefetcher.room}
+        return {**state, "_beside": {}, "_handed_out": ("", b""), "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._prefetcher, self._bypass = Prefetcher(self._begin_prefetch, state.pop("room")), _Bypass()

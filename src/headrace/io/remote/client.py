@@ -159,11 +159,12 @@ class Remote:
                 found[number] = whole[request][starts[number] - begins[request] : stops[number] - begins[request]]
         return found
 
-    async def find_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True) -> list[bytes | None]:
+    async def find_files(self, urls: Sequence[str], denied: bool = False, urgent: bool = True, small: bool = False) -> list[bytes | None]:
         """The content of whole files, however long they are, that may be missing: None then.
 
         Args:
             urls: of the files.
+            small: they are not much longer than an answer's headers, so that many may be on their way at the same time.
             denied: take one that may not be read for missing, as long as another one is there: who may not list a bucket is told so.
             urgent: somebody waits for them.
 
@@ -182,7 +183,7 @@ class Remote:
                 refusals.append(error)
                 return None
 
-        found = await self._each(one, urls, _GUESSED, urgent)
+        found = await self._each(one, urls, 0 if small else _GUESSED, urgent)
         if refusals and all(data is None for data in found):
             raise refusals[0]
         return found

@@ -18,7 +18,7 @@ FEWEST, FIRST, MOST = 2, 16, 64
 """Pieces on their way: at least, in the beginning, at most."""
 _AHEAD = 16
 """Pieces that nobody waits for yet, at most: with more, the next ones share the line with those that are read long after them."""
-_QUESTIONS = 4  # times as many may be on their way where no bytes come but an answer's headers
+_QUESTIONS = 4  # times as many may be on their way where few bytes come beside an answer's headers
 
 
 class Flow:

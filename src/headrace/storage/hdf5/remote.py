@@ -29,7 +29,7 @@ import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError, RemoteError
 from headrace.io.array_file import Arrays
-from headrace.io.index import IndexKind, found_index, is_unknown, keep_index
+from headrace.io.index import IndexKind, found_index, keep_index, learn_indexed
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges, coalesce
@@ -214,8 +214,11 @@ class RemoteHDF5(HDF5Files):
         self._kind = kind
         self._known: dict[str, _Known] = {}  # of files that are being opened
 
+    def learn(self, paths: Sequence[str]) -> None:
+        learn_indexed(self.files, paths, self._kind)
+
     def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
-        self.files.learn(paths, beside=lambda url: is_unknown(self.files, url, self._kind))
+        self.learn(paths)
         results: list[T] = []
         for start in range(0, len(paths), TOGETHER):
             urls = paths[start : start + TOGETHER]

@@ -127,6 +127,8 @@ def packed_kind(data_path: DataPath | FileSet, options: RemoteOptions, otherwise
         return info.kind if info is not None else "" if otherwise is None else otherwise(path, opened)
 
     try:
+        if isinstance(data_path, FileSet):
+            opened.hdf5.learn(paths)  # what the others take is asked for at once
         return opened.hdf5.read_each(paths[:1], kind)[0]
     finally:
         if not isinstance(data_path, FileSet):

@@ -27,7 +27,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
-from headrace.io.index import is_unknown
+from headrace.io.index import learn_indexed
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -72,7 +72,8 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     reader: Files = server or LocalFiles()
     paths = [files.url(number) for number in numbers]
     if server is not None:
-        server.learn(paths, beside=lambda url: not _ends_as_parquet(url) and is_unknown(server, url, INDEX))
+        learn_indexed(server, [path for path in paths if not _ends_as_parquet(path)], INDEX)
+        server.learn(paths)
     sizes = [reader.version(path).size for path in paths]
     for path, size in zip(paths, sizes, strict=True):
         if not size:

@@ -24,7 +24,7 @@ from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayFile
 from headrace.io.files import Files
-from headrace.io.index import IndexKind, index_of, is_unknown
+from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
@@ -108,7 +108,7 @@ def tar_indices(files: Files, paths: Sequence[str], cache_dir: str | os.PathLike
     make: Callable[[str], TarIndex]
     if files.is_remote:
         server = cast(RemoteFiles, files)
-        server.learn(paths, beside=lambda url: is_unknown(server, url, INDEX))
+        learn_indexed(server, paths, INDEX)
         make = functools.partial(_remote_index, server)
     else:
         make = functools.partial(_local_index, files, cache_dir)

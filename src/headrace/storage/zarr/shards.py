@@ -26,7 +26,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files, Version
-from headrace.io.index import IndexKind, found_index, is_unknown, kept_index, made_index
+from headrace.io.index import IndexKind, found_index, kept_index, learn_indexed, made_index
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles
@@ -273,7 +273,7 @@ def shards_of(store: Store, name: str, layout: Layout) -> Shards:
 def _cached(shards: Shards, url: str, files: RemoteFiles) -> CachedShards | None:
     """What is cached of the shards, or is to be found out now."""
     is_small = shards.whole.count <= _MADE and 16 * shards.whole.count * shards.chunks_each <= _INDEX_BYTES
-    files.learn([url], beside=lambda url: is_unknown(files, url, INDEX))
+    learn_indexed(files, [url], INDEX)
     arrays = found_index(files, url, INDEX)
     if arrays is None and not is_small:
         return None

@@ -24,7 +24,7 @@ from isal import isal_zlib
 from headrace.errors import FormatError
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files
-from headrace.io.index import IndexKind, index_of, is_unknown
+from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -63,7 +63,7 @@ class ZarrZip(Store):
         self._known, self._data = ByteRanges.of([]), list[bytes]()
         if files.is_remote:
             server = cast(RemoteFiles, files)
-            server.learn([path], beside=lambda url: is_unknown(server, url, INDEX))
+            learn_indexed(server, [path], INDEX)
             table, data = index_of(server, path, INDEX)
             starts, sizes = table.reshape(-1, 2).T
             whole, ends = zlib.decompress(data.tobytes()), np.cumsum(sizes).tolist()
