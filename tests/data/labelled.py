@@ -81,3 +81,13 @@ def make_coco(folder: Path, count: int = 24, size: tuple[int, int] = (32, 24)) -
         boxes[name] = [] if number % 5 == 4 else [box, *others[: number % 3]]
     (folder / "instances.json").write_text(json.dumps(coco_of(boxes, size)))
     return folder
+
+
+def make_street(folder: Path, count: int = 16) -> Path:
+    """Writes images/ with masks/ and instances.json of the same names, as docs/labels.md has them. Returns the folder."""
+    make_masks(make_coco(folder, count), count)
+    for path in [*(folder / "images" / "a").iterdir(), *(folder / "images" / "b").iterdir()]:
+        path.unlink()
+    for path in [*(folder / "masks").rglob("*.*")]:
+        path.rename(folder / "masks" / path.name)
+    return folder

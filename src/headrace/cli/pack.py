@@ -31,6 +31,8 @@ examples:
       the same in compressed chunks: smaller, slower to read at random, well read with shuffle="block"
   %(prog)s photos/train small.h5 --store jpeg --max-size 512
       smaller images of equal aspect: the size with which most train
+  %(prog)s street/images street.h5 --targets street/masks
+      each image with its mask; with --targets instances.json with its boxes
   %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
       one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
   %(prog)s books tokens.h5 --tokenizer tokenizer.json
@@ -71,8 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunks", type=count, metavar="N", help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"
     )
-    parser.add_argument("--targets", metavar="CSV", help="a table of labels by file, in place of class folders; none: no targets")
+    parser.add_argument(
+        "--targets",
+        metavar="PATH",
+        help="in place of class folders a folder of masks, annotations of COCO, or a table of labels by file; none: no targets",
+    )
     parser.add_argument("--target-name", metavar="NAME", help="of that table: the column of the targets (default: the only one)")
+    parser.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
     parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
     texts = parser.add_argument_group("texts")
     texts.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the package `tokenizers` (default: each character is a token)")
@@ -230,10 +237,14 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     images, texts = ({name: value for name, value in named.items() if value is not None} for named in (of_images, of_texts))
     if given.targets == "none":
         images["targets"] = None
+    if given.masks:
+        images["masks"] = True
     if given.store != "decoded" and (given.size or given.color):
         raise ConfigError("--size and --color change the pixels, and need --store decoded (encoded images stay as they are)")
     if (texts or given.end_token is not None) and (images or given.store is not None):
-        raise ConfigError("--store, --size, --color, --targets and --target-name are for images, and what else is said is for texts")
+        raise ConfigError(
+            "--store, --size, --color, --targets, --target-name and --masks are for images, and what else is said is for texts"
+        )
     if (images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
         if texts:

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, RemoteError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.nodes.hdf5 import Episodes, PandasTable, episodes_in, is_index, node_of, table_in, walked, writer_of
-from headrace.inspecting.report import NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.report import NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sizes import stored_in
 from headrace.inspecting.sparse import FoundMatrix, find_matrix, tell
 from headrace.io.paths import redact
@@ -22,7 +22,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.arrays.chunks import Grid
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.packed import DATA, TARGETS, PackedInfo
+from headrace.storage.arrays.packed import BOXES, DATA, LABELS, TARGETS, PackedInfo
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, obstacle_of, rows_of
 from headrace.storage.hdf5.conventions import packing_of
@@ -38,6 +38,7 @@ _OPENED = 32  # arrays of which it is made
 _TARGETS = ("targets", "labels", "target", "label", "y")
 _MOST_CLASSES, _TARGET_BYTES = 1000, 64 << 20
 _PARTS = 256  # of a pack, whose targets are all looked at
+_SAID_ELSEWHERE = ("targets", "class_ids")
 _CLASSES = {"image": "ImageDataset", "text": "TextDataset"}
 
 
@@ -144,7 +145,7 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         report.samples = (info.part[3] if many else info.count) if info.part is not None else (None if many else info.count)
         if many:
             report.details.pop("part", None)
-        report.samples_are = samples_of_pack(info.kind, info.store)
+        report.samples_are = samples_of_pack(info)
         if info.part is not None and many:
             report.fingerprint = info.part[2]
         report.opens_as = f"headrace.{_CLASSES.get(info.kind, 'HDF5Dataset')}({report.path!r})"
@@ -268,6 +269,9 @@ def _cost(dataset: h5py.Dataset, node: Node, path: str, opened: OpenHDF5) -> Acc
 def _classes(file: h5py.File, info: PackedInfo | None, rows: int | None) -> tuple[dict[str, int], str] | None:
     """Samples of each class, and what says so: the targets of a pack, or an array of whole numbers whose name says that it is one of
     targets."""
+    if info is not None and info.image.get("targets") == BOXES:
+        labels, numbers = np.asarray(file[LABELS][...]), info.image["class_ids"]
+        return {one: int((labels == number).sum()) for one, number in zip(info.classes or [], numbers, strict=True)}, OBJECTS_ARE
     for name in [TARGETS] if info is not None else _TARGETS:
         targets = file.get(name)
         if not isinstance(targets, h5py.Dataset) or targets.ndim != 1 or targets.nbytes > _TARGET_BYTES:
@@ -289,7 +293,8 @@ def _details(file: h5py.File, info: PackedInfo | None) -> dict[str, Any]:
         details: dict[str, Any] = {"store": info.store}
         if info.part is not None:
             details["part"] = f"{info.part[0]} of {info.part[1]}"
-        details |= {what: value for what, value in (info.image | info.text).items() if value is not None}
+        said = {what: value for what, value in (info.image | info.text).items() if what not in _SAID_ELSEWHERE}
+        details |= {what: value for what, value in said.items() if value is not None}
         return details
     found = writer_of(file)
     if file.userblock_size:

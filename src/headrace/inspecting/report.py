@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headrace.storage.arrays.packed import LABELS, PackedInfo
+
 MOST_NODES = 2000
 """Groups and arrays of a file that are looked at."""
 CUT_OFF = f"the first {MOST_NODES:,} groups and arrays are shown, there are more"
@@ -53,9 +55,14 @@ def largest_of(arrays: Sequence[Node], notes: list[str]) -> Node:
     return largest
 
 
-def samples_of_pack(kind: str, store: str) -> str:
+OBJECTS_ARE = f"objects by {LABELS!r}"
+"""What tells the classes of a pack with boxes."""
+
+
+def samples_of_pack(info: PackedInfo) -> str:
     """What the samples of a pack are."""
-    return {"image": "images", "text": "texts as tokens"}.get(kind, "arrays") + f", stored {store}"
+    targets = f" with {info.image['targets']}" if "targets" in info.image else ""
+    return {"image": "images", "text": "texts as tokens"}.get(info.kind, "arrays") + f"{targets}, stored {info.store}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.inspecting import advice, costs
 from headrace.inspecting.nodes.zarr import node_of, zarr_nodes
-from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, Access, Node, Report, largest_of, samples_of_pack
+from headrace.inspecting.report import CUT_OFF, MOST_NODES, NO_SAMPLES, OBJECTS_ARE, Access, Node, Report, largest_of, samples_of_pack
 from headrace.inspecting.sparse import find_matrix, tell
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -21,7 +21,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.arrays.chunks import Grid
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.packed import DATA, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
+from headrace.storage.arrays.packed import BOXES, DATA, LABELS, PACKED_ATTRIBUTE, PACKED_CHECKSUM, TARGETS, PackedInfo, parse_info
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
@@ -29,6 +29,7 @@ from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
+from headrace.storage.zarr.packed import PackedGroup
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
@@ -125,7 +126,13 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str) -> Rep
 
 def _tell_classes(report: Report, store: Store, opened: OpenZarr, info: PackedInfo, metadata: dict[str, dict[str, Any]]) -> None:
     """The classes of a pack, by its targets."""
-    if not info.classes or TARGETS not in metadata or store.files.is_remote:
+    if not info.classes or store.files.is_remote:
+        return
+    if info.image.get("targets") == BOXES:
+        labels, numbers = PackedGroup(store.path).ragged(LABELS)[0], info.image["class_ids"]
+        report.classes = {one: int((labels == number).sum()) for one, number in zip(info.classes, numbers, strict=True)}
+        report.classes_are = OBJECTS_ARE
+    if TARGETS not in metadata:
         return
     reader = opened.reader(store, TARGETS, metadata[TARGETS], is_column=True)
     targets = reader.whole(lambda function, count: [function(number) for number in range(count)])
@@ -142,7 +149,7 @@ def _tell_samples(
     if info is not None:
         report.format += ", packed by headrace"
         report.samples, report.fingerprint = info.count, info.fingerprint
-        report.samples_are = samples_of_pack(info.kind, info.store)
+        report.samples_are = samples_of_pack(info)
         report.opens_as = f"headrace.open_dataset({shown!r})"
         return
     if images:

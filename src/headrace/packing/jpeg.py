@@ -18,6 +18,7 @@ from headrace.datasets.image.sizing import image_shape, load_image
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.whole import read_full, write_full
 from headrace.packing.options import LARGEST_SIDE, StoreOptions
+from headrace.packing.pairs import boxes_of, check_size, has_masks, with_mask
 from headrace.packing.plan import Packing, make_plan
 from headrace.packing.samples import each_sample, groups_of, some_of, with_progress, without
 from headrace.storage.arrays.packed import crc_of
@@ -66,20 +67,22 @@ def plan_reencoded(
         ConfigError: the dataset has no encoded images.
         SampleError: one can't be decoded, and is not left out.
     """
-    given, sizes, unreadable = planned or plan_of_files(dataset), np.zeros(len(dataset), np.int64), dict[int, str]()
+    given, unreadable = planned or plan_of_files(dataset), dict[int, str]()
+    sizes, images = np.zeros((2, len(dataset)), np.int64)
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         groups, task = groups_of(given.plan.read_sizes), functools.partial(reencode_group, dataset, jpeg)
         with with_progress(task, groups, workers, progress, len(dataset), "re-encoding") as results:
-            for group, images in results:
-                for index, image in zip(group, images, strict=True):
-                    if isinstance(image, SampleError):
-                        unreadable[index] = str(image)
+            for group, made in results:
+                for index, sample in zip(group, made, strict=True):
+                    if isinstance(sample, SampleError):
+                        unreadable[index] = str(sample)
                     else:
-                        write_full(spool.fileno(), image)
-                        sizes[index] = len(image)
+                        write_full(spool.fileno(), b"".join(sample))
+                        sizes[index], images[index] = sum(map(len, sample)), len(sample[0])
         readable = without(dataset, unreadable)
-        plan = make_plan(readable, "encoded", np.delete(sizes, list(unreadable)), {"jpeg": [jpeg.max_size, jpeg.quality]})
+        sizes, images = (np.delete(column, list(unreadable)) for column in (sizes, images))
+        plan = make_plan(readable, "encoded", sizes, {"jpeg": [jpeg.max_size, jpeg.quality]}, made_images=images)
         opened.pop_all()  # it is closed when all is written
     begins = np.concatenate([[0], np.cumsum(plan.sizes)])
 
@@ -104,13 +107,17 @@ def plan_of_files(dataset: BaseDataset, read_sizes: npt.NDArray[np.int64] | None
     return Packing(dataset, plan, lambda group: [], {})
 
 
-def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[bytes | SampleError]:
-    """The images of a group as JPEG; a SampleError for one that may be left out."""
-    color = getattr(dataset, "color", "RGB")
+def reencode_group(dataset: BaseDataset, jpeg: StoreOptions, group: range) -> list[tuple[bytes, ...] | SampleError]:
+    """The images of a group as JPEG, each with its mask where they have masks; a SampleError for one that may be left out."""
+    color, are_pairs = getattr(dataset, "color", "RGB"), has_masks(dataset)
 
-    def make(position: int, index: int, record: Any) -> bytes | SampleError:
+    def make(position: int, index: int, record: Any) -> tuple[bytes, ...] | SampleError:
+        image, *masks = record if are_pairs else (record,)
         try:
-            return reencoded(record, jpeg, color, dataset.left_of_budget)
+            if boxes_of(dataset) is not None:
+                check_size(dataset, position, image_shape(image, dataset.left_of_budget))
+            made = reencoded(image, jpeg, color, dataset.left_of_budget)
+            return with_mask(image, masks[0], made, dataset) if masks else (made,)
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)
 
@@ -124,5 +131,5 @@ def ratio_of(dataset: BaseDataset, jpeg: StoreOptions, sizes: npt.NDArray[np.int
         with contextlib.suppress(SampleError):  # said when it is packed
             image = reencode_group(dataset, jpeg, range(index, index + 1))[0]
             if not isinstance(image, SampleError):
-                before, after = before + int(sizes[index]), after + len(image)
+                before, after = before + int(sizes[index]), after + sum(map(len, image))
     return after / before if before else 1.0

@@ -26,6 +26,7 @@ from headrace.io.resolve.packs import PLAN
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
+from headrace.packing.pairs import LAYOUT, annotations_check
 from headrace.packing.plan import Rows
 from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
 from headrace.sorting import distinct
@@ -129,10 +130,12 @@ class PartsPlan:
         """The files of a Zarr pack beside the parts, by name, in the order in which they are written."""
         if self.zarr is None:
             return {}
-        image: dict[str, Any] = {name: self.options[name] for name in ("color", "image_size") if name in self.options}
+        names = ("color", "image_size", "targets", "class_ids")
+        image: dict[str, Any] = {name: self.options[name] for name in names if name in self.options}
         if jpeg := self.options.get("jpeg"):
             image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
-        return self.zarr.metadata(PackedInfo(self.kind, self.store, self.count, self.fingerprint, self.classes, image))
+        version = LAYOUT if "targets" in image else 1
+        return self.zarr.metadata(PackedInfo(self.kind, self.store, self.count, self.fingerprint, self.classes, image, version=version))
 
     @property
     def format(self) -> str:
@@ -160,6 +163,7 @@ class PartsPlan:
 def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict[str, Any]:
     """What the options of a plan have of the arguments of `pack`, whatever the format; `compression` and `chunks` each format adds."""
     options: dict[str, Any] = {"shard_size": shard_size, "on_error": "skip" if dataset.on_error == "skip" else "raise"}
+    options |= annotations_check(dataset)
     if how.check != "decode":
         options["check"] = how.check
     if how.is_jpeg:

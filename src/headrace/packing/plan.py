@@ -17,12 +17,14 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.zarr import ZarrDataset
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
-from headrace.storage.arrays.packed import NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
+from headrace.packing.pairs import LAYOUT, box_columns, boxes_of, has_masks, image_sizes, mask_starts, row_dtype, said_of
+from headrace.storage.arrays.packed import IMAGE, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
+from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]
 
@@ -91,13 +93,18 @@ class Packing(NamedTuple):
 def is_packed_as_stored(dataset: BaseDataset) -> bool:
     """True if a plan follows from the dataset alone: its samples are image files, or rows of a file as they are."""
     source, format_ = dataset.sample_source, dataset.sample_format
-    if isinstance(source, FilesSource):
+    if are_files(source):
         return isinstance(dataset, ImageDataset)
     files = files_of(source)
     if not files or isinstance(dataset, ImageDataset):
         return bool(files)
     is_plain = isinstance(dataset, (HDF5Dataset, ZarrDataset)) and format_.stores_values and not format_.splits_targets
     return is_plain and (_spec_of(files) is not None or _are_encoded(files))
+
+
+def are_files(source: Any) -> bool:
+    """True if samples are files, or pairs of files."""
+    return isinstance(source, FilesSource | PairedSource)
 
 
 def files_of(source: Any) -> list[PackedSource]:
@@ -109,7 +116,7 @@ def files_of(source: Any) -> list[PackedSource]:
 def is_encoded(dataset: BaseDataset) -> bool:
     """True if the samples of a dataset that `is_packed_as_stored` are encoded images now, and not arrays."""
     source = dataset.sample_source
-    return isinstance(source, FilesSource) or _are_encoded(files_of(source))
+    return are_files(source) or _are_encoded(files_of(source))
 
 
 def _are_encoded(files: Sequence[PackedSource]) -> bool:
@@ -133,42 +140,64 @@ def _spec_of(files: Sequence[PackedSource]) -> ArraySpec | None:
 def make_plan(
     dataset: BaseDataset,
     store: str | None = None,
-    encoded_sizes: npt.NDArray[np.int64] | None = None,
+    encoded_sizes: IntArray | None = None,
     image: dict[str, Any] | None = None,
-    read_sizes: npt.NDArray[np.int64] | None = None,
+    read_sizes: IntArray | None = None,
+    *,
+    made_images: IntArray | None = None,
+    rows: Rows | None = None,
 ) -> Plan:
     """The plan for a dataset that `is_packed_as_stored`.
 
     Args:
         dataset: an `ImageDataset`, `HDF5Dataset` or `ZarrDataset`, or a view of one.
         store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else decoded.
-        encoded_sizes: of images that are encoded anew.
+        encoded_sizes: of images that are encoded anew ([n] bytes), with their masks.
         image: what the file says of these.
         read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for, which reads the inode of each file.
+        made_images: of images that are encoded anew and have masks: bytes without these ([n]).
+        rows: what pixels and masks have in common with those of other files; None: the first ones say it.
 
     Raises:
         ConfigError: this dataset can't be packed, or not with this store; the message says what can be done.
+        SampleError: no mask can be read.
     """
     source, files = dataset.sample_source, files_of(dataset.sample_source)
     whole = dataset.whole_indices(np.arange(len(dataset)))
     packed = packed_info_of(files)
+    if packed is not None and "targets" in packed.image and not isinstance(dataset, ImageDataset):
+        raise ConfigError(f"{files[0].path} holds images with {packed.image['targets']}: open it with ImageDataset, and pack that")
     encoded_now = is_encoded(dataset)
-    store = store or ("encoded" if encoded_now else "decoded")
+    store = store or ("encoded" if encoded_now and rows is None else "decoded")
     if store == "encoded" and not encoded_now:
         raise not_encoded()
     if read_sizes is None:
-        read_sizes = source.sizes(whole) if isinstance(source, FilesSource) else np.concatenate([one.sizes() for one in files])[whole]
+        read_sizes = source.sizes(whole) if isinstance(source, FilesSource | PairedSource) else _packed_sizes(files)[whole]
     sizes, dtype = read_sizes if encoded_sizes is None else encoded_sizes, np.dtype(np.uint8)
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if store == "decoded":
-        row, dtype = _row(dataset, files, encoded_now)
+        row, dtype = _row(dataset, files, encoded_now, rows)
         shape = (len(whole), *row)
         sizes = np.full(len(whole), int(np.prod(row, dtype=np.int64)) * dtype.itemsize, np.int64)
-    columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), dataset.targets)
+    targets = None if boxes_of(dataset) is not None else dataset.targets
+    columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), targets)
+    columns |= box_columns(dataset, store == "decoded" or image is not None)
+    if has_masks(dataset) and store == "encoded":
+        if made_images is None:  # where no sizes are wanted, none are asked for
+            made_images = image_sizes(dataset, files, whole) if read_sizes.any() else read_sizes
+        columns |= mask_starts(sizes, made_images)
     is_image = isinstance(dataset, ImageDataset) or (packed is not None and packed.kind == "image")
-    image = _image(dataset, packed, shape) if is_image and store == "decoded" else image or {}
-    info = info_of(dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image=image)
+    image = _image(dataset, packed, row, dtype) if is_image and store == "decoded" else image or {}
+    said = said_of(dataset)
+    info = info_of(
+        dataset, columns, "image" if is_image else "array", store, classes=_classes(dataset, packed), image={**image, **said},
+        version=LAYOUT if said else 1,
+    )  # fmt: skip
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
+
+
+def _packed_sizes(files: Sequence[PackedSource]) -> IntArray:
+    return np.concatenate([one.image_sizes() if one.gives_images else one.sizes() for one in files])
 
 
 def not_encoded() -> ConfigError:
@@ -201,6 +230,8 @@ def names_of(dataset: BaseDataset) -> PackedNames | None:
     """The names of a dataset's samples, where they are files or have been."""
     source = dataset.sample_source
     names = source.listing.names if isinstance(source, FilesSource) else None
+    if isinstance(source, PairedSource):
+        names = source.files.listing.names
     if files := files_of(source):
         names = PackedNames.joined([one.names for one in files])
     return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
@@ -216,24 +247,29 @@ def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
     return {name: crc_of(column) for name, column in sorted(columns.items())}
 
 
-def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _row(dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, rows: Rows | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of a decoded sample."""
+    if rows is not None:
+        return rows.shape, rows.dtype
     if isinstance(dataset, ImageDataset):
         channels = 3 if dataset.color == "RGB" else 1
-        if dataset.image_size is not None:
-            return (*dataset.image_size, channels), np.dtype(np.uint8)
-        if encoded:
+        if dataset.image_size is None and encoded:
             raise ConfigError(
                 "store='decoded' needs images of one size, and image_size is None: open the dataset with image_size=(height, width)"
             )
+        stored = files[0].dtype if files and files[0].dtype.names else None
+        size = dataset.image_size or (files[0].shape[1:] if stored is None else stored[IMAGE].shape)
+        if has_masks(dataset):
+            return (), row_dtype(dataset, files, (int(size[0]), int(size[1])))
+        return (int(size[0]), int(size[1]), channels), np.dtype(np.uint8)
     elif encoded:
         raise ConfigError("store='decoded': open the file with ImageDataset, which decodes the images, and pack that")
     return files[0].shape[1:], files[0].dtype
 
 
-def _image(dataset: BaseDataset, packed: PackedInfo | None, shape: tuple[int, ...]) -> dict[str, Any]:
+def _image(dataset: BaseDataset, packed: PackedInfo | None, row: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Any]:
     if isinstance(dataset, ImageDataset):
-        return {"color": dataset.color, "image_size": list(shape[1:3])}
+        return {"color": dataset.color, "image_size": list((row or dtype[IMAGE].shape)[:2])}
     return {} if packed is None else packed.image
 
 

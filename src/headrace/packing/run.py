@@ -26,13 +26,10 @@ from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.joint import JointFormat
-from headrace.datasets.image.pixels import decode_image
-from headrace.datasets.image.sizing import check_header
 from headrace.datasets.open import open_dataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
-from headrace.errors import ConfigError, SampleError, WriteError
+from headrace.errors import ConfigError, FormatError, SampleError, WriteError
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
@@ -41,13 +38,14 @@ from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.packing.formats.layout import laid_out
 from headrace.packing.jpeg import plan_of_files, plan_reencoded
 from headrace.packing.options import Check, StoreOptions
+from headrace.packing.pairs import boxes_of, check_size, checked, has_masks, row_of
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Packing, Plan, Rows, files_of, is_packed_as_stored, make_plan, not_encoded, packed_info_of
 from headrace.packing.samples import GROUP_SAMPLES, UNKNOWN_SAMPLES, each_sample, groups_of, threads_for, with_progress, without
 from headrace.packing.texts import packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored
 from headrace.packing.verify import seal_of, verify_samples
-from headrace.storage.arrays.packed import TARGETS, crc_of
+from headrace.storage.arrays.packed import MASK_STARTS, OFFSETS, TARGETS, crc_of
 from headrace.storage.hdf5.files import locked_by_caller
 from headrace.storage.source import PackPart
 
@@ -202,11 +200,6 @@ def plan_file(
         ConfigError: it can't be packed, or not with this store.
         SampleError: see `pack`.
     """
-    if isinstance(dataset._format, JointFormat):
-        raise ConfigError(
-            "images can't be packed with their masks or boxes yet: read the files as they are, with loading_mode='cached' or "
-            "disk_cache_size= where that is slow, or pass targets=None to pack the images alone"
-        )
     if options.is_jpeg:
         return plan_of_files(dataset, read_sizes)
     if isinstance(dataset, TextDataset):
@@ -233,9 +226,10 @@ def _planned(
 ) -> Packing:
     """`plan_file` of images as they are, and arrays, not in chunks."""
     if is_packed_as_stored(dataset):
-        plan = make_plan(dataset, options.store, read_sizes=read_sizes)
+        plan = make_plan(dataset, options.store, read_sizes=read_sizes, rows=rows)
         _refuse_check(options, plan)
-        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), {})
+        common = Rows(plan.info.store, plan.dtype, ()) if plan.dtype.names and has_masks(dataset) else None
+        return Packing(dataset, plan, functools.partial(_prepare, dataset, plan, options.check), {}, common)
     _refuse_check(options)
     workers = workers if dataset.sample_source.thread_safe else 0
     readable, plan, unreadable = _plan_values(dataset, options.store, workers, progress, rows)
@@ -371,20 +365,40 @@ def _value(dataset: BaseDataset, position: int, index: int, record: Any) -> tupl
 def _stored(dataset: BaseDataset, plan: Plan, check: Check, position: int, index: int, record: Any) -> _Array | SampleError:
     """A record as the plan stores it."""
     if plan.info.store == "encoded":
+        if plan.info.kind != "image":
+            return np.frombuffer(record, np.uint8)
         try:
-            if plan.info.kind == "image":
-                if check == "header":
-                    check_header(record, dataset.left_of_budget)
-                else:
-                    decode_image(record, getattr(dataset, "color", "RGB"), dataset.left_of_budget)
+            pieces = checked(dataset, position, record, check)
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)
-        return np.frombuffer(record, np.uint8)
+        if MASK_STARTS in plan.columns and len(pieces[0]) != (
+            planned := plan.columns[MASK_STARTS][position] - plan.columns[OFFSETS][position]
+        ):
+            raise SampleError(
+                f"{dataset.source_of(position)} changed while it was packed: the image had {planned:,} bytes at the start, and has "
+                f"{len(pieces[0]):,} now: pack again when nobody writes there"
+            )
+        return np.concatenate(pieces)
     if isinstance(dataset, ImageDataset):
-        pixels = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
-        return pixels if isinstance(pixels, SampleError) else np.ascontiguousarray(pixels)
+        return _pixels(dataset, plan, position, index, record)
     value = _value(dataset, position, index, record)
     return value if isinstance(value, SampleError) else np.ascontiguousarray(as_stored(f"sample {position}", value[0]))
+
+
+def _pixels(dataset: ImageDataset, plan: Plan, position: int, index: int, record: Any) -> _Array | SampleError:
+    """The pixels of an image; or the row of these and their mask."""
+    value = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
+    if isinstance(value, SampleError):
+        return value
+    if has_masks(dataset):
+        return row_of(value[0], value[1], plan.dtype, lambda: dataset.source_of(position))
+    if boxes_of(dataset) is None:
+        return np.ascontiguousarray(value)
+    try:
+        check_size(dataset, position, value[1])
+    except FormatError as error:
+        return dataset.sample_reader.failed(index, "can't be packed", error)
+    return np.ascontiguousarray(value[0])
 
 
 def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int, int]:

@@ -28,11 +28,14 @@ from headrace.packing.samples import groups_of, threads_for, with_progress
 from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
 from headrace.packing.zarr.layout import Stored
 from headrace.packing.zarr.verify import Damage, damaged_in_part, damaged_metadata, whole_file
-from headrace.storage.arrays.packed import FILE_CRC, TARGETS
+from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedTokens
+
+_READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
+"""What opening a packed file compares with its checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,8 @@ def verify_samples(
         return _compared(PackedTokens(path), workers, progress, ahead)
     source = HDF5Source(path)  # checks what lies beside the samples
     try:
-        if source.info is not None and TARGETS in source.info.checksums:
-            source.column(TARGETS)
+        for name in [] if source.info is None else source.info.checksums.keys() - _READ_AT_ONCE:
+            source.whole(name)
         return _compared(source, workers, progress, ahead)
     finally:
         source.close()

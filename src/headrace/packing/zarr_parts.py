@@ -21,6 +21,7 @@ from headrace.packing.destination import Destination
 from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import plan_reencoded, ratio_of
 from headrace.packing.options import StoreOptions
+from headrace.packing.pairs import has_masks
 from headrace.packing.parts import (
     NO_CHECKS,
     Checks,
@@ -36,7 +37,7 @@ from headrace.packing.plan import Packing, names_of
 from headrace.packing.run import plan_file
 from headrace.packing.samples import groups_of, with_progress, without
 from headrace.packing.status import Sidecar
-from headrace.packing.zarr.layout import Stored, check_dtype, flat_options, rows_options
+from headrace.packing.zarr.layout import Stored, beside_options, check_dtype, flat_options, rows_options
 from headrace.packing.zarr.part import chunk_of, read_back, sum_of_objects, write_shard
 from headrace.storage.arrays.packed import NAME_OFFSETS, TARGETS
 from headrace.storage.hdf5.filters import filter_versions
@@ -66,6 +67,10 @@ def plan_zarr(
         if left_out:
             packing = plan_file(without(dataset, left_out), how, workers, progress)
     view, plan = packing.dataset, packing.plan
+    if plan.dtype.names and has_masks(dataset):
+        raise ConfigError(
+            "format='zarr' holds numbers, and pixels with their masks are rows of both: leave out format, or pass store='encoded'"
+        )
     if plan.info.store == "ragged":
         raise _not_held("arrays of several shapes" if plan.info.values is None else plan.info.values)
     checks = checks_of(names_of(view), plan.read_sizes) if packing.rows is None else NO_CHECKS
@@ -140,7 +145,7 @@ def _arrays(packing: Packing, sizes: npt.NDArray[np.int64], shard_size: int) -> 
     if (ends := plan.columns.get(NAME_OFFSETS)) is not None:
         firsts = np.arange(0, len(plan.sizes), arrays["samples"])
         arrays["names"] = max(1, int(np.add.reduceat(np.diff(ends), firsts).max()))
-    return arrays
+    return {**arrays, **beside_options(plan.columns, arrays["samples"])}
 
 
 def pack_zarr_part(

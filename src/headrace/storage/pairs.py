@@ -52,6 +52,8 @@ class PairedSource(Source):
         """The path of the file that belongs to a sample's."""
         return os.fsdecode(self.others.listing.path(int(self.numbers[index])))
 
-    def sizes(self) -> IntArray:
-        """Bytes of both files of each sample ([n] int64)."""
-        return self.files.sizes() + self.others.sizes()[self.numbers]
+    def sizes(self, indices: IntArray | None = None) -> IntArray:
+        """Bytes of both files, of all samples or of some ([n] int64)."""
+        if indices is None:
+            return self.files.sizes() + self.others.sizes()[self.numbers]
+        return self.files.sizes(indices) + self.others.sizes(self.numbers[indices])

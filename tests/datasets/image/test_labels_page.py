@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.labelled import make_coco, make_masks
+from tests.data.labelled import make_street
 
 PAGE = Path(__file__).parents[3] / "docs" / "labels.md"
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    street = make_masks(make_coco(tmp_path / "street", 16), 16)
-    for path in [*(street / "images" / "a").iterdir(), *(street / "images" / "b").iterdir()]:
-        path.unlink()
-    for path in [*(street / "masks").rglob("*.*")]:
-        path.rename(street / "masks" / path.name)
+    street = make_street(tmp_path / "street")
     rows = "".join(f"{n:03d},{('sun', 'rain')[n % 2]},{n},camera {n % 4}\n" for n in range(16))
     (street / "labels.csv").write_text("file,weather,lamps,camera\n" + rows)
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,6 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
     open_dataset,
-    pack,
 )
 from headrace.datasets.image.masks import decode_mask, resize_nearest
 from headrace.errors import FormatError
@@ -190,10 +189,6 @@ class TestSamples:
         assert same([*view], [dataset[5], dataset[2]]) and "masks" in view.source_of(0) and view.source_of(0) == dataset.source_of(5)
         assert np.array_equal(view.pixels_of(1), dataset[2][0].permute(1, 2, 0).numpy())
         assert dataset.fingerprint != ImageDataset(pairs / "images", targets=None).fingerprint
-
-    def test_packing_is_refused(self, pairs: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="can't be packed with their masks or boxes yet"):
-            pack(opened(pairs, image_size=16), tmp_path / "out.h5", progress=False)
 
 
 class TestTransforms:

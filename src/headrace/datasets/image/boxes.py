@@ -24,12 +24,14 @@ class Found(NamedTuple):
 
     objects: Objects
     size: tuple[int, int]
-    """Height and width of the image's file, upright."""
+    """Height and width that they are in pixels of."""
+    shape: tuple[int, int]
+    """Those of the image as it is stored, upright."""
 
 
 @dataclass(kw_only=True, eq=False)
 class BoxFormat(JointFormat):
-    """Pairs of an image and a dict of the objects in it. Values are the pixels and the size that the image had.
+    """Pairs of an image and a dict of the objects in it. Values are the pixels and the size that the image had where it is stored.
 
     A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels` (int64 [N]), `area` (float32 [N]),
     `iscrowd` (int64 [N]), `image_id` (int) and, where they are wanted, `masks` (uint8 [N, H, W]).
@@ -37,17 +39,18 @@ class BoxFormat(JointFormat):
 
     def decode(self, record: Any) -> Any:
         value = super().decode(record)
-        return value if self.is_encoded else (value, np.array(image_shape(record, self.left), np.int64))
+        if self.is_encoded:
+            return value
+        return value, np.array(record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left), np.int64)
 
     def pixels(self, value: Any) -> npt.NDArray[np.uint8]:
         return super().pixels(value if self.is_encoded else value[0])
 
     def split_target(self, value: Any, index: int, dataset: HasTargets) -> tuple[Any, Any]:
         value, shape = (value, image_shape(value, self.left)) if self.is_encoded else value
-        size, targets = (int(shape[0]), int(shape[1])), dataset.targets
+        shape, targets = (int(shape[0]), int(shape[1])), dataset.targets
         assert isinstance(targets, CocoTargets)
-        targets.check_size(index, size)
-        return value, Found(targets.objects(index), size)
+        return value, Found(targets.objects(index), targets.size_of(index, shape), shape)
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
@@ -55,8 +58,8 @@ class BoxFormat(JointFormat):
 
     def _placed(self, found: Found, drawn: Drawn | None) -> dict[str, Any]:
         """The objects where they are in the input."""
-        objects, size = found
-        frame = size if self.image_size is None else self.image_size
+        objects, size, shape = found
+        frame = shape if self.image_size is None else self.image_size
         boxes, kept = place_boxes(objects.boxes, size, frame, drawn, self.crop_size)
         before, after = _areas(objects.boxes[kept]), _areas(boxes)
         area = (objects.area[kept] * (after / before)).astype(np.float32)
@@ -64,8 +67,7 @@ class BoxFormat(JointFormat):
         if objects.segmentations is not None:
             wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
             masks = [cut_mask(resize_nearest(mask, frame), drawn, self.crop_size) for mask in instance_masks(wanted, *size)]
-            shape = self.crop_size or frame
-            target["masks"] = torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *shape), np.uint8))
+            target["masks"] = torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *(self.crop_size or frame)), np.uint8))
         return target
 
     def sample_nbytes(self) -> None:

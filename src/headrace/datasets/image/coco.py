@@ -18,7 +18,9 @@ from headrace.datasets.image.matching import keys_for, named_few, names_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, warn
 from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.arrays.packed import BOXES, IMAGE_ID, IMAGE_SIZE, OBJECT, RAGGED, SEGMENTATIONS, PackedSource, offsets_named
 
 
 class Objects(NamedTuple):
@@ -56,8 +58,9 @@ class CocoTargets(TargetSequence):
         ends: [n + 1] int64, where those of each image begin.
         sizes: [n, 2] int64, height and width of each image as the file says; 0: it does not.
         class_to_idx: the ids of the categories.
-        segmentations: those of all objects, as JSON; None: they are not wanted.
+        segmentations: of each image those of its objects, as a list in JSON; None: they are not wanted.
         where: they are from, for messages.
+        is_packed: True if boxes are in pixels of `sizes` where these are known, whatever size the image has by now.
     """
 
     def __init__(
@@ -68,9 +71,10 @@ class CocoTargets(TargetSequence):
         class_to_idx: dict[str, int],
         segmentations: PackedNames | None,
         where: str,
+        is_packed: bool = False,
     ) -> None:
         self._objects, self._ends, self._sizes, self._segmentations = objects, ends, sizes, segmentations
-        self.class_to_idx, self.where = class_to_idx, where
+        self.class_to_idx, self.where, self._is_packed = class_to_idx, where, is_packed
         self._chosen: IntArray = np.arange(len(sizes))
 
     @property
@@ -92,7 +96,7 @@ class CocoTargets(TargetSequence):
         return self.objects(index).as_target()
 
     def take(self, indices: IntArray) -> CocoTargets:
-        taken = CocoTargets(self._objects, self._ends, self._sizes, self.class_to_idx, self._segmentations, self.where)
+        taken = CocoTargets(self._objects, self._ends, self._sizes, self.class_to_idx, self._segmentations, self.where, self._is_packed)
         taken._chosen = self._chosen[indices]
         return taken
 
@@ -102,15 +106,64 @@ class CocoTargets(TargetSequence):
         start, stop = int(self._ends[image]), int(self._ends[image + 1])
         found = {name: values[start:stop] for name, values in self._objects.items() if name != "image_id"}
         packed = self._segmentations
-        segmentations = None if packed is None else [json.loads(packed[number]) for number in range(start, stop)]
+        segmentations = None if packed is None else json.loads(packed[image])
         return Objects(**found, image_id=int(self._objects["image_id"][image]), segmentations=segmentations)
 
-    def check_size(self, index: int, size: tuple[int, int]) -> None:
-        """Raises a FormatError where an image is not (height, width) as the file says."""
+    def size_of(self, index: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width that the boxes of an image are in pixels of, where its own are `size`.
+
+        Raises:
+            FormatError: the file of the annotations says other ones.
+        """
         height, width = self._sizes[self._chosen[range(len(self))[index]]].tolist()
-        if (height, width) != size and height and width:
+        if not (height and width):
+            return size
+        if (height, width) != size and not self._is_packed:
             turned = "; is it turned by its EXIF orientation, and the boxes are not?" if (width, height) == size else ""
             raise FormatError(f"the image is {size[1]:,} x {size[0]:,} pixels, and {self.where} says {width:,} x {height:,}{turned}")
+        return height, width
+
+    # -- in packs
+
+    @property
+    def sizes(self) -> IntArray:
+        """Height and width of each image as the file says ([n, 2] int64); 0: it does not."""
+        return self._sizes[self._chosen]
+
+    def columns(self, sizes: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that a pack has of them, beside its samples: `RAGGED` with their offsets, `IMAGE_ID`, and `sizes` as `IMAGE_SIZE`."""
+        counts = np.diff(self._ends)[self._chosen]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        picked = np.repeat(self._ends[:-1][self._chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
+        columns = {name: self._objects[name][picked] for name, edges in RAGGED.items() if edges == OBJECT}
+        columns |= {offsets_named(BOXES): offsets, IMAGE_ID: self._objects["image_id"][self._chosen], IMAGE_SIZE: sizes}
+        if self._segmentations is not None:
+            columns[SEGMENTATIONS], columns[offsets_named(SEGMENTATIONS)] = self._segmentations.take(self._chosen).arrays
+        return columns
+
+    @classmethod
+    def of_packs(cls, sources: Sequence[PackedSource], class_to_idx: dict[str, int]) -> CocoTargets:
+        """Those of packed files, one after the other.
+
+        Raises:
+            MissingNameError, FormatError: a file lacks some of them, or is damaged.
+        """
+        where, ends = redact(sources[0].path), np.zeros(1, np.int64)
+        for source in sources:
+            ends = np.concatenate([ends, ends[-1] + source.ragged(BOXES)[1][1:]])
+        objects = {
+            name: np.concatenate([source.ragged(name)[0] for source in sources]) for name, edges in RAGGED.items() if edges == OBJECT
+        }
+        for name, found in objects.items():
+            wanted = np.dtype(np.float32 if name in (BOXES, "area") else np.int64)
+            if found.dtype != wanted or found.shape != (int(ends[-1]), *(4,) * (name == BOXES)):
+                raise FormatError(f"{where}: {name!r} has shape {found.shape} of {found.dtype}: the file is damaged: pack it again")
+        objects["image_id"] = np.concatenate([source.column(IMAGE_ID) for source in sources])
+        sizes = np.concatenate([source.column(IMAGE_SIZE) for source in sources])
+        segmentations = None
+        if sources[0].has_column(SEGMENTATIONS):
+            segmentations = PackedNames.joined([PackedNames.from_arrays(*source.ragged(SEGMENTATIONS)) for source in sources])
+        return cls(objects, ends, sizes, class_to_idx, segmentations, where, is_packed=True)
 
 
 def is_coco(found: Mapping[str, Any]) -> bool:
@@ -182,7 +235,7 @@ def _flat(
         "image_id": np.array(image_ids, np.int64),
     }
     ends = np.concatenate([[0], np.cumsum([len(one) for one in each])]).astype(np.int64)
-    segmentations = PackedNames(json.dumps(one[7]).encode() for one in flat) if with_masks else None
+    segmentations = PackedNames(json.dumps([one[7] for one in of_image]).encode() for of_image in each) if with_masks else None
     return CocoTargets(objects, ends, sizes, categories, segmentations, where)
 
 

@@ -26,7 +26,7 @@ from headrace.datasets.image.opening import Wanted, first_packed, open_images
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.arrays.packed import PackedSource
+from headrace.storage.arrays.packed import IMAGE, PackedSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
@@ -130,7 +130,8 @@ class ImageDataset(BaseDataset):
             transform_input=transform_input, augment=augment, transformed=transformed, is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"), left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )  # fmt: skip
-        joint = MaskFormat if isinstance(source, PairedSource) else BoxFormat if isinstance(labels.targets, CocoTargets) else None
+        are_pairs = isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs)
+        joint = MaskFormat if are_pairs else BoxFormat if isinstance(labels.targets, CocoTargets) else None
         sample_format = ImageFormat(**made) if joint is None else joint(**made, is_joint=is_joint)
         super().__init__(
             source, sample_format=sample_format, targets=labels.targets, transform=transform, loading_mode=loading_mode, **common
@@ -191,7 +192,8 @@ def _size_of(image_size: Any, is_sized: bool, color: str, packed: PackedSource |
         if stored != color:
             raise ConfigError(f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again")
         if image_size is UNSET:
-            return int(packed.shape[1]), int(packed.shape[2])
+            shape = packed.shape[1:] if packed.dtype.names is None else packed.dtype[IMAGE].shape
+            return int(shape[0]), int(shape[1])
     if image_size is UNSET:
         return DEFAULT_SIZE if is_sized else None
     return None if image_size is None else image_sides(image_size, "image_size", ", or None")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.image.augment import Drawn
+from headrace.datasets.image.claims import Left
 from headrace.datasets.image.format import ImageFormat
-from headrace.datasets.image.masks import Mask, decode_mask, mask_image, resize_nearest
+from headrace.datasets.image.masks import Mask, decode_mask, mask_image, mask_spec, resize_nearest
 from headrace.datasets.image.sizing import image_shape
 from headrace.errors import FormatError
 
@@ -51,25 +54,9 @@ class MaskFormat(JointFormat):
     def decode(self, record: Any) -> Any:
         image, mask = record
         if self.is_encoded:
-            return record
-        decoded = self._mask_of(image, mask)
+            return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())  # no arrays: those are taken for pixels
+        decoded = mask if self.is_stored_decoded else mask_of(image, mask, self.left)
         return super().decode(image), decoded if self.image_size is None else resize_nearest(decoded, self.image_size)
-
-    def _mask_of(self, image: Any, data: Any) -> Mask:
-        """The mask of an encoded image, as large as that.
-
-        Raises:
-            FormatError: it is of another size, or can't be decoded.
-        """
-        height, width = image_shape(image, self.left)
-        try:
-            mask = decode_mask(data, self.left)
-        except FormatError as error:
-            raise FormatError(f"the mask: {error}") from error
-        if mask.shape != (height, width):
-            turned = "; its EXIF orientation turns the image, and not the mask" if mask.shape == (width, height) else ""
-            raise FormatError(f"the image is {width:,} x {height:,} pixels, and its mask {mask.shape[1]:,} x {mask.shape[0]:,}{turned}")
-        return mask
 
     def pixels(self, value: Any) -> Mask:
         return super().pixels(value[0])
@@ -78,7 +65,7 @@ class MaskFormat(JointFormat):
         if not self.is_encoded:
             return value[0], value[1]
         image, mask = value
-        return image, self._mask_of(image, mask)
+        return image, mask_of(image, mask, self.left)
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
@@ -93,6 +80,46 @@ class MaskFormat(JointFormat):
     def sample_nbytes(self) -> int | None:
         nbytes, size = super().sample_nbytes(), self.crop_size or self.image_size
         return None if nbytes is None or size is None else nbytes + 8 * size[0] * size[1]
+
+
+def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
+    """The mask of an encoded image, as large as that.
+
+    Args:
+        image: the bytes of the image.
+        data: those of the mask.
+        left: as for `decode_mask`.
+
+    Raises:
+        FormatError: it is of another size, or can't be decoded.
+    """
+    shape = image_shape(image, left)
+    with _named():
+        mask = decode_mask(data, left)
+    _check_shape(mask.shape, shape)
+    return mask
+
+
+def check_mask_header(image: Any, data: Any, left: Left | None = None) -> None:
+    """Raises the FormatError of `mask_of` where the headers tell it."""
+    shape = image_shape(image, left)
+    with _named():
+        spec = mask_spec(data, left)
+    _check_shape(spec.shape, shape)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"the mask: {error}") from error
+
+
+def _check_shape(mask: tuple[int, ...], image: tuple[int, int]) -> None:
+    if mask != image:
+        turned = "; its EXIF orientation turns the image, and not the mask" if mask == image[::-1] else ""
+        raise FormatError(f"the image is {image[1]:,} x {image[0]:,} pixels, and its mask {mask[1]:,} x {mask[0]:,}{turned}")
 
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:

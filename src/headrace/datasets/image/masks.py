@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from headrace.datasets.image.claims import SIXTEEN_BIT, Claim, Left
 from headrace.datasets.image.pixels import check_pixels, decoding, open_image
+from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 
 Mask = npt.NDArray[Any]
@@ -40,18 +42,51 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
         check_pixels(*image.size)
         claim.take(image.height, image.width, image.height * image.width * _WIDEST)
         image.load()
-        if image.mode in ("L", "P"):
-            return np.array(image, np.uint8)
+        dtype = _dtype_of(image.mode)
         if image.mode == "1":
             return np.array(image.convert("L"), np.uint8) // 255
-        if image.mode in SIXTEEN_BIT:
-            return np.array(image).astype(np.uint16)
-        if image.mode == "I":
-            return np.array(image, np.int32)
-        raise FormatError(
-            f"a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of mode {image.mode!r}: convert it once, "
-            "and save it as PNG"
-        )
+        return np.array(image).astype(np.uint16) if image.mode in SIXTEEN_BIT else np.array(image, dtype)
+
+
+def _dtype_of(mode: str) -> np.dtype[Any]:
+    """The dtype of masks that are images of a mode of Pillow's.
+
+    Raises:
+        FormatError: no mask is.
+    """
+    if mode in ("1", "L", "P", "I", *SIXTEEN_BIT):
+        return np.dtype(np.int32 if mode == "I" else np.uint16 if mode in SIXTEEN_BIT else np.uint8)
+    raise FormatError(
+        f"a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of mode {mode!r}: convert it once, "
+        "and save it as PNG"
+    )
+
+
+@decoding
+def mask_spec(data: Any, left: Left | None = None) -> ArraySpec:
+    """Shape and dtype that `decode_mask` would give, by the header alone. (A TIFF is decoded: its reader turns it as it loads it.)
+
+    Raises:
+        FormatError: as `decode_mask`; damage behind the header is not seen.
+    """
+    if len(data) == 0:
+        raise FormatError("the file is empty (0 bytes)")
+    with open_image(data) as image:
+        check_pixels(*image.size)
+        if image.format != "TIFF":
+            return ArraySpec((image.height, image.width), _dtype_of(image.mode))
+    mask = decode_mask(data, left)
+    return ArraySpec(mask.shape, mask.dtype)
+
+
+def encode_mask(mask: Mask) -> bytes:
+    """A file that `decode_mask` makes the same mask of: a PNG, and of int32 a TIFF."""
+    stream = io.BytesIO()
+    if mask.dtype == np.int32:
+        mask_image(mask).save(stream, "TIFF", compression="tiff_adobe_deflate")
+    else:
+        mask_image(mask).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def resize_nearest(mask: Mask, size: tuple[int, int]) -> Mask:

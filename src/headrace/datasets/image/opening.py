@@ -20,7 +20,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
-from headrace.storage.arrays.packed import TARGETS, PackedSource
+from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS, PackedSource
 from headrace.storage.class_folders import folder_targets, mask_folders
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
@@ -125,7 +125,7 @@ def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reac
             raise foreign
         return source, source.column(TARGETS) if targets is not None and source.has_column(TARGETS) else None
 
-    if (targets is not None and not wanted.are_folders) or not wanted.is_bare:
+    if (targets is not None and not wanted.are_folders) or not wanted._replace(masks=False).is_bare:
         raise ConfigError("targets= can't be changed for a packed file: give it when you pack, or use target_transform")
     if kind is HDF5:
         paths, hdf5 = open_files(data_path, reach)
@@ -146,8 +146,20 @@ def _open_packed(data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reac
     if len(columns) not in (0, len(sources)):
         raise FormatError("some of the packed files hold targets, and some none: pack them from one dataset, or pass targets=None")
     whole: ImageSource = first if len(sources) == 1 else ConcatSource(sources)
-    if targets is None:
+    kept = first.info.image.get("targets")
+    if wanted.masks and not (kept == BOXES and targets is not None and first.has_column(SEGMENTATIONS)):
+        raise ConfigError(f"masks=True: {first.path} holds no outlines of objects: pack a dataset that was opened with masks=True")
+    if kept == MASKS:
+        for source in sources:
+            source.give_pairs(images_alone=targets is None)
+    if targets is None or kept == MASKS:
         return whole, Labels(None, [])
+    if kept == BOXES:
+        if first.has_column(SEGMENTATIONS):
+            import_pycocotools()
+        numbers = dict(zip(first.info.classes or [], first.info.image["class_ids"], strict=True))
+        boxes = CocoTargets.of_packs(sources, numbers)
+        return whole, Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
     return whole, Labels(np.concatenate(columns) if columns else None, list(first.info.classes or []))
 
 

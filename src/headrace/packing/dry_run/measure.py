@@ -90,7 +90,7 @@ def _task(view: BaseDataset, options: StoreOptions, rows: Rows | None, workers: 
 
 
 def _reencoded(view: BaseDataset, options: StoreOptions, group: range) -> int:
-    return sum(len(image) for image in reencode_group(view, options, group) if not isinstance(image, SampleError))
+    return sum(sum(map(len, sample)) for sample in reencode_group(view, options, group) if not isinstance(sample, SampleError))
 
 
 def _encoded(packing: Packing, group: range) -> int:

@@ -21,7 +21,7 @@ from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_unchanged, checks_of
-from headrace.packing.plan import Plan, names_of
+from headrace.packing.plan import Plan, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, read_back, write_file
 from headrace.packing.status import Sidecar, sidecar_text
 from headrace.packing.texts import documents_of, packed_part
@@ -94,9 +94,9 @@ class PackJob:
         start, stop = plan.edges[part : part + 2]
         view, options, planned = self.dataset.subset(np.arange(start, stop)), plan.store_options, None
         if self.read_sizes is not None:
-            planned = plan_file(view, options, self.workers, False, read_sizes=self.read_sizes[start:stop])
-        elif plan.rows is None:
-            planned = plan_file(view, options, self.workers, False)
+            planned = plan_file(view, options, self.workers, False, plan.rows, self.read_sizes[start:stop])
+        elif is_packed_as_stored(view):
+            planned = plan_file(view, options, self.workers, False, plan.rows)
             check_unchanged(self.folder, plan, start, checks_of(names_of(view), planned.plan.read_sizes), self.dataset.source_of)
         return functools.partial(
             write_file, dataset=view, options=options, workers=self.workers, progress=False, rows=plan.rows, planned=planned

@@ -18,10 +18,9 @@ from headrace.packing.formats.versions import versions_of
 from headrace.packing.jpeg import ratio_of
 from headrace.packing.options import StoreOptions
 from headrace.packing.parts import NO_CHECKS, Checks, PartsPlan, checks_of, edges_of, options_of, read_plan, rows_as_json
-from headrace.packing.plan import Packing, names_of
+from headrace.packing.plan import Packing, are_files, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, refuse_for_texts
 from headrace.packing.texts import check_targets, documents_of, estimate_tokens
-from headrace.storage.files import FilesSource
 from headrace.storage.hdf5.filters import filter_versions
 
 
@@ -62,15 +61,15 @@ def plan_parts(
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint and _is_same(frozen, dataset, shard_size, how):
         return Planned(frozen)  # all samples were looked at when it was made
-    if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and isinstance(dataset.sample_source, FilesSource):
-        file = plan_file(dataset, how, workers, progress, read_sizes=np.zeros(len(dataset), np.int64))
+    if is_share and frozen is not None and frozen.fingerprint == dataset.fingerprint and are_files(dataset.sample_source):
+        file = plan_file(dataset, how, workers, progress, frozen.rows, np.zeros(len(dataset), np.int64))
         plan = _plan_of(dataset, file, shard_size, how, NO_CHECKS, frozen.edges)
         if replace(plan, nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
             return Planned(frozen)
     file = plan_file(dataset, how, workers, progress)
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
-    sizes = file.plan.read_sizes if file.rows is None else None
+    sizes = file.plan.read_sizes if is_packed_as_stored(dataset) else None
     checks = NO_CHECKS if sizes is None else checks_of(names_of(dataset), sizes)
     return Planned(_plan_of(dataset, file, shard_size, how, checks), checks, sizes)
 
@@ -100,6 +99,7 @@ def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: Stor
     rows = frozen.rows
     if (
         rows is None
+        or is_packed_as_stored(dataset)
         or how.store not in (None, "decoded")
         or (how.check, how.end_token) != ("decode", None)
         or (rows.store != "decoded" and how.is_chunked)

@@ -22,16 +22,22 @@ from headrace.storage.arrays.compressors import LEVELS, shuffles
 from headrace.storage.arrays.packed import (
     CRC,
     DATA,
+    IMAGE_ID,
+    IMAGE_SIZE,
+    MASK_STARTS,
     NAME_STARTS,
     NAME_STOPS,
     NAMES,
     PACKED_ATTRIBUTE,
     PACKED_CHECKSUM,
+    RAGGED,
     STARTS,
     STOPS,
     TARGETS,
     PackedInfo,
+    edges_named,
     info_text,
+    offsets_named,
 )
 
 ROW_CHUNK, FLAT_CHUNK = 64 << 10, 256 << 10
@@ -214,6 +220,26 @@ def check_dtype(what: str, dtype: np.dtype[Any]) -> None:
         raise ConfigError(f"format='zarr' can't hold {what} of dtype {dtype}: leave out format to pack to HDF5")
 
 
+def beside_options(columns: Mapping[str, np.ndarray[Any, Any]], samples: int) -> dict[str, Any]:
+    """What a plan says of masks and boxes beside the samples; {}: there are none.
+
+    Args:
+        columns: beside all samples, by name.
+        samples: of a part.
+    """
+    options: dict[str, Any] = {}
+    for name in sorted(columns):
+        column = columns[name]
+        said = {"dtype": column.dtype.str, "shape": list(column.shape[1:])}
+        if name in RAGGED:
+            counts = np.diff(columns[offsets_named(name)])
+            most = int(np.add.reduceat(counts, np.arange(0, len(counts), samples)).max())
+            options.setdefault("ragged", {})[name] = {**said, "length": max(1, most)}
+        elif name in (MASK_STARTS, IMAGE_ID, IMAGE_SIZE):
+            options.setdefault("beside", {})[name] = said
+    return options
+
+
 def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayout:
     """The layout that the options of a plan describe."""
     samples, chunk = options["samples"], options["chunk"]
@@ -231,5 +257,10 @@ def zarr_layout(count: int, parts: int, options: Mapping[str, Any]) -> ZarrLayou
     if (names := options.get("names")) is not None:
         arrays.append(ArrayLayout(NAMES, (parts * names,), np.dtype(np.uint8), names))
         columns |= {NAME_STARTS: ((), "<i8"), NAME_STOPS: ((), "<i8")}
+    for name, said in options.get("ragged", {}).items():
+        length, shape = said["length"], said["shape"]
+        arrays.append(ArrayLayout(name, (parts * length, *shape), np.dtype(said["dtype"]), length))
+        columns |= {edge: ((), "<i8") for edge in edges_named(name)}
+    columns |= {name: (tuple(said["shape"]), said["dtype"]) for name, said in options.get("beside", {}).items()}
     arrays += [ArrayLayout(name, (count, *shape), np.dtype(dtype), samples) for name, (shape, dtype) in columns.items()]
     return ZarrLayout(parts, count, samples, {array.name: array for array in arrays})

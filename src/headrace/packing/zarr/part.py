@@ -22,15 +22,21 @@ from headrace.storage.arrays.codecs import Crc32c
 from headrace.storage.arrays.packed import (
     CRC,
     DATA,
+    IMAGE_ID,
+    IMAGE_SIZE,
+    MASK_STARTS,
     NAME_OFFSETS,
     NAME_STARTS,
     NAME_STOPS,
     NAMES,
+    RAGGED,
     STARTS,
     STOPS,
     TARGETS,
     bytes_of,
     crc_of,
+    edges_named,
+    offsets_named,
 )
 
 Column = npt.NDArray[Any]
@@ -94,6 +100,11 @@ def _columns(packing: Packing, layout: ZarrLayout, part: int, sums: npt.NDArray[
     if NAMES in layout.arrays:
         edges = plan.columns[NAME_OFFSETS] + part * layout.arrays[NAMES].length
         columns |= {NAMES: plan.columns[NAMES], NAME_STARTS: edges[:-1], NAME_STOPS: edges[1:]}
+    for name in layout.arrays.keys() & {MASK_STARTS, IMAGE_ID, IMAGE_SIZE}:
+        columns[name] = plan.columns[name] + (part * layout.data.length if name == MASK_STARTS else 0)
+    for name in layout.arrays.keys() & RAGGED.keys():
+        edges, (starts, stops) = plan.columns[offsets_named(name)] + part * layout.arrays[name].length, edges_named(name)
+        columns |= {name: plan.columns[name], starts: edges[:-1], stops: edges[1:]}
     columns[CRC] = sums
     return {name: as_planned(name, column, layout.arrays[name]) for name, column in columns.items()}
 
@@ -202,9 +213,10 @@ def columns_in(contents: dict[str, bytes], layout: ZarrLayout, part: int) -> dic
     """
     count = min(layout.samples, layout.count - part * layout.samples)
     columns = dict[str, Column]()
-    for name in sorted(layout.arrays.keys() - {DATA}, key=lambda name: name == NAMES):  # which is as long as the others say
+    stops = {NAMES: NAME_STOPS, **{name: edges_named(name)[1] for name in RAGGED}}
+    for name in sorted(layout.arrays.keys() - {DATA}, key=lambda name: name in stops):  # these are as long as the others say
         array = layout.arrays[name]
-        items = int(columns[NAME_STOPS][-1]) - part * array.length if name == NAMES else count
+        items = int(columns[stops[name]][-1]) - part * array.length if name in stops else count
         try:
             columns[name] = column_in(contents[name], array, items)
         except FormatError as error:

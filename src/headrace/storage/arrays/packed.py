@@ -23,13 +23,38 @@ from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 3  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 4  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
 FILE_CRC = "file_crc32"  # [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
 STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name_stops"
 """Of Zarr packs, in place of offsets: between two parts there is room."""
+MASKS, BOXES = "masks", "boxes"  # what the targets of images may be, beside numbers
+MASK_STARTS = "mask_starts"  # [n] int64: the byte of `data` at which the mask of a sample begins, right behind its image
+IMAGE, MASK = "image", "mask"  # fields of a row of pixels with their mask
+IMAGE_ID, IMAGE_SIZE = "image_id", "image_size"  # [n] int64; [n, 2] int64, height and width that boxes are in pixels of
+OBJECT, LABELS, SEGMENTATIONS = "object", "labels", "segmentations"
+RAGGED = {BOXES: OBJECT, LABELS: OBJECT, "area": OBJECT, "iscrowd": OBJECT, SEGMENTATIONS: "segmentation"}
+"""Arrays with any number of items a sample, and what their edges are called: ``object_offsets`` ([n + 1] int64), and in Zarr packs
+``object_starts`` and ``object_stops`` ([n] int64 each)."""
+
+
+def offsets_named(name: str) -> str:
+    """What the offsets of an array of `RAGGED` are called."""
+    return f"{RAGGED[name]}_offsets"
+
+
+def edges_named(name: str) -> tuple[str, str]:
+    """What starts and stops of an array of `RAGGED` are called in a Zarr pack."""
+    return f"{RAGGED[name]}_starts", f"{RAGGED[name]}_stops"
+
+
+BESIDE = {
+    *(OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS, STARTS, STOPS, NAME_STARTS, NAME_STOPS, MASK_STARTS, IMAGE_ID, IMAGE_SIZE),
+    *(one for name in RAGGED for one in (name, offsets_named(name), *edges_named(name))),
+}
+"""The names of all arrays that may lie beside the samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +68,8 @@ class PackedInfo:
         count: number of samples.
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
-        image: for images: their `image_size` and `color` when decoded.
+        image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout 4) `targets` ("masks" or "boxes"),
+            and of boxes `class_ids`, the number of each of the `classes`.
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
@@ -115,6 +141,25 @@ class PackedSource(ArraysSource):
     info: PackedInfo | None = None
     names: PackedNames | None = None
     _crc: SharedArray | None = None
+    _mask_starts: SharedArray | None = None
+    gives_pairs, gives_images = False, False
+    """True if records are pairs of an image and its mask; or images alone, out of pairs."""
+
+    def give_pairs(self, images_alone: bool = False) -> None:
+        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels and theirs; or the first of both alone.
+
+        Raises:
+            FormatError: where masks begin doesn't fit the samples.
+        """
+        spans = self._spans(slice(None))
+        if spans is not None:
+            begins = self.column(MASK_STARTS)
+            if begins.dtype != np.int64 or begins.ndim != 1 or (begins < spans[0]).any() or (begins > spans[1]).any():
+                raise FormatError(f"{redact(self.path)} is damaged: {MASK_STARTS} don't fit the samples: pack it again")
+            self._mask_starts = SharedArray(begins)
+        elif self.dtype.names != (IMAGE, MASK):
+            raise FormatError(f"{redact(self.path)} is damaged: its rows have the fields {self.dtype.names}: pack it again")
+        self.gives_pairs, self.gives_images = not images_alone, images_alone
 
     @abstractmethod
     def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
@@ -131,6 +176,14 @@ class PackedSource(ArraysSource):
     @abstractmethod
     def has_column(self, name: str) -> bool:
         """True if there is an array of that name."""
+
+    @abstractmethod
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        """An array of `RAGGED`, without what may lie between the items of two samples; and where those of each sample begin ([n + 1]).
+
+        Raises:
+            MissingNameError, FormatError: no such array; it is damaged.
+        """
 
     # -- what it is
 
@@ -185,7 +238,24 @@ class PackedSource(ArraysSource):
         spans = self._spans(np.asarray(indices, np.int64))
         records = super().read(indices) if spans is None else self._read_spans(*spans)
         self.check(indices, records)
-        return records
+        if self.gives_images:
+            return [image for image, _ in self._pairs(indices, records)]
+        return self._pairs(indices, records) if self.gives_pairs else records
+
+    def _pairs(self, indices: Sequence[int], records: list[Any]) -> list[Any]:
+        spans = self._spans(np.asarray(indices, np.int64))
+        if spans is None or self._mask_starts is None:
+            return [(row[IMAGE], np.array(row[MASK])) for row in records]  # a copy: in the row it may be at any address
+        sizes = (self._mask_starts.array[np.asarray(indices, np.int64)] - spans[0]).tolist()
+        return [(record[:size], record[size:]) for record, size in zip(records, sizes, strict=True)]
+
+    def image_sizes(self) -> IntArray:
+        """Bytes of each image without its mask ([n] int64), where samples are pairs."""
+        spans = self._spans(slice(None))
+        if spans is None or self._mask_starts is None:
+            return np.full(len(self), self.dtype[IMAGE].itemsize, np.int64)
+        sizes: IntArray = self._mask_starts.array - spans[0]
+        return sizes
 
     def _read_spans(self, starts: IntArray, stops: IntArray) -> list[Any]:
         samples = [np.empty((count, *self.shape[1:]), self.dtype) for count in (stops - starts).tolist()]

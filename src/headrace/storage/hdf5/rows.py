@@ -30,7 +30,18 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.axes import AxisReader
 from headrace.storage.arrays.chunks import Chunks
 from headrace.storage.arrays.decoded import DecodedObjects, DecodedReader
-from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS, PackedInfo, PackedSource, crc_of
+from headrace.storage.arrays.packed import (
+    BESIDE,
+    CRC,
+    DATA,
+    NAME_OFFSETS,
+    NAMES,
+    OFFSETS,
+    PackedInfo,
+    PackedSource,
+    crc_of,
+    offsets_named,
+)
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
@@ -56,7 +67,7 @@ def _make_index(files: RemoteFiles, url: str) -> Arrays:
 def _read_all(opened: OpenHDF5, url: str) -> None:
     """Reads what opening each dataset takes, and the values of those that may be targets, or columns of a packed file."""
     info = packed_info(url, opened.hdf5)
-    columns = [OFFSETS, CRC, NAMES, NAME_OFFSETS, TARGETS] if info is not None else []
+    columns = BESIDE if info is not None else set()
     with opened.hdf5.reading(url) as file:
         file.visititems(_read_attributes)
         for name in dataset_names(file):
@@ -279,9 +290,15 @@ class HDF5Source(PackedSource):
             raise FormatError(f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of {len(self)} samples")
         return column
 
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        items, offsets = self.whole(name), self.whole(offsets_named(name))
+        if not are_offsets(offsets, len(self), len(items)):
+            raise FormatError(f"{redact(self.path)} is damaged: {offsets_named(name)} don't fit {name}: pack it again")
+        return items, offsets.astype(np.int64, copy=False)
+
     def table_column(self, column: Column) -> npt.NDArray[Any]:
         """A column of a table of pandas, of all its rows."""
-        values = self._whole(column.array)
+        values = self.whole(column.array)
         if column.field is not None:
             values = values[column.field]
         if column.place is not None:
@@ -292,7 +309,8 @@ class HDF5Source(PackedSource):
             return found
         return values.astype(bool) if column.is_truth else values
 
-    def _whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """An array as a whole, compared with its checksum."""
         with self._opened.hdf5.reading(self._file) as file:
             return self._column(file, name)
 

@@ -30,6 +30,7 @@ from headrace.storage.arrays.packed import (
     TARGETS,
     PackedInfo,
     PackedSource,
+    edges_named,
     parse_info,
 )
 from headrace.storage.arrays.reader import ArrayReader
@@ -38,6 +39,7 @@ from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import ZARR
 
 _ARRAYS = (DATA, CRC, STARTS, STOPS, TARGETS, NAMES, NAME_STARTS, NAME_STOPS)
+"""Of most packs, whose metadata are asked for together; the others lie in the consolidated ones."""
 
 
 def packed_group(store: Store) -> PackedInfo | None:
@@ -123,16 +125,25 @@ class PackedGroup(PackedSource):
 
     def _read_names(self) -> PackedNames:
         """The names of all samples, without what lies between those of two parts."""
-        reader = self._reader(NAMES)
-        starts, stops = self._edges_named(NAME_STARTS, NAME_STOPS, reader.shape[0])
-        firsts = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
-        ends = np.append(firsts[1:], len(starts))
-        pieces = [np.empty(int(stops[b - 1] - starts[a]), np.uint8) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
-        reader.read_spans(starts[firsts], pieces, self.run)
         builder = NamesBuilder()
-        for a, b, piece in zip(firsts.tolist(), ends.tolist(), pieces, strict=True):
-            builder.add_joined(piece, stops[a:b] - starts[a:b])
+        for piece, lengths in self._pieces(NAMES, NAME_STARTS, NAME_STOPS):
+            builder.add_joined(piece, lengths)
         return builder.build()
+
+    def _pieces(self, name: str, starts_name: str, stops_name: str) -> list[tuple[npt.NDArray[Any], IntArray]]:
+        """What each part has of a ragged array, and how many items each of its samples has."""
+        reader = self._reader(name)
+        starts, stops = self._edges_named(starts_name, stops_name, reader.shape[0])
+        firsts = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
+        bounds = list(zip(firsts.tolist(), np.append(firsts[1:], len(starts)).tolist(), strict=True))
+        pieces = [np.empty((int(stops[b - 1] - starts[a]), *reader.shape[1:]), reader.dtype) for a, b in bounds]
+        reader.read_spans(starts[firsts], pieces, self.run)
+        return [(piece, stops[a:b] - starts[a:b]) for piece, (a, b) in zip(pieces, bounds, strict=True)]
+
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        pieces = self._pieces(name, *edges_named(name))
+        lengths = np.concatenate([lengths for _, lengths in pieces])
+        return np.concatenate([piece for piece, _ in pieces]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     def _reader(self, name: str) -> ArrayReader:
         return self._opened.reader(self._store, *self._store.array(name), required=True)
