@@ -239,6 +239,12 @@ CHAPTERS: dict[str, list[Misuse]] = {
             'Pass the tokenizer itself, such as `AutoTokenizer.from_pretrained("gpt2")`.',
         ),
         Misuse(
+            "Chats without a tokenizer that knows them",
+            'TextDataset("chats.jsonl", unit="chat")',
+            "A tokenizer's chat template says how a chat becomes one text.",
+            "Pass the tokenizer of the model that is trained, `AutoTokenizer.from_pretrained(...)`.",
+        ),
+        Misuse(
             "An index beyond the end",
             "ImageDataset(\"photos\")[99]",
             "Indices reach from 0 to `len(dataset) - 1`; negative ones count from the end.",
@@ -359,6 +365,7 @@ def make_files(folder: Path) -> None:
     for name, size in (("images/1", (16, 12)), ("images/2", (16, 12)), ("masks/1", (8, 6))):
         (folder / "street" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", size).save(folder / "street" / f"{name}.png")
+    (folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}\n')
     with h5py.File(folder / "run.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((4, 3)), np.zeros(4)
 

@@ -86,7 +86,9 @@ INSIDE: dict[str, list[str]] = {
         *("claims", "pixels", "sizing", "augment", "masks", "format", "joint", "matching", "coco", "boxes", "tables", "labels"),
         *("opening", "image"),
     ],
-    "datasets/text": ["options", "tokenizing", "passes", "ways", "units", "opening", "text"],
+    "datasets/text": [
+        *("options", "tokenizing", "passes", "marked", "ways", "units", "chat_template", "chats", "opening", "text"),
+    ],
     "datasets/sparse": ["batches", "ways", "format", "sparse"],
     "datasets/table": ["ways", "texts", "format", "table"],
     "datasets/episodes": ["statistics", "ways", "episodes"],
@@ -147,7 +149,7 @@ INSIDE: dict[str, list[str]] = {
     "storage/zarr": [
         *("layout", "store", "zips", "stores", "library_store", "library", "ome", "shards", "rows", "packed", "volumes"),
     ],
-    "storage/text": ["lines", "plain", "records", "line_index", "index_beside", "scan", "files", "source", "index"],
+    "storage/text": ["lines", "plain", "records", "chats", "line_index", "index_beside", "scan", "files", "source", "index"],
     "storage/table": ["library", "messages", "columns", "files", "parquet", "arrow", "copies", "source", "arrays"],
     "storage/tar": ["index", "source"],
     "storage/tokens": ["source", "packed", "joined"],

@@ -256,6 +256,11 @@ def smallest_dtype(size: int) -> str:
     return "uint16" if size <= 1 << 16 else "int32"
 
 
+def dtype_for(least: int, most: int) -> str:
+    """The dtype that ids from `least` to `most` fit; below 0 are those that carry a mark."""
+    return "int32" if least < 0 else smallest_dtype(most + 1)
+
+
 def _record(encoding: Any) -> dict[str, list[int]]:
     """Of a list of ids, a mapping that holds one, or a `tokenizers.Encoding`."""
     if not (isinstance(encoding, Mapping) and "input_ids" in encoding):

@@ -17,6 +17,7 @@ from tests.data.labelled import make_coco, make_pair
 from tests.data.make import make_photos, make_tar
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.datasets.shards.test_streaming import IN_MODE
+from tests.datasets.text.chat_tokenizer import ChatTokenizer
 
 ROWS = np.random.default_rng(0).integers(0, 99, (60, 40), np.int32)
 
@@ -109,6 +110,19 @@ class TestRecords(TestLines):
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
         return TextDataset(paths, unit="record", **{"progress": False, **options})
+
+
+@pytest.mark.slow
+class TestChats(TestLines):
+    names = ("a.jsonl", "b.jsonl")
+
+    def write(self, folder: Path) -> None:
+        for name in self.names:
+            chats = ([{"role": "user", "content": "x" * n}, {"role": "assistant", "content": f"{name} {n}"}] for n in range(25))
+            (folder / name).write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+
+    def make(self, paths: list[str], **options: Any) -> TextDataset:
+        return TextDataset(paths, tokenizer=ChatTokenizer(), **{"progress": False, **options})
 
 
 @pytest.mark.slow

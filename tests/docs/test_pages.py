@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from PIL import Image
 from headrace import ImageDataset, TextDataset, pack
 from tests.data.labelled import make_street
 from tests.data.make import make_photos, make_tar
+from tests.datasets.text.chat_tokenizer import ChatTokenizer
 from tests.servers.ranges import RangeServer
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +90,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_shard(folder / "shards" / f"part-{number:03}.tar", 5)
     np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8).tofile(folder / "data_batch_1.bin")
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "{"a" * number}"}}\n' for number in range(1, 200)))
+    chat = [{"role": "user", "content": "What turns?"}, {"role": "assistant", "content": "The wheel."}]
+    (folder / "chats.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 10)
     (folder / "books").mkdir()
     (folder / "books" / "mill.txt").write_text("the mill wheel turns\n" * 100)
     with TextDataset(folder / "books") as books:
@@ -194,7 +198,8 @@ def test_the_code_of_a_guide_runs(page: str, data: Path, run: Any, request: pyte
     code = [block for block in code if not any(words in block for words in NEEDS)]
     if any("://" in block for block in code):
         code = [in_reach(block, request.getfixturevalue("web"), request.getfixturevalue("bucket")) for block in code]
-    names = run(data, f"docs/{page}.md", code, **(training(data) if page == "which_mode" else {}))
+    given = training(data) if page == "which_mode" else {"chat_tokenizer": ChatTokenizer()} if page == "text" else {}
+    names = run(data, f"docs/{page}.md", code, **given)
     if page == "own_format":
         images, labels = next(iter(names["loader"]))
         assert images.shape == (128, 3, 32, 32) and images.dtype == torch.uint8 and labels.dtype == torch.int64

@@ -15,6 +15,7 @@ from PIL import Image
 import headrace
 from headrace.inspecting import inspect
 from headrace.io.remote.options import RemoteOptions
+from tests.datasets.text.chat_tokenizer import ChatTokenizer
 from tests.servers.ranges import RangeServer
 
 
@@ -79,6 +80,20 @@ def test_records_are_counted(name: str, tmp_path: Path) -> None:
         assert (report.samples, report.samples_estimated) == (len(dataset), False) == (30, False)
         assert report.fingerprint in (None, dataset.fingerprint) and (report.fingerprint is None) == name.endswith(".gz")
     assert report.details["fields"] == {"text": "str", "label": "int" if "json" in name else "str"}
+
+
+def test_chats_are_told_by_their_messages(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(chat)}\n" * 3 + '{"messages": [')
+    report = inspect(tmp_path)
+    assert report.details["chats"] == {"looked at": 3, "turns": {"user": 3, "assistant": 3}} and report.samples == 4
+    assert report.samples_are == "one chat a sample"
+    with eval(report.opens_as, {"headrace": headrace, "tokenizer": ChatTokenizer()}) as dataset:
+        assert dataset.is_of_chats and len(dataset) == 4
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.jsonl.gz")
+    report = inspect(tmp_path)
+    assert report.details["chats"]["looked at"] == 3 and "headrace.pack(headrace.TextDataset(" in report.advice[0].code
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": "mill", "n": 3}\n'), ("a.csv", "text,n\nmill,3\n")])

@@ -152,12 +152,15 @@ class TextCollator:
     def __repr__(self) -> str:
         return self._text
 
-    def join(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> dict[str, Any] | None:
+    def join(
+        self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], own: npt.NDArray[np.int64] | None = None
+    ) -> dict[str, Any] | None:
         """The batch of samples that are ids and nothing else, bit for bit, where these lie one behind the other.
 
         Args:
             ids: [sum of lengths] any integers.
             lengths: [batch] of each sample, one at least.
+            own: [sum of lengths] labels that the samples bring along; None: they have none.
 
         Returns:
             None: this collator must see the samples (it masks them, cuts them, or has an error to tell).
@@ -172,11 +175,11 @@ class TextCollator:
         mask = empty(tuple(rows.shape), torch.int64)
         np.copyto(mask.numpy(), inside)
         batch = {"input_ids": rows, "attention_mask": mask}
-        if self.labels in ("auto", "causal"):
+        if own is not None or self.labels in ("auto", "causal"):
             labels = batch["labels"] = empty(tuple(rows.shape), torch.int64)
             marked = labels.numpy()
             marked.fill(IGNORED)
-            marked[inside] = ids.astype(np.int64, copy=False)
+            marked[inside] = (ids if own is None else own).astype(np.int64, copy=False)
         return batch
 
     # -- samples to records: dicts of sequences

@@ -34,7 +34,8 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     # texts
     tokenizer: Any
     max_length: int | None
-    unit: Literal["file", "line", "record"] | None
+    unit: Literal["file", "line", "record", "chat"] | None
+    chat_template: str | None
     text_field: str | Callable[[Any], str]
     target_field: str | None
     labels: Literal["folders"] | None

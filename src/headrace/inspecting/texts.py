@@ -30,6 +30,7 @@ from headrace.storage.class_folders import folder_targets
 from headrace.storage.files import FilesSource, fingerprint_names
 from headrace.storage.kinds import TEXT_EXTENSIONS
 from headrace.storage.text import records
+from headrace.storage.text.chats import roles_of
 from headrace.storage.text.files import local_texts
 from headrace.storage.text.plain import is_compressed, pieces_of, without_compression
 from headrace.storage.text.source import LinesSource
@@ -76,7 +77,10 @@ def inspect_texts(data_path: Any, reach: RemoteOptions) -> Report:
             files.server.close()
     encoding = report.details.get("encoding")
     named = f", encoding={encoding!r}" if encoding in _OTHERS else ""
-    report.opens_as = f"headrace.TextDataset({report.path!r}{named})"
+    of_chats = ", unit='chat', tokenizer=tokenizer" if "chats" in report.details else ""
+    report.opens_as = f"headrace.TextDataset({report.path!r}{of_chats}{named})"
+    if of_chats:
+        report.notes.append("chats need a HuggingFace tokenizer with a chat template: only the assistant's turns are labels")
     report.advice = _advice(report, files, str(encoding) if named else None)
     return report
 
@@ -191,9 +195,27 @@ def _tell_records(report: Report, files: FileSet, heads: list[tuple[str, bytes]]
         report.samples, report.samples_estimated = int(stored * ratio * lines / max(1, plain)), True
     if heads:
         report.details["fields"] = _fields(*heads[0], encoding)
+        _tell_chats(report, heads, encoding)
     size = int(stored / report.samples) if report.samples else None
     way = "by a table of the places where lines begin"
     report.access = [Access("", "a record", way if is_plain else f"through a plain copy, {way}", read=size or 0)]
+
+
+def _tell_chats(report: Report, heads: list[tuple[str, bytes]], encoding: str) -> None:
+    """Whose turns there are in the first chats, if these are such."""
+    roles, count = Counter[str](), 0
+    for name, head in heads:
+        if not without_compression(without_query(name)).lower().endswith(".jsonl"):
+            return
+        for line in codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff").split("\n"):
+            with contextlib.suppress(ValueError, RecursionError):  # the last one of a head may be cut
+                found = roles_of(json.loads(line))
+                count += bool(found)
+                roles.update(found)
+        if not count:
+            return
+    report.samples_are = "one chat a sample"
+    report.details["chats"] = {"looked at": count, "turns": dict(roles.most_common(8))}
 
 
 def _counted(files: FileSet) -> tuple[int, bool]:
@@ -231,6 +253,9 @@ def _advice(report: Report, files: FileSet, encoding: str | None) -> list[Advice
     if (report.samples or 0) < _MANY and not any(is_compressed(os.fsdecode(name)) for name in files.names[:ASKED]):
         return []
     source, target = shlex.quote(report.path), shlex.quote(advice.packed_name(report.path))
+    if "chats" in report.details:
+        call = f"headrace.pack({report.opens_as}, {advice.packed_name(report.path)!r})"
+        return [Advice("each chat is rendered and tokenised again each time that it is read", code=call)]
     why = "each text is tokenised again each time that it is read"
     option = f" --encoding {encoding}" if encoding else ""
     return [Advice(why, f"headrace pack {source} {target} --tokenizer TOKENIZER.json{option}")]

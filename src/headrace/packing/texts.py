@@ -27,7 +27,7 @@ from headrace.storage.files import FilesSource
 from headrace.storage.tokens.joined import PackedTexts
 from headrace.storage.tokens.packed import KIND, STORE
 from headrace.storage.tokens.source import Tokens, TokensSource
-from headrace.tokenizer import identity_of, smallest_dtype
+from headrace.tokenizer import dtype_for
 
 _TOGETHER = 1024  # documents that are looked at at a time
 _ENOUGH = 4 << 20  # bytes of text by which the number of tokens is estimated
@@ -74,14 +74,18 @@ class Documents(NamedTuple):
     def info(self) -> PackedInfo:
         """What a packed file says of them; it lacks count and checksums."""
         if self.packed is not None:
-            return replace(self.packed.info, fingerprint=self.fingerprint, part=None, version=1)
-        tokenizer = self.dataset.tokenizer
+            return replace(self.packed.info, fingerprint=self.fingerprint, part=None, version=self.version)
         text = {
-            "tokenizer": identity_of(tokenizer), "class": type(tokenizer).__qualname__, "end_token": self.end_token,
+            "tokenizer": self.dataset.tokenizer_identity, "class": type(self.dataset.tokenizer).__qualname__, "end_token": self.end_token,
             "unit": self.dataset.document_unit,
         }  # fmt: skip
         classes = self.dataset.classes or None
-        return PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=self.fingerprint, classes=classes, text=text)
+        return PackedInfo(kind=KIND, store=STORE, count=0, fingerprint=self.fingerprint, classes=classes, text=text, version=self.version)
+
+    @property
+    def version(self) -> int:
+        """Of the layout: the first that knows marked ids, where there are such."""
+        return 5 if self.dataset.is_of_chats else 1
 
     def targets(self) -> Any:
         """Class numbers of folders, or a field of each record; None: there are none."""
@@ -115,6 +119,8 @@ def documents_of(dataset: TextDataset, end_token: int | None = None) -> Document
         ConfigError: a view of windows or blocks, which are no documents; tokens that were made with another `end_token`.
     """
     found = _documents_of(dataset, end_token)
+    if end_token is not None and dataset.is_of_chats:
+        raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
     if end_token not in (None, found.end_token):
         raise ConfigError(
             f"end_token={end_token}: this dataset has tokens that were made with end_token={found.end_token}: leave it out, or pack the "
@@ -165,7 +171,7 @@ def packed_part(documents: Documents, folder: str) -> Packing:
     """
     if documents.tokens is not None:
         return _of_tokens(documents)
-    lengths, left_out, most = np.zeros(len(documents.chosen), np.int64), dict[int, str](), 0
+    lengths, left_out, least, most = np.zeros(len(documents.chosen), np.int64), dict[int, str](), 0, 0
     end = np.array([] if documents.end_token is None else [documents.end_token], np.int32)
     with contextlib.ExitStack() as opened:
         spool = opened.enter_context(tempfile.TemporaryFile(dir=folder))
@@ -177,11 +183,11 @@ def packed_part(documents: Documents, folder: str) -> Packing:
                     left_out[number] = _message(documents, ids)
                     continue
                 ids = np.concatenate([ids.astype(np.int32, copy=False), end])
-                lengths[number], most = len(ids), max(most, int(ids.max(initial=0)))
+                lengths[number], least, most = len(ids), min(least, int(ids.min(initial=0))), max(most, int(ids.max(initial=0)))
                 write_full(spool.fileno(), ids.tobytes())
         readable = _without(documents, left_out)
         edges = np.concatenate([[0], np.cumsum(np.delete(lengths, list(left_out)))])
-        dtype = np.dtype(smallest_dtype(most + 1))
+        dtype = np.dtype(dtype_for(least, most))
         packing = _packing(readable, np.diff(edges), dtype, lambda group: _spooled(spool.fileno(), edges, dtype, group), left_out)
         opened.pop_all()  # it is closed when all is written
     return packing._replace(spool=spool)
@@ -283,13 +289,14 @@ def estimate_tokens(documents: Documents, sizes: npt.NDArray[np.int64]) -> Token
         documents: whose tokens are not there.
         sizes: [n] int64, bytes of each.
     """
-    before = tokens = largest = crc = 0
+    before = tokens = least = largest = crc = 0
     for number in some_of(len(sizes)):
         ids = documents.dataset.ids_of([int(documents.chosen[number])])[0]
         if isinstance(ids, SampleError):  # said when it is packed
             continue
-        before, tokens, largest = before + int(sizes[number]), tokens + len(ids), max(largest, int(ids.max(initial=0)))
+        before, tokens = before + int(sizes[number]), tokens + len(ids)
+        least, largest = min(least, int(ids.min(initial=0))), max(largest, int(ids.max(initial=0)))
         crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
         if before >= _ENOUGH:
             break
-    return TokensEstimate(tokens * np.dtype(smallest_dtype(largest + 1)).itemsize / before if before else 1.0, crc)
+    return TokensEstimate(tokens * np.dtype(dtype_for(least, largest)).itemsize / before if before else 1.0, crc)

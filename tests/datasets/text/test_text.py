@@ -283,7 +283,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"unit": "word"}, "unit must be one of None, 'file', 'line', 'record', not 'word'"),
+            ({"unit": "word"}, "unit must be one of None, 'file', 'line', 'record', 'chat', not 'word'"),
             ({"max_length": 0}, "max_length"),
             ({"max_length": True}, "max_length"),
             ({"max_length": 1.5}, "max_length"),

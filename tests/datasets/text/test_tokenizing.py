@@ -15,7 +15,7 @@ from headrace.errors import BudgetError, HeadraceWarning, SampleError
 from headrace.io.array_file import MappedArrays
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
-from headrace.tokenizer import CharTokenizer
+from headrace.tokenizer import CharTokenizer, identity_of
 
 DOCUMENTS = [np.arange(3), np.empty(0, np.int64), np.arange(5) + 60_000, np.array([7])]
 
@@ -43,7 +43,7 @@ class Making:
 
     @property
     def tokenising(self) -> Tokenising:
-        return Tokenising(self._read, len(self.documents), self.about, self.tokenizer, self.end, False)
+        return Tokenising(self._read, len(self.documents), self.about, self.tokenizer, identity_of(self.tokenizer), self.end, False)
 
     def tokens(self) -> Any:
         return self.tokenising.tokens(self.folder, self.budget)

@@ -8,9 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from headrace.collate import TextCollator, list_collate, stack_collate
 from headrace.collate.fields import Step
 from headrace.collate.stack import stack_tree
@@ -18,7 +15,7 @@ from headrace.errors import CollateError, ConfigError
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
-Join = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], Any]
+Join = Callable[..., Any]
 """Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see the samples."""
 NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""

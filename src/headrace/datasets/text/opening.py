@@ -12,7 +12,9 @@ import numpy.typing as npt
 from headrace.datasets.core.construction import describe_argument
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.text.options import TextOptions
+from headrace.datasets.text.chat_template import has_template
+from headrace.datasets.text.chats import ChatTexts, hold_chats
+from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.passes import folder_of
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.text.units import FileTexts, LineTexts, RecordTexts, TextUnit, TokenBlocks, TokenizedTexts, TokenWindows
@@ -48,7 +50,7 @@ def open_texts(
 
     Args:
         data_path: as `TextDataset` takes it.
-        unit: "file", "line" or "record"; None: as the names of the files have it.
+        unit: "file", "line", "record" or "chat"; None: as the names of the files have it, and the first record.
         newline: what ends a line.
         reach: how URLs are reached.
         texts: what texts are.
@@ -59,6 +61,7 @@ def open_texts(
     """
     room = Room(MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size))
     listing: FileSet | None = None
+    may_hold_chats = unit is None and has_template(texts.tokenizer)
     if unit is None and all(is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries_of(data_path)):
         unit = "record"  # without a listing, which asks the server for each file
     if unit in (None, "file"):
@@ -72,6 +75,8 @@ def open_texts(
     lines = _lines(data_path, unit, listing, newline, reach, texts, room)
     if unit == "line":
         return LineTexts(lines, texts)
+    if unit == CHAT or (may_hold_chats and hold_chats(lines)):
+        return ChatTexts(lines, texts)
     return RecordTexts(lines, texts, SampleReader(lines, options.get("on_error", "raise"), WorkerThreads()))
 
 
@@ -83,12 +88,11 @@ def _lines(
         texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
     else:
         texts = local_texts(listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing)
-    source = LinesSource(
-        texts, unit, *of_text, folder, is_kept=reach.cache_dir is not None or texts.files.is_remote, room=room, progress=options.progress
-    )
+    kind, is_kept = "record" if unit == CHAT else unit, reach.cache_dir is not None or texts.files.is_remote
+    source = LinesSource(texts, kind, *of_text, folder, is_kept=is_kept, room=room, progress=options.progress)
     for number, names in enumerate(source.headers):
         for name in (options.text_field, options.target_field) if names else ():
-            if isinstance(name, str) and names.count(name) != 1:
+            if isinstance(name, str) and names.count(name) != 1 and not (unit == CHAT and name == records.TEXT_FIELD):
                 raise FormatError(
                     f"{source.shown(number)}: its first line names {', '.join(map(repr, names[:20]))}, and "
                     f"{names.count(name) or 'none'} of these is {name!r}: pass text_field= or target_field=; a file without such a "
@@ -109,15 +113,16 @@ def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np
     return by_file if isinstance(source, TextFilesSource) else by_file[source.file_numbers()], classes
 
 
-def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | None) -> TextUnit:
+def unit_over(source: TokensSource, name: str, text_of: Callable[[int], str] | None, is_marked: bool = False) -> TextUnit:
     """Samples of tokens that are there already.
 
     Args:
         source: the documents, windows or blocks.
         name: what a document is.
         text_of: says what the text of a document is; None: nobody can.
+        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
-    return TokenBlocks(source, name) if isinstance(source, BlocksSource) else TokenWindows(source, name, text_of)
+    return TokenBlocks(source, name, is_marked) if isinstance(source, BlocksSource) else TokenWindows(source, name, text_of, is_marked)
 
 
 # -- packed tokens

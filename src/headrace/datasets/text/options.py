@@ -25,9 +25,11 @@ class TextOptions:
     errors: str
     cache_dir: str | os.PathLike[str] | None
     progress: bool | None
+    chat_template: str | None = None
 
 
-UNITS = ("file", "line", "record")
+CHAT = "chat"
+UNITS = ("file", "line", "record", CHAT)
 _NEWLINES = (None, "\n", "\r", "\r\n")
 
 
@@ -41,6 +43,7 @@ def check_text_options(
     packing: bool,
     end_token: int | None,
     newline: Newline,
+    chat_template: str | None = None,
 ) -> None:
     """Refuses arguments that make no sense, and those that don't go together.
 
@@ -72,5 +75,27 @@ def check_text_options(
         raise ConfigError(f"stride={stride} is larger than max_length={max_length}: the tokens between two windows would be in none")
     if end_token is not None and not in_parts:
         raise ConfigError("end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a text")
+    if not (chat_template is None or (isinstance(chat_template, str) and chat_template)):
+        raise ConfigError(f"chat_template must be a text, Jinja or the name of one of the tokenizer's, or None, not {chat_template!r}")
+    if unit == CHAT:
+        if target_field is not None:
+            raise ConfigError("target_field can't be given for chats, whose labels are the assistant's tokens: leave it out")
+        check_chat_options(True, stride, labels)
+    elif chat_template is not None:
+        raise ConfigError(f"chat_template is for chats: pass unit='chat', not unit={unit!r}")
     if target_field is not None and (unit not in (None, "record") or in_parts or labels is not None):
         raise ConfigError("target_field is a field of records: it goes with unit='record', without stride, packing and labels")
+
+
+def check_chat_options(are_chats: bool, stride: int | None, labels: str | None) -> None:
+    """Refuses what has no meaning for chats, also where only their files have told that they are.
+
+    Raises:
+        ConfigError: there is such.
+    """
+    for name, value, why in (
+        ("stride", stride, "windows would supervise a turn twice; packing=True makes blocks of them"),
+        ("labels", labels, "their labels are the assistant's tokens"),
+    ):
+        if are_chats and value is not None:
+            raise ConfigError(f"{name}={value!r} can't be given for chats ({why}): leave it out")

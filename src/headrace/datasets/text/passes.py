@@ -56,6 +56,9 @@ class Texts(Protocol):
     source: Any
     options: TextOptions
 
+    @property
+    def identity(self) -> str | None: ...
+
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]: ...
 
 
@@ -86,7 +89,7 @@ def tokens_of(texts: Texts, whole: SampleFormat, reader: SampleReader, end_token
             return reader.values(list(some), access)
 
         is_known = of is not None and not callable(options.text_field)
-        making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, end_token, options.progress)
+        making = Tokenising(read, len(source), about if is_known else None, options.tokenizer, texts.identity, end_token, options.progress)
         tokens = ArrayTokens(making.tokens(folder_of(options.cache_dir), budget))
     left_out = tokens.short[1]
     if len(left_out):

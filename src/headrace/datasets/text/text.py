@@ -14,7 +14,7 @@ from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.reader import Access
 from headrace.datasets.text.opening import folder_labels, open_texts, packed_source, packed_tokens, source_over, tokenizer_of, unit_over
-from headrace.datasets.text.options import TextOptions, check_text_options
+from headrace.datasets.text.options import CHAT, TextOptions, check_chat_options, check_text_options
 from headrace.datasets.text.passes import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks, TokenizedTexts
 from headrace.errors import ConfigError
@@ -41,6 +41,12 @@ class TextDataset(BaseDataset):
     beforehand: they are made once, and kept in `cache_dir` where the tokenizer can be known again (`CharTokenizer`, HuggingFace's fast
     ones, `tokenizers.Tokenizer`, or an attribute ``fingerprint`` of type str), else in memory.
 
+    Chats are ``{"input_ids": int64 [tokens], "labels": int64 [tokens]}``: records with ``messages`` (or ``conversations``, as ShareGPT has
+    them), rendered by the tokenizer's chat template. Labels are the ids of the assistant's turns, up to the token that ends each, and -100
+    elsewhere: what the template's ``{% generation %}`` encloses; or, where it has none, what follows the generation prompt of each turn.
+    Where that can't be told with certainty it is an error of the sample. So it is where a chat has no assistant's turn, or none of it is
+    left when it is cut at `max_length`. With `packing` blocks have "labels" too.
+
     Files that `headrace.pack` made of texts hold their tokens, which are mapped; or read by ranges, where they lie behind a URL (.h5,
     .hdf5, .he5). Several are read as one. All that is said of texts and tokenizer was said then.
 
@@ -49,15 +55,16 @@ class TextDataset(BaseDataset):
             and .zst. Lines and records of compressed files are read through a plain copy in `cache_dir`. Or files that `headrace.pack`
             made, or a folder of parts, or URLs.
         tokenizer: a callable from a text to a list of ids, a HuggingFace tokenizer, a `tokenizers.Tokenizer`, or what has ``encode_batch``
-            or ``encode``. None: `CharTokenizer()`.
+            or ``encode``. None: `CharTokenizer()`. Of chats: one of HuggingFace's.
         max_length: tokens of a sample: what is longer is cut; None: nothing is. `stride` and `packing` need it.
         unit: "file": each file is a document; "line": each line (blank ones too); "record": each record of .jsonl (a line), .json (an
-            element of its list), .csv and .tsv (a row, named by the first). None: "record" where all files are .jsonl, .csv or .tsv (.gz
-            and .zst too), or a field is named; else "file"; an error where some are and some are not.
-        transform: called with the sample's dict, without "labels".
+            element of its list), .csv and .tsv (a row, named by the first); "chat": each such record. None: "record" where all files are
+            .jsonl, .csv or .tsv (.gz and .zst too), or a field is named, and "chat" where besides the tokenizer has a chat template and
+            the first record ``messages``; else "file"; an error where some are and some are not.
+        transform: called with the sample's dict, without "labels"; of chats with them.
         loading_mode: see `LoadingMode`.
         text_field: of a record: the name of what holds the text, or a callable from the record (a dict) to its text. A record that is a
-            text, as in a .json of these, needs none.
+            text, as in a .json of these, needs none. Of a chat: of what holds its messages.
         target_field: of a record: what becomes "labels". Numbers stay numbers, and a column of a table that holds nothing else becomes
             numbers: `targets` is int64, or float64. Texts become class numbers, in the sorted order of the texts. What is neither, or
             both, stays as it is, and `targets` is None. All records are read once to find out.
@@ -67,6 +74,7 @@ class TextDataset(BaseDataset):
         end_token: an id that is put behind each document, for `stride` and `packing`; None: none.
         newline: what ends a line: None: LF, CR or CRLF; or one of these. As Python's ``open`` has it.
         encoding, errors: of the texts, as Python has them. A byte order mark of UTF-8 is no part of a text.
+        chat_template: instead of the tokenizer's own: Jinja, or the name of one of several that it has.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
@@ -76,7 +84,8 @@ class TextDataset(BaseDataset):
     A text that takes more than a quarter of what the memory budget leaves (from 16 MiB on) is not read; that is an error of its sample.
 
     Raises:
-        ConfigError: an argument makes no sense; or files of records lie beside other texts, and `unit` is not given.
+        ConfigError: an argument makes no sense; a tokenizer of chats has no chat template; or files of records lie beside other texts, and
+            `unit` is not given.
         DataNotFoundError: nothing there, or no text.
         AccessError: a file can't be read; or one is read through a copy, and `cache_dir` can't be written to.
         FormatError: a file is damaged, or not of its encoding; or a kind that has no records; or a table whose first line does not name
@@ -97,7 +106,7 @@ class TextDataset(BaseDataset):
         *,
         tokenizer: Any = None,
         max_length: int | None = None,
-        unit: Literal["file", "line", "record"] | None = None,
+        unit: Literal["file", "line", "record", "chat"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         text_field: str | Callable[[Any], str] = records.TEXT_FIELD,
@@ -109,11 +118,14 @@ class TextDataset(BaseDataset):
         newline: Newline = None,
         encoding: str = "utf-8",
         errors: str = "strict",
+        chat_template: str | None = None,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        check_text_options(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline)
+        if unit is None and chat_template is not None:
+            unit = "chat"
+        check_text_options(max_length, unit, text_field, target_field, labels, stride, packing, end_token, newline, chat_template)
         if unit is None and (text_field != records.TEXT_FIELD or target_field is not None):
             unit = "record"
         vocabulary_of(tokenizer)  # raises where it is none
@@ -123,30 +135,35 @@ class TextDataset(BaseDataset):
         encoding = check_encoding(encoding, errors)
         reach, common = split_options(options)
         of_texts = TextOptions(
-            self.tokenizer, max_length, text_field, target_field, encoding, errors, reach.cache_dir, common.get("progress")
+            self.tokenizer, max_length, text_field, target_field, encoding, errors, reach.cache_dir, common.get("progress"), chat_template
         )
         described: Any = {"text_field": text_field, "labels": labels, "newline": newline, "encoding": encoding, "errors": errors}
+        described["chat_template"] = chat_template
         given = {"tokenizer": tokenizer, "unit": unit, "target_field": target_field, "end_token": end_token, **described}
         usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
         packed = packed_tokens(data_path, {name: value for name, value in given.items() if value != usual.get(name)}, reach)
-        if packed is None and text_field != records.TEXT_FIELD and unit != "record":
-            raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record'")
+        if packed is None and text_field != records.TEXT_FIELD and unit not in ("record", CHAT):
+            raise ConfigError(f"text_field={text_field!r} is a field of records: pass unit='record' or unit='chat'")
         sample_format: TextUnit
         targets: npt.NDArray[Any] | None = None
         if packed is not None:
             self.tokenizer, self.classes, targets = tokenizer_of(packed), list(packed.info.classes or []), packed.targets
+            unit_packed = packed.info.text.get("unit", "file")
+            check_chat_options(unit_packed == CHAT, stride, None)
             source = packed_source(packed, max_length, stride, packing)
-            sample_format = unit_over(source, packed.info.text.get("unit", "file"), None)
+            sample_format = unit_over(source, unit_packed, None, unit_packed == CHAT)
         elif packing or stride is not None:
             of_reading: Any = {name: options[name] for name in _OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
             documents = TextDataset(data_path, tokenizer=self.tokenizer, max_length=None, unit=unit, **described, **of_reading)
+            check_chat_options(documents.is_of_chats, stride, labels)
             self._documents, (tokens, fingerprint) = documents, documents.tokens(end_token)
             source = source_over(tokens, fingerprint, documents.sample_source.location, max_length, stride, packing)
-            sample_format = unit_over(source, documents._format.name, documents.text_of)
+            sample_format = unit_over(source, documents._format.name, documents.text_of, documents.is_of_chats)
             self.classes, targets = documents.classes, None if documents.targets is None else np.asarray(documents.targets)
         else:
             sample_format = open_texts(data_path, unit, newline, reach, of_texts, options)
+            check_chat_options(sample_format.is_marked, stride, labels)
             if labels is not None:
                 targets, self.classes = folder_labels(sample_format.source)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
@@ -162,7 +179,19 @@ class TextDataset(BaseDataset):
     def held_as(self) -> str:
         if self._arguments.get("tokenizer") is None:
             return super().held_as()
-        return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
+        return describe_held(type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer})
+
+    @property
+    def is_of_chats(self) -> bool:
+        """True if the documents are chats, of which the assistant's tokens are labels."""
+        return self._format.is_marked
+
+    @property
+    def tokenizer_identity(self) -> str | None:
+        """What the tokenizer, and of chats its template, are known by at another start; None: they can't be known again."""
+        documents = self if self._documents is None else self._documents
+        texts = documents._format
+        return texts.identity if isinstance(texts, TokenizedTexts) else identity_of(self.tokenizer)
 
     def text_of(self, index: int) -> str:
         """The text of a sample, before it is tokenised; of a window its document.
@@ -187,15 +216,18 @@ class TextDataset(BaseDataset):
 
         Raises:
             SampleError: a document can't be read, or tokenised.
+            ConfigError: `end_token` is given, and the documents are chats.
             BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
         """
         texts = self._format
         assert isinstance(texts, TokenizedTexts)
+        if end_token is not None and texts.is_marked:
+            raise ConfigError(f"end_token={end_token} can't be given for chats, whose template ends each turn: leave it out")
         return tokens_of(texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget)
 
     @property
     def document_unit(self) -> str:
-        """What a document is: "file", "line" or "record"."""
+        """What a document is: "file", "line", "record" or "chat"."""
         return self._format.name
 
     def ids_of(self, numbers: list[int]) -> list[Any]:

@@ -20,7 +20,7 @@ from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.storage.text.line_index import Arrays, HeldArrays
-from headrace.tokenizer import identity_of, smallest_dtype
+from headrace.tokenizer import dtype_for
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +41,18 @@ class Tokenising:
         read: gives the tokens of some documents, by their numbers, or a SampleError for each that can't be read.
         count: number of documents.
         about: what tells these texts, and how they are read, from others (JSON values); None: nobody can say.
+        tokenizer, identity: what makes them, and what that is known by; None: it can't be known again.
         end_token: an id that is put behind each document; None: none.
         progress: show a progress bar; None: only on a terminal.
     """
 
-    def __init__(self, read: Any, count: int, about: Any, tokenizer: Any, end_token: int | None, progress: bool | None) -> None:
+    def __init__(
+        self, read: Any, count: int, about: Any, tokenizer: Any, identity: str | None, end_token: int | None, progress: bool | None
+    ) -> None:
         self._read, self._count, self._end, self._progress = read, count, end_token, progress
         self._edges = np.zeros(count + 1, np.int64)
-        self._most = 0
+        self._least = self._most = 0
         self._left_out: list[int] = []
-        identity = identity_of(tokenizer)
         self._tokenizer, self._way = tokenizer, way_fingerprint(identity, end_token)
         self._about = (
             None if identity is None or about is None else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
@@ -82,7 +84,7 @@ class Tokenising:
         with kept.writing("<i4") as writer:
             for tokens in self._all():
                 writer.write(tokens)
-            if smallest_dtype(self._most + 1) == "uint16":
+            if dtype_for(self._least, self._most) == "uint16":
                 writer.narrow("<u2")
             writer.short([self._edges, np.array(self._left_out, np.int64)])
         return kept.open()
@@ -98,7 +100,7 @@ class Tokenising:
             reserved.close()
             remedy = "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise max_memory_usage"
             raise BudgetError(f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}") from None
-        whole, at = np.empty(int(self._edges[-1]), smallest_dtype(self._most + 1)), 0
+        whole, at = np.empty(int(self._edges[-1]), dtype_for(self._least, self._most)), 0
         for number, tokens in enumerate(pieces):
             whole[at : at + len(tokens)] = tokens
             pieces[number], at = tokens[:0].copy(), at + len(tokens)
@@ -109,7 +111,7 @@ class Tokenising:
     def _all(self) -> Iterator[npt.NDArray[np.int32]]:
         """The tokens, a piece at a time; notes where documents begin, and the largest id."""
         end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
-        self._most, self._left_out = 0, []
+        self._least, self._most, self._left_out = 0, 0, []
         is_short = self._count < _TOGETHER
         with progress_bar(self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document") as bar:
             for start in range(0, self._count, _TOGETHER):
@@ -124,6 +126,6 @@ class Tokenising:
                     self._edges[number + 1] = self._edges[number] + len(ids)
                     pieces.append(ids.astype(np.int32, copy=False))
                 together = np.concatenate(pieces)
-                self._most = max(self._most, int(together.max(initial=0)))
+                self._least, self._most = min(self._least, int(together.min(initial=0))), max(self._most, int(together.max(initial=0)))
                 bar.update(len(found))
                 yield together

@@ -16,34 +16,43 @@ import torch
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, HasTargets, SampleFormat
 from headrace.datasets.core.reader import SampleReader
+from headrace.datasets.text.marked import ids_of, labels_of
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.storage.text import records
+from headrace.storage.text.chats import chat_field
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.line_index import Arrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import BlocksSource, TokensSource
-from headrace.tokenizer import token_arrays
+from headrace.tokenizer import identity_of, token_arrays
 
 _MARK = "\ufeff"
 
 
 class TextUnit(SampleFormat):
-    """Samples ``{"input_ids": ...}``, with "labels" where there are targets.
+    """Samples ``{"input_ids": ...}``, with "labels" where there are targets, or marks.
 
     Attributes:
-        name: "file", "line" or "record": what the documents are.
+        name: "file", "line", "record" or "chat": what the documents are.
+        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
 
     makes_plain_samples = False
     name: str
+    is_marked: bool = False
     source: Any
 
     def to_input(self, value: Any) -> Any:
-        return {"input_ids": _tensor(value, np.int64)}
+        return self._as_tensors(value)
+
+    def _as_tensors(self, ids: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
+        if not self.is_marked:
+            return {"input_ids": _tensor(ids, np.int64)}
+        return {"input_ids": torch.from_numpy(ids_of(ids)), "labels": torch.from_numpy(labels_of(ids))}
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if not has_target:
@@ -83,6 +92,11 @@ class TokenizedTexts(TextUnit):
 
     def __init__(self, source: Any, options: TextOptions) -> None:
         self.source, self.options = source, options
+
+    @property
+    def identity(self) -> str | None:
+        """What the way from a text to ids is known by at another start; None: it can't be known again."""
+        return identity_of(self.options.tokenizer)
 
     @abstractmethod
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
@@ -148,7 +162,7 @@ class TokenizedTexts(TextUnit):
             raise failure from error
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_ids(dataset, collating, self.options.tokenizer, self.options.max_length)
+        return way_of_ids(dataset, collating, self.options.tokenizer, self.options.max_length, self.is_marked)
 
 
 class FileTexts(TokenizedTexts):
@@ -159,7 +173,7 @@ class FileTexts(TokenizedTexts):
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
         data = self.source.content(index, record)
-        return _decoded(data, self.options.encoding, self.options.errors, lambda: 0).removeprefix(_MARK), None
+        return decoded(data, self.options.encoding, self.options.errors, lambda: 0).removeprefix(_MARK), None
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
         return self.source.sizes()
@@ -172,7 +186,7 @@ class LineTexts(TokenizedTexts):
     source: LinesSource
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
-        return _decoded(record, *self.source.codec, lambda: self.source.offset_of(index)), None
+        return decoded(record, *self.source.codec, lambda: self.source.offset_of(index)), None
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
         with contextlib.suppress(UnicodeDecodeError):  # which is told below, with its offset
@@ -220,8 +234,14 @@ class RecordTexts(TokenizedTexts):
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
         source, field = self.source, self.options.target_field
-        row = source.fields(index, _decoded(record, *source.codec, lambda: source.offset_of(index)))
-        text = records.text_of(row, self.options.text_field)
+        row = source.fields(index, decoded(record, *source.codec, lambda: source.offset_of(index)))
+        try:
+            text = records.text_of(row, self.options.text_field)
+        except FormatError as error:
+            if (name := chat_field(row)) is None or callable(self.options.text_field):
+                raise
+            remedy = "pass unit='chat', and tokenizer= one of HuggingFace's with a chat template"
+            raise FormatError(f"{error}; {name!r} holds a chat: {remedy}") from None
         return text, None if field is None else records.target_of(row, field, source.is_of_table(index))
 
     def _as_target(self, index: int, target: Any) -> Any:
@@ -255,10 +275,17 @@ class TokenWindows(TextUnit):
         source: the tokens.
         name: what a document is.
         documents: says what the text of a document is; None: nobody can.
+        is_marked: see `TextUnit`.
     """
 
-    def __init__(self, source: TokensSource, name: str, documents: Callable[[int], str] | None) -> None:
-        self.source, self.name, self._documents = source, name, documents
+    def __init__(self, source: TokensSource, name: str, documents: Callable[[int], str] | None, is_marked: bool = False) -> None:
+        self.source, self.name, self._documents, self.is_marked = source, name, documents, is_marked
+        self.stores_values = not is_marked
+
+    def decode(self, record: Any) -> Any:
+        if self.is_marked and not (record >= 0).any():
+            raise FormatError(f"its first {len(record):,} tokens hold none of the assistant's: raise max_length")
+        return record
 
     def text_of(self, index: int, reader: SampleReader) -> str:
         if self._documents is None:
@@ -270,7 +297,7 @@ class TokenWindows(TextUnit):
         return found
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_ids(dataset, collating, None, None)
+        return way_of_ids(dataset, collating, None, None, self.is_marked)
 
 
 class TokenBlocks(TextUnit):
@@ -279,13 +306,14 @@ class TokenBlocks(TextUnit):
     Args:
         source: the blocks.
         name: what a document is.
+        is_marked: see `TextUnit`.
     """
 
-    def __init__(self, source: BlocksSource, name: str) -> None:
-        self.source, self.name = source, name
+    def __init__(self, source: BlocksSource, name: str, is_marked: bool = False) -> None:
+        self.source, self.name, self.is_marked = source, name, is_marked
 
     def to_input(self, value: Any) -> Any:
-        return {"input_ids": _tensor(value["input_ids"], np.int64), "document_ids": _tensor(value["document_ids"], np.int32)}
+        return {**self._as_tensors(value["input_ids"]), "document_ids": _tensor(value["document_ids"], np.int32)}
 
     def text_of(self, index: int, reader: SampleReader) -> str:
         raise ConfigError("text_of: with packing=True a sample is a block of tokens, of no one text")
@@ -296,17 +324,22 @@ class TokenBlocks(TextUnit):
 
     def sample_nbytes(self) -> int | None:
         length: int = self.source.length
-        return length * (8 + 4)
+        return length * (8 + 8 * self.is_marked + 4)
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_blocks(dataset, collating)
+        return way_of_blocks(dataset, collating, self.is_marked)
 
 
 def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
     return torch.from_numpy(ids.astype(dtype))
 
 
-def _decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
+def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
+    """The text of some bytes. (`begins`: the offset of the first in its file.)
+
+    Raises:
+        FormatError: they are not of the encoding; the message names the offset.
+    """
     try:
         return data.decode(encoding, errors)
     except UnicodeDecodeError as error:

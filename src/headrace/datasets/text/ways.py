@@ -17,6 +17,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
 from headrace.datasets.core.finishing import is_transformed
 from headrace.datasets.core.ways import FastWay, SampleBySample
+from headrace.datasets.text.marked import ids_of, labels_of
 from headrace.memory.ring import empty
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
@@ -24,21 +25,25 @@ from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
 
 
-def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_length: int | None) -> BatchWay | None:
+def way_of_ids(
+    dataset: BaseDataset, collating: Collating, tokenizer: Any, max_length: int | None, is_marked: bool = False
+) -> BatchWay | None:
     """The way to padded batches, where samples are ids and nothing else; None: samples are made one by one.
 
     Args:
         dataset: whose values are ids.
         collating: the collate function.
         tokenizer, max_length: how its texts become ids.
+        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
     if collating.join is None or not _are_ids(dataset):
         return None
     slow = SampleBySample(dataset, collating)
-    joined, source, mode = JoinedIds(dataset, slow), dataset.sample_source, dataset.mode
+    joined, source, mode = JoinedIds(dataset, slow, is_marked), dataset.sample_source, dataset.mode
     is_lazy = not (mode.caches_samples or mode.prefetches_records(source))
     if (
         is_lazy
+        and not is_marked
         and isinstance(source, LinesSource)
         and not source.has_records
         and not source.files.is_remote
@@ -48,11 +53,13 @@ def way_of_ids(dataset: BaseDataset, collating: Collating, tokenizer: Any, max_l
     return joined
 
 
-def way_of_blocks(dataset: BaseDataset, collating: Collating) -> BatchWay | None:
+def way_of_blocks(dataset: BaseDataset, collating: Collating, is_marked: bool = False) -> BatchWay | None:
     """The way to batches of blocks, where they are stacked and not held; None: they are made one by one."""
     source = dataset.sample_source
     fits = isinstance(source, BlocksSource) and collating.stacks and _are_bare(dataset) and not dataset.mode.caches_samples
-    return BlocksFromStorage(dataset, SampleBySample(dataset, collating), source) if fits and isinstance(source, BlocksSource) else None
+    if not fits or not isinstance(source, BlocksSource):
+        return None
+    return BlocksFromStorage(dataset, SampleBySample(dataset, collating), source, is_marked)
 
 
 def _are_bare(dataset: BaseDataset) -> bool:
@@ -68,6 +75,10 @@ class JoinedIds(FastWay):
 
     name = "tokenised together, and padded at once"
 
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, is_marked: bool) -> None:
+        super().__init__(dataset, slow)
+        self._is_marked = is_marked
+
     def _fits(self) -> bool:
         return _are_ids(self._dataset)
 
@@ -77,7 +88,8 @@ class JoinedIds(FastWay):
         if all(type(value) is np.ndarray for value in values):
             assert collating.join is not None
             start = time.perf_counter()
-            batch = collating.join(np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values)))
+            ids, lengths = np.concatenate(values), np.fromiter(map(len, values), np.int64, len(values))
+            batch = collating.join(ids_of(ids), lengths, labels_of(ids)) if self._is_marked else collating.join(ids, lengths)
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
@@ -132,9 +144,9 @@ class BlocksFromStorage(FastWay):
 
     name = "blocks straight from storage"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BlocksSource) -> None:
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, source: BlocksSource, is_marked: bool) -> None:
         super().__init__(dataset, slow)
-        self._source, self.writes_in_place = source, True
+        self._source, self._is_marked, self.writes_in_place = source, is_marked, True
 
     def _fits(self) -> bool:
         return _are_bare(self._dataset)
@@ -143,15 +155,21 @@ class BlocksFromStorage(FastWay):
         source, reader = self._source, self._dataset.sample_reader
         start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
         ids = empty((len(request), source.length), torch.int64)
-        documents = empty((len(request), source.length), torch.int32)
+        batch = {"input_ids": ids}
+        if self._is_marked:
+            batch["labels"] = empty((len(request), source.length), torch.int64)
+        documents = batch["document_ids"] = empty((len(request), source.length), torch.int32)
         try:
             self._read(indices, ids, documents)
+            if self._is_marked:
+                np.copyto(batch["labels"].numpy(), labels_of(ids.numpy()))
+                np.copyto(ids.numpy(), ids_of(ids.numpy()))
         except Exception as caught:
             return self.fall_back(request, caught)
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(request)
         reader.counts["bytes_read"] += ids.numel() * source.dtype.itemsize
-        return MadeBatch({"input_ids": ids, "document_ids": documents}, len(request))
+        return MadeBatch(batch, len(request))
 
     def _read(self, indices: Sequence[int], ids: torch.Tensor, documents: torch.Tensor) -> None:
         self._source.read_into(indices, ids.numpy())

@@ -23,7 +23,7 @@ from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.source import Rows
 
-PACKED_VERSION = 4  # the latest layout; files that an older headrace reads keep the number that it knows
+PACKED_VERSION = 5  # the latest layout; files that an older headrace reads keep the number that it knows
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 PACKED_CHECKSUM = "headrace_crc32"  # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = "data", "offsets", "targets", "crc32", "names", "name_offsets"
@@ -70,7 +70,8 @@ class PackedInfo:
         classes: class names, or None.
         image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout 4) `targets` ("masks" or "boxes"),
             and of boxes `class_ids`, the number of each of the `classes`.
-        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit".
+        text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class", "end_token" and "unit"; where this is
+            "chat", ids that are not supervised are stored as -1 - id (layout 5).
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         part: of one of several files: its number, how many there are, and fingerprint and number of samples of all together (layout 2).
         values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str in UTF-8); None: arrays (layout 3).
