@@ -20,7 +20,7 @@ examples:
   %(prog)s --json > env.json
 """
 _PACKAGES = (
-    *("torch", "numpy", "h5py", "zarr", "numcodecs", "isal", "zstandard", "google-crc32c", "fsspec", "pillow", "simplejpeg", "cachetools"),
+    *("torch", "numpy", "h5py", "zarr", "numcodecs", "isal", "zstandard", "google-crc32c", "fsspec", "pillow", "simplejpeg"),
     *("psutil", "tqdm", "aiohttp", "s3fs", "hdf5plugin", "distributed", "tokenizers", "lightning", "accelerate", "transformers"),
 )
 _VARIABLES = ("HDF5_USE_FILE_LOCKING", "HDF5_PLUGIN_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "SLURM_NTASKS")

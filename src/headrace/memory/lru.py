@@ -1,18 +1,18 @@
 """A cache bounded in bytes and items that evicts the least recently used item first.
 
-cachetools keeps the order of use; this file adds what it leaves out: a bound in bytes *and* in items, shrinking, locks,
-counters, and an honest size of numpy views, which keep the whole array under them alive.
+It has a bound in bytes *and* in items, can shrink, has locks and counters, and an honest size of numpy views, which keep the whole array
+under them alive.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
-import cachetools
 import numpy as np
 
 from headrace.arguments import check_integer
@@ -97,7 +97,7 @@ class LRUCache(Generic[K, V]):
     def nbytes(self) -> int:
         """Summed sizes of the values held."""
         with self._lock:
-            return int(self._items.currsize)
+            return self._nbytes
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -106,18 +106,26 @@ class LRUCache(Generic[K, V]):
     def get(self, key: K, default: object = None) -> object:
         """Return the value of `key`, now the most recently used one; `default` where it is not held."""
         with self._lock:
-            if key in self._items:
-                self.hits += 1
-                return self._items[key][0]
-            self.misses += 1
-            return default
+            entry = self._items.get(key)
+            if entry is None:
+                self.misses += 1
+                return default
+            self._items.move_to_end(key)
+            self.hits += 1
+            return entry[0]
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """The values of some keys, None for those that are not held; the last one is now the most recently used."""
         with self._lock:
-            items = self._items
-            found = [items[key][0] if key in items else None for key in keys]
-            missing = found.count(None)
+            look_up, use, found, missing = self._items.get, self._items.move_to_end, list[V | None](), 0
+            for key in keys:
+                entry = look_up(key)
+                if entry is None:
+                    missing += 1
+                    found.append(None)
+                else:
+                    use(key)
+                    found.append(entry[0])
             self.hits, self.misses = self.hits + len(found) - missing, self.misses + missing
             return found
 
@@ -129,12 +137,13 @@ class LRUCache(Generic[K, V]):
         """
         size = self._sizeof(value)
         with self._lock:
-            self._items.pop(key, None)
+            self._drop(key)
             if self.max_items == 0 or (self.max_bytes is not None and size > self.max_bytes):
                 self.bypassed += 1
                 return False
             self._make_room(size, 1)
             self._items[key] = (value, size)
+            self._nbytes += size
             return True
 
     @overload
@@ -144,12 +153,14 @@ class LRUCache(Generic[K, V]):
     def pop(self, key: K, default: object = None) -> object:
         """Remove `key` and return its value, `default` where it is not held. Not counted."""
         with self._lock:
-            return self._items.pop(key, (default, 0))[0]
+            entry = self._drop(key)
+            return default if entry is None else entry[0]
 
     def clear(self) -> None:
         """Drop everything. The counters stay; what is dropped here does not count as evicted."""
         with self._lock:
             self._items.clear()
+            self._nbytes = 0
 
     def resize(self, max_bytes: int | None) -> None:
         """Change the bound on bytes; a smaller one takes effect at once.
@@ -177,15 +188,21 @@ class LRUCache(Generic[K, V]):
 
     def _make_room(self, size: int, items: int) -> None:
         while self._items and (
-            (self.max_bytes is not None and self._items.currsize + size > self.max_bytes)
+            (self.max_bytes is not None and self._nbytes + size > self.max_bytes)
             or (self.max_items is not None and len(self._items) + items > self.max_items)
         ):
-            self._items.popitem()
+            self._drop(next(iter(self._items)))
             self.evicted += 1
 
+    def _drop(self, key: K) -> tuple[V, int] | None:
+        entry = self._items.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry[1]
+        return entry
+
     def _forget(self) -> None:
-        # cachetools can neither shrink its maxsize nor count evictions: it gets no bound, and `_make_room` keeps ours.
-        self._items: cachetools.LRUCache[K, tuple[V, int]] = cachetools.LRUCache(float("inf"), lambda entry: entry[1])
+        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()  # the one that was not used for longest first
+        self._nbytes = 0
 
     def after_fork(self) -> None:
         """See `renew_after_fork`."""

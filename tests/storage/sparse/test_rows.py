@@ -12,6 +12,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.storage.arrays.spans import read_joined
 from headrace.storage.hdf5.rows import OpenHDF5
 from headrace.storage.source import one_after_the_other
 from headrace.storage.sparse.hdf5 import HDF5Groups
@@ -59,7 +60,7 @@ def test_spans_one_behind_the_other(readers: Any, spans: list[tuple[int, int]]) 
     ends = np.minimum(firsts + np.array([count for _, count in spans], np.int64), LENGTH)
     for reader, values in readers:
         expected = np.concatenate([np.empty(0, "i4"), *(values[a:b] for a, b in zip(firsts, ends, strict=True))])
-        assert np.array_equal(reader.read_joined(firsts, ends, one_after_the_other), expected), reader.how
+        assert np.array_equal(read_joined([reader], firsts, ends, one_after_the_other)[0], expected), reader.how
 
 
 @given(st.data())

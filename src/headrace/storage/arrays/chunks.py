@@ -48,6 +48,13 @@ class Grid(NamedTuple):
             place.append(at)
         return tuple(reversed(place))
 
+    def number(self, place: tuple[int, ...]) -> int:
+        """The number of the chunk with those coordinates."""
+        number = 0
+        for at, count in zip(place, self.counts, strict=True):
+            number = number * count + at
+        return number
+
     def part(self, number: int) -> tuple[slice, ...]:
         """Where a chunk lies in the array."""
         corner = [place * extent for place, extent in zip(self.place(number), self.chunks, strict=True)]

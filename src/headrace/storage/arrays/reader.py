@@ -51,7 +51,7 @@ class Chunk(Protocol):
         """Bytes that it takes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Decoded:
     """A chunk that is cached."""
 

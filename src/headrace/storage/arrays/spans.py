@@ -3,74 +3,83 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.local.files import bytes_of
+from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.reader import ArrayReader, Map, cut_spans
+
+
+class Cuts(NamedTuple):
+    """Spans of rows, cut at the borders of chunks. Lists by part are in the order of the spans.
+
+    Attributes:
+        numbers: of the chunks.
+        edges: [chunks + 1] where the parts of each chunk begin in `parts`, and the end.
+        parts: numbers of parts, chunk by chunk.
+        starts, stops: of each part, the first row in its chunk, and the end.
+        totals: [chunks] rows that are taken of each.
+    """
+
+    numbers: list[int]
+    edges: list[int]
+    parts: list[int]
+    starts: list[int]
+    stops: list[int]
+    totals: list[int]
+
+    @classmethod
+    def of(cls, firsts: IntArray, ends: IntArray, height: int) -> Cuts:
+        """Of spans, of which one at least has rows."""
+        _, of, starts, stops = cut_spans(firsts, ends, height)
+        order = np.argsort(of, kind="stable")
+        by_chunk = of[order]
+        is_first = np.ones(len(of), bool)
+        np.not_equal(by_chunk[1:], by_chunk[:-1], out=is_first[1:])
+        at, begins = np.flatnonzero(is_first), of * height
+        totals = np.add.reduceat((stops - starts)[order], at).tolist()
+        edges = [*at.tolist(), len(of)]
+        return cls(by_chunk[at].tolist(), edges, order.tolist(), (starts - begins).tolist(), (stops - begins).tolist(), totals)
 
 
 class SpanReader(ArrayReader):
     """Spans of a 1-D array, whatever its chunks."""
 
-    def read_joined(self, firsts: IntArray, ends: IntArray, run: Map) -> npt.NDArray[Any]:
-        """The elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind the other, perhaps read-only.
+    def _as_they_are(self, raw: DirectChunks, firsts: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+        ranges, _, starts, stops = self._cut(raw, firsts, ends)
+        if len(ranges.paths) == 1 and ranges.is_written.all():
+            return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
+        out = np.empty(int((ends - firsts).sum()), self.dtype)
+        edges = [0, *np.cumsum(stops - starts).tolist()]
+        parts = [out[start:stop] for start, stop in itertools.pairwise(edges)]
+        self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
+        return out
 
-        Spans that follow one another are read as one, and each chunk is decoded once.
-
-        Raises:
-            FormatError, OSError: a chunk is damaged; a file can't be read.
-        """
-        firsts, ends = _joined(firsts, ends)
-        if not len(firsts):
-            return np.empty(0, self.dtype)
-        if self._raw is not None:
-            ranges, _, starts, stops = self._cut(self._raw, firsts, ends)
-            if len(ranges.paths) == 1 and ranges.is_written.all():
-                return np.frombuffer(self._raw.files.read_joined(ranges), self.dtype)
-            out = np.empty(int((ends - firsts).sum()), self.dtype)
-            edges = [0, *np.cumsum(stops - starts).tolist()]
-            parts = [out[start:stop] for start, stop in itertools.pairwise(edges)]
-            self._read_raw(self._raw, ranges, parts, list(map(bytes_of, parts)))
-            return out
-        return self._decoded(firsts, ends, run)
-
-    def _decoded(self, firsts: IntArray, ends: IntArray, run: Map) -> npt.NDArray[Any]:
+    def _decoded(self, cuts: Cuts, run: Map) -> npt.NDArray[Any]:
         """Of chunks that are decoded as a whole."""
-        chunks, height, out = self.chunks, self.chunks.grid.chunks[0], np.empty(int((ends - firsts).sum()), self.dtype)
-        _, of, starts, stops = cut_spans(firsts, ends, height)
-        sizes = stops - starts
-        order = np.argsort(of, kind="stable")
-        of = of[order]
-        at = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
-        numbers, edges, totals = of[at].tolist(), [*at.tolist(), len(of)], np.add.reduceat(sizes[order], at).tolist()
-        columns = (starts % height, np.cumsum(sizes) - sizes, sizes)
-        sources, places, counts = (column[order].tolist() for column in columns)
-
-        def copy(which: int, chunk: npt.NDArray[Any] | None) -> None:
-            for part in range(edges[which], edges[which + 1]):
-                source, place, count = sources[part], places[part], counts[part]
-                out[place : place + count] = chunks.fill if chunk is None else chunk[source : source + count]
-
-        missing = list(range(len(numbers)))
-        if chunks.decodes:
-            missing = self._copy_cached(numbers, totals, copy)
+        chunks, (numbers, edges, parts, starts, stops, totals) = self.chunks, cuts
+        pieces: list[Any] = [None] * len(parts)
+        missing = self._from_cache(cuts, pieces) if chunks.decodes else list(range(len(numbers)))
 
         def hand_out(number: int, chunk: npt.NDArray[Any] | None) -> None:
             which = missing[number]
-            copy(which, chunk)
+            for part in parts[edges[which] : edges[which + 1]]:  # copies: the chunk need not be held for them
+                start, stop = starts[part], stops[part]
+                pieces[part] = np.full(stop - start, chunks.fill, self.dtype) if chunk is None else chunk[start:stop].copy()
             if chunk is not None and chunks.decodes:
                 self._cache.used((self._key, numbers[which]), chunk, totals[which])
 
         self._decode(chunks, [numbers[which] for which in missing], hand_out, run)
-        return out
+        return np.concatenate(pieces, out=np.empty(sum(totals), self.dtype))
 
-    def _copy_cached(self, numbers: list[int], totals: list[int], copy: Callable[[int, npt.NDArray[Any]], None]) -> list[int]:
-        """Copies out of chunks that are cached; which of them are not. (`totals`: elements that are taken of each.)"""
+    def _from_cache(self, cuts: Cuts, pieces: list[Any]) -> list[int]:
+        """Writes parts of chunks that are cached to `pieces`; which chunks are not."""
+        numbers, edges, parts, starts, stops, totals = cuts
         missing, is_checked = [], False
         for which, decoded in enumerate(self._cache.get_many(self._key, numbers)):
             if decoded is None:
@@ -79,12 +88,35 @@ class SpanReader(ArrayReader):
             if not is_checked:  # one of them a batch
                 self.chunks.check_cached(numbers[which])
                 is_checked = True
-            copy(which, decoded.chunk)
+            chunk = decoded.chunk
+            for part in parts[edges[which] : edges[which + 1]]:
+                pieces[part] = chunk[starts[part] : stops[part]]
             decoded.left -= totals[which]
             if decoded.left <= 0:
                 self._cache.drop((self._key, numbers[which]))
         self.counts["chunk_hits"] += len(numbers) - len(missing)
         return missing
+
+
+def read_joined(readers: Sequence[SpanReader], firsts: IntArray, ends: IntArray, run: Map) -> list[npt.NDArray[Any]]:
+    """The same spans of several arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind the other,
+    perhaps read-only.
+
+    Spans that follow one another are read as one, and each chunk is decoded once.
+
+    Raises:
+        FormatError, OSError: a chunk is damaged; a file can't be read.
+    """
+    firsts, ends = _joined(firsts, ends)
+    if not len(firsts):
+        return [np.empty(0, reader.dtype) for reader in readers]
+    cuts, found = dict[int, Cuts](), list[npt.NDArray[Any]]()
+    for reader in readers:
+        raw, height = reader._raw, reader.height
+        if raw is None and height not in cuts:
+            cuts[height] = Cuts.of(firsts, ends, height)
+        found.append(reader._decoded(cuts[height], run) if raw is None else reader._as_they_are(raw, firsts, ends))
+    return found
 
 
 def _joined(firsts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:

@@ -74,7 +74,7 @@ class CSRRows(NamedTuple):
         Args:
             columns: of the matrix.
         """
-        is_wrong = np.diff(self.indices) <= 0
+        is_wrong = self.indices[1:] <= self.indices[:-1]
         borders = self.indptr[1:-1] - 1
         is_wrong[borders[(borders >= 0) & (borders < len(is_wrong))]] = False
         if not is_wrong.any():

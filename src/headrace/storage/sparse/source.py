@@ -17,6 +17,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.storage import blocks
 from headrace.storage.arrays.reader import OpenArrays
 from headrace.storage.arrays.rows import layout_fingerprint
+from headrace.storage.arrays.spans import read_joined
 from headrace.storage.concat import ConcatSource
 from headrace.storage.source import ArraySource
 from headrace.storage.sparse.matrix import Matrix
@@ -84,8 +85,7 @@ class SparseSource(ArraySource):
         firsts, ends = self._spans(indices)
         if self.files.is_remote and not (self._indices.chunks.decodes or self._data.chunks.decodes):  # both at once
             self.files.prefetch([reader.span_ranges(firsts, ends) for reader in (self._indices, self._data)], True)
-        columns = self._indices.read_joined(firsts, ends, self.run)
-        values = self._data.read_joined(firsts, ends, self.run)
+        columns, values = read_joined([self._indices, self._data], firsts, ends, self.run)
         rows = CSRRows.of(ends - firsts, columns, values if values.dtype.isnative else values.astype(self.stored_dtype))
         if (wrong := rows.outside(self._width)) is not None:
             row, column = wrong

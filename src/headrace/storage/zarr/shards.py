@@ -144,7 +144,8 @@ class Shards(ChunkIndex):
 
     def check(self, number: int) -> None:
         if not self._files.is_remote:
-            self.ranges(np.array([number]))
+            places = zip(self._chunks.place(number), self._inside, strict=True)
+            self.indices([self._shards.number(tuple(place // inside for place, inside in places))])
 
     def indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.
