@@ -51,8 +51,8 @@ def description(data: dict[str, Any]) -> str:
 
 def _panel(panel: dict[str, Any], left: float, top: float, colours: dict[str, str]) -> list[str]:
     parts = [
-        _text(left, top + 16, panel["title"], colours["text"], 'font-size="15" font-weight="600"'),
-        _text(left, top + 35, panel["detail"], colours["muted"], 'font-size="12.5"'),
+        svg_text(left, top + 16, panel["title"], colours["text"], 'font-size="15" font-weight="600"'),
+        svg_text(left, top + 35, panel["detail"], colours["muted"], 'font-size="12.5"'),
     ]
     most = max(bar["value"] for bar in panel["bars"])
     for number, bar in enumerate(panel["bars"]):
@@ -61,14 +61,14 @@ def _panel(panel: dict[str, Any], left: float, top: float, colours: dict[str, st
         weight = 'font-size="13" font-weight="600"' if ours else 'font-size="13"'
         size = f'x="{left + NAMES:g}" y="{y:g}" width="{length:.1f}" height="{BAR}"'
         parts += [
-            _text(left, y + 12, bar["name"], colours["text"], weight),
+            svg_text(left, y + 12, bar["name"], colours["text"], weight),
             f'<rect {size} rx="2" fill="{colours["headrace" if ours else "other"]}"/>',
-            _text(left + NAMES + length + 6, y + 12, bar["label"], colours["text"], weight),
+            svg_text(left + NAMES + length + 6, y + 12, bar["label"], colours["text"], weight),
         ]
     return parts
 
 
-def _text(x: float, y: float, text: str, colour: str, style: str) -> str:
+def svg_text(x: float, y: float, text: str, colour: str, style: str) -> str:
     return f'<text x="{x:.1f}" y="{y:g}" fill="{colour}" {style}>{escape(text)}</text>'
 
 

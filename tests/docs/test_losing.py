@@ -1,0 +1,34 @@
+"""The figures of docs/losing.md are those of the sections of docs/benchmarks.md that it links to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "losing.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^##+ ", (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "](benchmarks.md#" in line and line[0] == "|"
+]
+
+
+def _section(anchor: str) -> str:
+    """The text under a heading, up to the next one."""
+    named = {re.sub(r"[^\w\- ]", "", text.partition("\n")[0].lower()).strip().replace(" ", "-"): text for text in SECTIONS}
+    return named[anchor]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0][:40] for row in ROWS])
+def test_each_figure_stands_in_its_section(row: list[str]) -> None:
+    what, ours, other, command, link = row
+    text = _section(link.partition("#")[2].rstrip(")"))
+    for figure in (ours, re.findall(r"[\d.,]*\d", other)[-1]):
+        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", text), f"{what}: {figure}"
+    assert (ROOT / "benchmarks" / command.strip("`").split()[0]).exists()
+
+
+def test_every_script_that_is_run_is_named() -> None:
+    assert len(ROWS) >= 20 and {row[3].strip("`").split()[0] for row in ROWS} >= {"arrays.py", "stream.py", "pack.py", "order.py"}
