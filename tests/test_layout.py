@@ -83,7 +83,7 @@ INSIDE: dict[str, list[str]] = {
         *("views", "splitting", "base", "ways"),
     ],
     "datasets/image": [
-        *("claims", "pixels", "sizing", "augment", "masks", "format", "joint", "matching", "coco", "boxes", "tables", "labels"),
+        *("claims", "pixels", "sizing", "augment", "masks", "format", "ways", "joint", "matching", "coco", "boxes", "tables", "labels"),
         *("opening", "image"),
     ],
     "datasets/text": [

@@ -16,7 +16,7 @@ import torch
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, stacked_targets
 from headrace.datasets.core.finishing import is_transformed
-from headrace.datasets.core.reader import Access, Fetched, nothing_readable
+from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.warnings import naming
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
@@ -196,51 +196,79 @@ class StraightFromStorage(FastWay):
 
 
 class RowByRow(FastWay):
-    """Decodes each record, and writes its input into its row of the batch."""
+    """Decodes each record, and writes its input into its row of the batch. What lies beside the inputs, such as masks, other ways add."""
 
     name = "decoded row by row"
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec, row: ArraySpec) -> None:
+    def __init__(self, dataset: BaseDataset, slow: SampleBySample, value: ArraySpec | None, row: ArraySpec) -> None:
         super().__init__(dataset, slow)
         self._value, self._row, self.writes_in_place = value, row, True
 
     def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
         dataset, access = self._dataset, self._dataset.sample_access
         whole, reader = dataset.whole_indices(request).tolist(), dataset.sample_reader
-        out = empty_rows(len(whole), self._row)
+        out, beside = empty_rows(len(whole), self._row), self._beside(len(whole))
         fetched, rows = reader.fetch(whole, access, error), out.numpy()
-        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: fetched[number].value)
+        drawn = dataset.sample_finisher.draw(dataset, request, lambda number: self._drawn_from(fetched[number].value))
 
         def write(number: int) -> SampleError | None:
-            return self._write(request[number], fetched[number], drawn[number], rows[number, ...], access)
+            value = drawn[number]
+            if not isinstance(value, SampleError):
+                value = reader.value(fetched[number], access)
+            if isinstance(value, SampleError):
+                return value
+            return self._write(request[number], fetched[number].number, value, drawn[number], rows[number, ...], beside, number)
 
         start = time.perf_counter()
         failures = reader.timed("decode", write, len(whole))
         reader.count_seconds("decode_seconds", start)
-        return self._readable(failures, request, out) if any(failures) else self.with_targets(out, request)
+        return self._readable(failures, request, out, beside) if any(failures) else self._batch(out, beside, request)
 
-    def _write(self, index: int, fetched: Fetched, drawn: Any, row: npt.NDArray[Any], access: Access) -> SampleError | None:
-        """Writes a sample into its row; or gives its error."""
-        dataset, format_ = self._dataset, access.format
-        value = drawn if isinstance(drawn, SampleError) else dataset.sample_reader.value(fetched, access)
-        if isinstance(value, SampleError):
-            return value
-        if isinstance(value, np.ndarray) and (value.shape, value.dtype) != self._value:  # else NumPy would make it fit
+    def _beside(self, count: int) -> Any:
+        """Room for what lies beside the inputs of so many samples."""
+        return None
+
+    def _drawn_from(self, value: Any) -> Any:
+        """What `draw` gets of a value or record."""
+        return value
+
+    def _write_sample(self, index: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: Any, number: int) -> None:
+        """Writes a sample of a decoded value; `number` is its place in the batch."""
+        self._dataset.sample_format.write_input(value, drawn, row)
+
+    def _target(self, index: int, beside: Any, number: int) -> Any:
+        """The target of a sample, by itself."""
+        return self._dataset.split_target(index, None)[1]
+
+    def _batch(self, out: torch.Tensor, beside: Any, indices: Sequence[int]) -> MadeBatch:
+        """The batch of inputs, and what lies beside them."""
+        return self.with_targets(out, indices)
+
+    def _moved(self, beside: Any, good: list[int]) -> Any:
+        """What lies beside the inputs, of some of the samples."""
+        return beside
+
+    def _write(self, index: int, whole: int, value: Any, drawn: Any, row: npt.NDArray[Any], beside: Any, number: int) -> SampleError | None:
+        """Writes a sample into its row; or gives its error. (`whole`: its number in the source.)"""
+        dataset, format_ = self._dataset, self._dataset.sample_format
+        if (
+            self._value is not None and isinstance(value, np.ndarray) and (value.shape, value.dtype) != self._value
+        ):  # NumPy would make it fit
             raise ConfigError(
                 f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for sample {index}, and value_spec() says "
                 f"{self._value.dtype} {list(self._value.shape)}: fix the one or the other"
             )
         try:
-            with naming(format_.decodes_late, dataset.sample_source.location, fetched.number):
-                format_.write_input(value, drawn, row)
+            with naming(format_.decodes_late, dataset.sample_source.location, whole):
+                self._write_sample(index, value, drawn, row, beside, number)
         except Exception as error:
             if not (format_.decodes_late and isinstance(error, FormatError)):
                 error.add_note(f"headrace: while making sample {index} ({dataset.source_of(index)})")
                 raise
-            return dataset.sample_reader.failed(fetched.number, "can't be decoded", error)
+            return dataset.sample_reader.failed(whole, "can't be decoded", error)
         return None
 
-    def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor) -> MadeBatch:
+    def _readable(self, failures: list[SampleError | None], request: BatchRequest, out: torch.Tensor, beside: Any) -> MadeBatch:
         """The batch without the samples that can't be read, or with stand-ins for them."""
         dataset, replacement = self._dataset, self._dataset.sample_reader.replacement
         stand_ins = [
@@ -249,7 +277,7 @@ class RowByRow(FastWay):
         ]
         if callable(dataset.on_error):
             samples = [
-                stand_in[0] if stand_in else dataset.make_sample(out[number], dataset.split_target(index, None)[1])
+                stand_in[0] if stand_in else dataset.make_sample(out[number], self._target(index, beside, number))
                 for number, (index, stand_in) in enumerate(zip(request, stand_ins, strict=True))
             ]
             return self._slow.collated(samples, request, request)
@@ -259,7 +287,7 @@ class RowByRow(FastWay):
         for to, number in enumerate(good):
             if to != number:
                 rows[to] = rows[number]
-        return self.with_targets(out[: len(good)], [request[number] for number in good])
+        return self._batch(out[: len(good)], self._moved(beside, good), [request[number] for number in good])
 
 
 def _is_known(spec: ArraySpec) -> bool:

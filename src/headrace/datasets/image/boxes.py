@@ -54,21 +54,21 @@ class BoxFormat(JointFormat):
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
-        return self.shown(value, drawn), self._placed(target, drawn)
+        return self.shown(value, drawn), self.placed(target, drawn)
 
-    def _placed(self, found: Found, drawn: Drawn | None) -> dict[str, Any]:
+    def placed(self, target: Found, drawn: Drawn | None) -> dict[str, Any]:
         """The objects where they are in the input."""
-        objects, size, shape = found
+        objects, size, shape = target
         frame = shape if self.image_size is None else self.image_size
         boxes, kept = place_boxes(objects.boxes, size, frame, drawn, self.crop_size)
         before, after = _areas(objects.boxes[kept]), _areas(boxes)
         area = (objects.area[kept] * (after / before)).astype(np.float32)
-        target = Objects(boxes, objects.labels[kept], area, objects.iscrowd[kept], objects.image_id, None).as_target()
+        made = Objects(boxes, objects.labels[kept], area, objects.iscrowd[kept], objects.image_id, None).as_target()
         if objects.segmentations is not None:
             wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
             masks = [cut_mask(resize_nearest(mask, frame), drawn, self.crop_size) for mask in instance_masks(wanted, *size)]
-            target["masks"] = torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *(self.crop_size or frame)), np.uint8))
-        return target
+            made["masks"] = torch.from_numpy(np.stack(masks) if masks else np.zeros((0, *(self.crop_size or frame)), np.uint8))
+        return made
 
     def sample_nbytes(self) -> None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import HasTargets
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.image.masks import Mask, decode_mask, mask_image, mask_spec, resize_nearest
 from headrace.datasets.image.sizing import image_shape
+from headrace.datasets.image.ways import way_of_pairs
+from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 
 
@@ -43,6 +47,21 @@ class JointFormat(ImageFormat):
     def value_spec(self) -> None:
         return None
 
+    def image_in(self, value: Any) -> Any:
+        """The image in a value or record."""
+        return value[0] if isinstance(value, tuple) else value
+
+    @abstractmethod
+    def placed(self, target: Any, drawn: Drawn | None) -> Any:
+        """What becomes of a target by the draws for its image."""
+
+    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+        size = self.crop_size or self.image_size
+        if size is None or not (self.is_encoded or self.image_size is not None):
+            return None
+        row = ArraySpec((self.channels, *size), np.dtype(np.float32 if self.normalize else np.uint8))
+        return way_of_pairs(dataset, collating, self, row, has_masks=isinstance(self, MaskFormat))
+
 
 @dataclass(kw_only=True, eq=False)
 class MaskFormat(JointFormat):
@@ -69,8 +88,10 @@ class MaskFormat(JointFormat):
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
-        mask = cut_mask(target, drawn, self.crop_size)
-        return self.shown(value, drawn), self._shown_mask(mask)
+        return self.shown(value, drawn), self._shown_mask(self.placed(target, drawn))
+
+    def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
+        return cut_mask(target, drawn, self.crop_size)
 
     def _shown_mask(self, mask: Mask) -> Any:
         if self.is_joint and self.transformed and self.transform_input != "tensor":
