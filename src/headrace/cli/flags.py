@@ -13,7 +13,20 @@ from typing import Any
 from headrace.errors import ConfigError, HeadraceError
 
 _SAME = (
-    *("unit", "labels", "text_field", "target_field", "targets", "store", "color", "encoding", "tokenizer", "end_token", "cache_dir"),
+    *(
+        "unit",
+        "labels",
+        "text_field",
+        "target_field",
+        "targets",
+        "unused_targets",
+        "store",
+        "color",
+        "encoding",
+        "tokenizer",
+        "end_token",
+        "cache_dir",
+    ),
     *("dataset_name", "workers", "shard_size", "format"),
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}

@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of class folders a folder of masks, annotations of COCO, or a table of labels by file; none: no targets",
     )
     parser.add_argument("--target-name", metavar="NAME", help="of that table: the column of the targets (default: the only one)")
+    parser.add_argument(
+        "--unused-targets", choices=("raise", "skip"), help="targets of files that are not in SRC: an error, or left out (default: raise)"
+    )
     parser.add_argument("--masks", action="store_true", help="of annotations of COCO: the outlines of objects too")
     parser.add_argument("--dataset-name", metavar="NAME", help="of an HDF5 file or a Zarr store: the array to pack (default: the only one)")
     texts = parser.add_argument_group("texts")
@@ -231,6 +234,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.hdf5.packed import packed_info
 
     of_images = {"image_size": given.size, "color": given.color, "targets": given.targets, "target_name": given.target_name}
+    of_images["unused_targets"] = given.unused_targets
     of_arrays = {} if given.dataset_name is None else {"dataset_name": given.dataset_name}
     of_texts = {name: getattr(given, name) for name in ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")}
     of_texts["tokenizer"] = None if given.tokenizer is None else _tokenizer(given.tokenizer)

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
     parser.add_argument("--target-name", metavar="NAME", help="of HDF5 and Zarr: the array of the targets, or labels; of a table: a column")
     parser.add_argument("--targets", metavar="PATH", help="of images: a folder of masks, annotations of COCO, or a table of labels")
+    parser.add_argument("--unused-targets", choices=("raise", "skip"), help="targets of files that are not there (default: raise)")
     parser.add_argument("--patch-shape", metavar="N[,N...]", type=_extents, help="of a Zarr volume: the extents of a patch")
     parser.add_argument("--encoding", help="of texts (default: utf-8)")
     parser.add_argument("--cell", type=number(1, _MOST), default=160, metavar="PIXELS", help="of a sample's picture (default: 160)")
@@ -60,7 +61,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     """Takes a batch, and draws it."""
     from headrace.previewing import draw_sheet, preview, table_lines
 
-    names = ("dataset_name", "target_name", "targets", "patch_shape", "encoding")
+    names = ("dataset_name", "target_name", "targets", "unused_targets", "patch_shape", "encoding")
     options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     transform = None if given.transform is None else _transform_of(given.transform)
     _check_output(given.output)

@@ -30,6 +30,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     transform_input: Literal["pil", "tensor", "numpy"]
     decode: Literal["fast", "exact"]
     label_separator: str | None
+    unused_targets: Literal["raise", "skip"]
     masks: bool
     # texts
     tokenizer: Any

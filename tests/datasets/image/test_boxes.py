@@ -300,11 +300,14 @@ class TestBadAnnotations:
             opened(made)
 
     def test_annotations_of_an_image_that_is_missing(self, made: Path) -> None:
+        whole = opened(made, image_size=8)
+        known = [whole[index][1] for index in (0, 2, 3, 4, 5)]
         (made / "images" / "001.png").unlink()
-        with pytest.raises(
-            DataNotFoundError, match=r"1 \(001\.png\) of 6 images of .* are not among the 5 files: is the download complete"
-        ):
+        message = r"1 \(001\.png\) of 6 images of .* are not among the 5 files"
+        with pytest.raises(DataNotFoundError, match=rf"{message}: is the download complete"):
             opened(made)
+        with pytest.warns(HeadraceWarning, match=f"{message}: left out"):
+            assert same([target for _, target in opened(made, image_size=8, unused_targets="skip")], known)
 
     def test_an_image_of_another_size(self, made: Path) -> None:
         Image.new("RGB", (30, 24)).save(made / "images" / "001.png")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from headrace import ImageDataset, MemoryEfficientDataset
 from headrace.datasets.image.labels import MultiHot, checked_targets, given_targets
@@ -257,13 +258,32 @@ class TestCSV:
         with pytest.raises(ConfigError, match=r"no entry for bird/1\.jpg"):
             given_targets(csv(tmp_path, text), files)
 
-    def test_of_files_that_are_not_there_are_warned_of(self, files: FileSet, tmp_path: Path) -> None:
-        with pytest.warns(
-            HeadraceWarning, match=r"targets\.txt: 2 \(no\.jpg, nor\.jpg\) of 7 labels are of files that are not among the data"
-        ):
-            given_targets(csv(tmp_path, ROWS + "no.jpg,1\nnor.jpg,2\n"), files)
-        with pytest.warns(HeadraceWarning, match=r"targets: 1 \(no\.jpg\) of 6 labels"):
-            given_targets({**dict.fromkeys(NAMES, 1), "no.jpg": 2}, files)
+    def test_of_files_that_are_not_there(self, files: FileSet, tmp_path: Path) -> None:
+        tables: list[tuple[Any, str]] = [
+            (
+                csv(tmp_path, ROWS + "no.jpg,1\nnor.jpg,2\n"),
+                r"targets: .*targets\.txt: 2 \(no\.jpg, nor\.jpg\) of 7 labels are of files that",
+            ),
+            ({**dict.fromkeys(NAMES, 1), "no.jpg": 2}, r"targets: 1 \(no\.jpg\) of 6 labels are of files that"),
+        ]
+        for table, message in tables:
+            with pytest.raises(
+                DataNotFoundError,
+                match=rf"{message} .*: is the download complete. Add the files, remove these, or pass unused_targets='skip'",
+            ):
+                given_targets(table, files)
+            with pytest.warns(HeadraceWarning, match=rf"{message} are not among the data: left out"):
+                assert len(given_targets(table, files, skips_unused=True)[0]) == len(NAMES)
+
+    def test_unused_targets_is_for_names(self, tmp_path: Path) -> None:
+        Image.new("RGB", (4, 3)).save(tmp_path / "1.png")
+        for targets in (None, len, "folders"):
+            with pytest.raises(ConfigError, match="unused_targets"):
+                ImageDataset(tmp_path, targets=targets, unused_targets="skip")
+        with pytest.raises(ConfigError, match="unused_targets must be 'raise' or 'skip', not 'warn'"):
+            ImageDataset(tmp_path, targets={"1.png": 3}, unused_targets="warn")  # type: ignore[arg-type]
+        with pytest.warns(HeadraceWarning, match=r"1 \(2\.png\) of 2 labels"):
+            assert ImageDataset(tmp_path, targets={"1.png": 3, "2.png": 4}, unused_targets="skip").targets.tolist() == [3]
 
     def test_names_may_lack_their_ending(self, files: FileSet, tmp_path: Path) -> None:
         text = "id,label\nbird/1,3\n2,10\ncat/1.jpg,3\n3,4\n9,5\n"

@@ -322,10 +322,21 @@ class TestBadPairs:
     def test_masks_without_images(self, made: Path) -> None:
         for path in list((made / "images" / "a").iterdir()):
             path.unlink()
-        with pytest.raises(
-            ConfigError, match=r"4 \(a/000\.png, a/002\.png, a/004\.\w+, \.\.\.\) of 8 masks belong to no image in .*images"
-        ):
+        message = r"4 \(a/000\.png, a/002\.png, a/004\.\w+, \.\.\.\) of 8 masks belong to no image in .*images"
+        with pytest.raises(DataNotFoundError, match=rf"{message}.*: is the download complete"):
             opened(made)
+        with pytest.warns(HeadraceWarning, match=rf"{message}.*: left out"), opened(made, unused_targets="skip", image_size=8) as dataset:
+            assert len(dataset) == len(list(dataset)) == 4 and dataset.samples[0][1].endswith("masks/b/001.png")
+
+    def test_some_of_the_images_of_named_masks(self, tmp_path: Path) -> None:
+        for number in range(4):
+            for part, ending in (("images", "_rgb"), ("masks", "_ids"))[number % 2 :]:
+                (tmp_path / part).mkdir(exist_ok=True)
+                save_mask(tmp_path / part / f"{number}{ending}.png", np.full((4, 4), number), "L")
+        with pytest.raises(DataNotFoundError, match="images have no mask"):
+            opened(tmp_path)
+        with pytest.warns(HeadraceWarning, match="2 .* of 4 masks"), opened(tmp_path, unused_targets="skip", image_size=4) as dataset:
+            assert [int(mask[0, 0]) for _, mask in dataset] == [0, 2]
 
     def test_two_masks_of_one_name(self, made: Path) -> None:
         save_mask(made / "masks" / "a" / "000.tif", np.zeros((24, 32)), "L")

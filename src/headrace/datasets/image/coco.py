@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from headrace.datasets.core.views import TargetSequence
-from headrace.datasets.image.matching import keys_for, named_few, names_of
+from headrace.datasets.image.matching import keys_for, named_few, names_of, refuse_unused, unused_among
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, warn
+from headrace.errors import ConfigError, FormatError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
@@ -171,7 +171,7 @@ def is_coco(found: Mapping[str, Any]) -> bool:
     return isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list)
 
 
-def read_coco(found: Mapping[str, Any], where: str, files: FileSet, with_masks: bool = False) -> CocoTargets:
+def read_coco(found: Mapping[str, Any], where: str, files: FileSet, with_masks: bool = False, skips_unused: bool = False) -> CocoTargets:
     """The objects of each file.
 
     Args:
@@ -179,20 +179,21 @@ def read_coco(found: Mapping[str, Any], where: str, files: FileSet, with_masks: 
         where: its path, for messages.
         files: the images.
         with_masks: keep segmentations.
+        skips_unused: leave out images that are not among the files, with a warning.
 
     Raises:
         ConfigError: a file is not among its images; or two of them have one name.
-        DataNotFoundError: one of its images is not among the files.
+        DataNotFoundError: one of its images is not among the files, and may not be left out.
         FormatError: an entry lacks a field, or has a value that makes no sense; the message names it.
     """
     entries, ids = _images(found["images"], where)
     files_of = _keyed({_field(entry, "file_name", str, f"images[{n}]", where): n for n, entry in enumerate(entries)}, files, entries, where)
     keys = keys_for(files_of, files, f"targets: {where}")
     if len(set(keys)) < len(files_of):
-        lacking = sorted(files_of.keys() - set(keys))
-        raise DataNotFoundError(
-            f"targets: {named_few(lacking, len(lacking))} of {len(entries):,} images of {where} are not among the {len(files):,} files: "
-            "is the download complete? Add them, or remove them from the annotations"
+        lacking = sorted(unused_among(files_of, keys))
+        refuse_unused(
+            f"targets: {named_few(lacking, len(lacking))} of {len(entries):,} images of {where} are not among the {len(files):,} files",
+            skips_unused,
         )
     order = np.array([files_of[key] for key in keys], np.int64)  # of each file its entry
     categories = _categories(found.get("categories"), where)

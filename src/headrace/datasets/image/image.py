@@ -63,6 +63,8 @@ class ImageDataset(BaseDataset):
             `transform` get the image alone, those of `transforms` both.
         target_name: of a table: the column that is the target, or several, of which a dict is made; None: all but that of the files.
         label_separator: what stands between several labels in one text, such as ";"; of several columns it parts those that hold it.
+        unused_targets: what becomes of labels by file name, masks and annotations of files that are not among the data: "raise" an
+            error, or "skip" them, with a warning that counts them (where one table serves several folders).
         masks: of COCO: `masks` too, uint8 [N, H, W] (needs pycocotools: extra `coco`).
         color: "RGB" ([3, H, W]) or "L" ([1, H, W], grey). Grey of more than 8 bits is scaled (`decode_image`).
         normalize: False gives uint8 [C, H, W] where there is no transform.
@@ -98,6 +100,7 @@ class ImageDataset(BaseDataset):
         targets: TargetsArgument = FOLDERS,
         target_name: str | Sequence[str] | None = None,
         label_separator: str | None = None,
+        unused_targets: Literal["raise", "skip"] = "raise",
         masks: bool = False,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,
@@ -107,7 +110,10 @@ class ImageDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         check_flag("masks", masks)
-        self.data_path, wanted = data_path, Wanted(checked_targets(targets, data_path), target_name, label_separator, masks)
+        if unused_targets not in ("raise", "skip"):
+            raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
+        given = checked_targets(targets, data_path)
+        self.data_path, wanted = data_path, Wanted(given, target_name, label_separator, masks, unused_targets == "skip")
         check_image_options(color, transform_input, decode)
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)

@@ -15,7 +15,7 @@ from headrace.arguments import described
 from headrace.datasets.core.checks import array_in
 from headrace.datasets.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.image.coco import is_coco, read_coco
-from headrace.datasets.image.matching import keys_for, warn_of_unused
+from headrace.datasets.image.matching import keys_for, refuse_unused_keys
 from headrace.datasets.image.tables import (
     TABLE_ENDINGS,
     Table,
@@ -118,6 +118,7 @@ def given_targets(
     target_name: str | Sequence[str] | None = None,
     label_separator: str | None = None,
     with_masks: bool = False,
+    skips_unused: bool = False,
 ) -> Labels:
     """Targets that the user gave: a mapping by relative path or file name, a table of such or the path of one, or a callable of the path.
 
@@ -131,9 +132,11 @@ def given_targets(
         target_name: of a table: the column that is the target, or those of a dict; None: all.
         label_separator: stands between the labels in texts of several.
         with_masks: keep the segmentations of annotated objects.
+        skips_unused: leave out targets of files that are not among the data, with a warning.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target; there is no such file of labels, or it is a folder.
+        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there is no such file of labels, or it is a
+            folder.
         AccessError, FormatError: the file of labels can't be read.
         MissingNameError: a table has no column of that name.
     """
@@ -142,18 +145,20 @@ def given_targets(
         found = read_labels(path, files, reach or RemoteOptions())
         if isinstance(found, dict) and is_coco(found):
             _refuse_columns("annotations of COCO have none", target_name, label_separator)
-            boxes = read_coco(found, redact(path), files, with_masks)
+            boxes = read_coco(found, redact(path), files, with_masks, skips_unused)
             return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
         targets = (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
     if isinstance(targets, Table):
-        return _of_table(targets, files, target_name, label_separator)
+        return _of_table(targets, files, target_name, label_separator, skips_unused)
     _refuse_columns("targets is no table", target_name, None)
+    if skips_unused and not isinstance(targets, Mapping):
+        raise ConfigError("unused_targets is for labels by file name, such as a table or a mapping: leave it out")
     if targets is None:
         return Labels(None, [])
     if isinstance(targets, Mapping):
         keys = keys_for(targets, files)
         values = [targets[key] for key in keys]
-        warn_of_unused(targets, keys)
+        refuse_unused_keys(targets, keys, "targets", skips_unused)
     else:
         assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
@@ -179,9 +184,9 @@ def _refuse_columns(why: str, target_name: Any, label_separator: str | None) -> 
             raise ConfigError(f"{name} is for the columns of a table of labels, and {why}: leave it out")
 
 
-def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | None, separator: str | None) -> Labels:
+def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | None, separator: str | None, skips_unused: bool) -> Labels:
     key = key_of(table, files)
-    order = _rows_for(table, key, files)
+    order = _rows_for(table, key, files, skips_unused)
     names = [name for name in table.columns if name != key]
     chosen = names if target_name is None else [target_name] if isinstance(target_name, str) else list(target_name)
     if missing := next((name for name in chosen if name not in names), None):
@@ -212,11 +217,12 @@ def _of_table(table: Table, files: FileSet, target_name: str | Sequence[str] | N
     return Labels(target, classes[chosen[0]], columns, named)
 
 
-def _rows_for(table: Table, key: str, files: FileSet) -> list[int]:
+def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> list[int]:
     """The row of each file.
 
     Raises:
         ConfigError: a file has none, or several that contradict each other.
+        DataNotFoundError: a row has no file, and may not be left out.
     """
     rows = dict[str, int]()
     for number, name in enumerate(map(str, table.columns.get(key, ()))):
@@ -230,7 +236,7 @@ def _rows_for(table: Table, key: str, files: FileSet) -> list[int]:
                     f"different targets ({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
                 )
     keys = keys_for(rows, files, f"targets: {table.where}")
-    warn_of_unused(rows, keys, f"targets: {table.where}")
+    refuse_unused_keys(rows, keys, f"targets: {table.where}", skips_unused)
     return [rows[name] for name in keys]
 
 

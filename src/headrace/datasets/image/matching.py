@@ -18,19 +18,24 @@ _SHOWN = 3
 _WORDS = re.compile(rb"[-_. ].*$", re.DOTALL)
 
 
-def mask_numbers(images: FileSet, masks: FileSet) -> IntArray:
+def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
     """For each image the number of its mask: that of the same relative name, whatever the endings ([n] int64). Where no image has one,
     names count without the words that all images, and all masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
 
+    Args:
+        images, masks: their files.
+        skips_unused: leave out masks that have no image, with a warning.
+
     Raises:
-        DataNotFoundError: an image has no mask.
-        ConfigError: a mask has no image; two images or two masks have one name; the masks are among the images.
+        DataNotFoundError: an image has no mask; or a mask no image.
+        ConfigError: two images or two masks have one name; the masks are among the images.
     """
     _check_apart(images, masks)
     by_stem, stems = _by_stem(masks, "masks"), _by_stem(images, "images")
     if by_stem.keys().isdisjoint(stems):
         shorter = _without_last_words(by_stem), _without_last_words(stems)
-        by_stem, stems = shorter if shorter[0].keys() == shorter[1].keys() else (by_stem, stems)
+        fit = shorter[0].keys() == shorter[1].keys() or (skips_unused and shorter[0].keys() > shorter[1].keys())
+        by_stem, stems = shorter if fit else (by_stem, stems)
     missing = [number for stem, number in stems.items() if stem not in by_stem]
     surplus = [number for stem, number in by_stem.items() if stem not in stems]
     if missing:
@@ -40,9 +45,10 @@ def mask_numbers(images: FileSet, masks: FileSet) -> IntArray:
             "name of its image, with any ending (or one word more in all); add them, or open only the images that have one"
         )
     if surplus:
-        raise ConfigError(
-            f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in {_root(images)}: a mask has the relative "
-            "name of its image, with any ending (or one word more in all); remove them, or add the images"
+        refuse_unused(
+            f"targets: {_named(masks, surplus)} of {len(masks):,} masks belong to no image in {_root(images)} (a mask has the relative "
+            "name of its image, with any ending, or one word more in all)",
+            skips_unused,
         )
     _warn_of_jpegs(masks)
     return np.fromiter((by_stem[stem] for stem in stems), np.int64, len(images))
@@ -142,9 +148,24 @@ def keys_for(keys: Mapping[str, Any], files: FileSet, where: str = "targets") ->
     return found
 
 
-def warn_of_unused(keys: Collection[str], used: Sequence[str], where: str = "targets") -> None:
-    """Warns where labels are of files that are not among the data."""
+def unused_among(keys: Collection[str], used: Sequence[str]) -> list[str]:
+    """The keys that are not used."""
     met = set(used)
-    unused = [key for key in keys if key not in met] if len(met) < len(keys) else []
-    if unused:
-        warn(f"{where}: {named_few(unused, len(unused))} of {len(keys):,} labels are of files that are not among the data")
+    return [key for key in keys if key not in met] if len(met) < len(keys) else []
+
+
+def refuse_unused(message: str, skips: bool) -> None:
+    """Says that there are targets of files that are not among the data: by an error or, where they may be left out, a warning.
+
+    Raises:
+        DataNotFoundError: they may not.
+    """
+    if not skips:
+        raise DataNotFoundError(f"{message}: is the download complete? Add the files, remove these, or pass unused_targets='skip'")
+    warn(f"{message}: left out")
+
+
+def refuse_unused_keys(keys: Collection[str], used: Sequence[str], where: str, skips: bool) -> None:
+    """`refuse_unused` of labels by file name."""
+    if unused := unused_among(keys, used):
+        refuse_unused(f"{where}: {named_few(unused, len(unused))} of {len(keys):,} labels are of files that are not among the data", skips)

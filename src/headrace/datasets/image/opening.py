@@ -41,6 +41,8 @@ class Wanted(NamedTuple):
     target_name: str | Sequence[str] | None
     label_separator: str | None
     masks: bool
+    skips_unused: bool = False
+    """True if targets of files that are not among the data are left out."""
 
     @property
     def are_folders(self) -> bool:
@@ -50,7 +52,7 @@ class Wanted(NamedTuple):
     @property
     def is_bare(self) -> bool:
         """True if no option of labels was given."""
-        return self.target_name is None and self.label_separator is None and not self.masks
+        return self.target_name is None and self.label_separator is None and not (self.masks or self.skips_unused)
 
 
 def open_images(data_path: DataPath, wanted: Wanted, reach: RemoteOptions) -> tuple[ImageSource, Labels]:
@@ -80,12 +82,15 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
         return _with_masks(source, wanted, reach), Labels(None, [])
     if not wanted.are_folders:
         options: dict[str, Any] = {"target_name": wanted.target_name, "label_separator": wanted.label_separator, "with_masks": wanted.masks}
+        options["skips_unused"] = wanted.skips_unused
         labels = given_targets(wanted.targets, source.listing, reach, **options)
         if wanted.masks and not isinstance(labels.targets, CocoTargets):
             raise ConfigError("masks=True is for annotations of COCO, which hold objects' outlines: leave it out")
         return source, labels
     if not wanted.is_bare:
-        raise ConfigError("target_name, label_separator and masks are for labels in files: pass targets='labels.csv' or 'instances.json'")
+        raise ConfigError(
+            "target_name, label_separator, masks and unused_targets are for labels in files: pass targets='labels.csv' or 'instances.json'"
+        )
     numbers, classes = folder_targets(source.listing)
     if (pair := mask_folders(source.listing)) is not None:
         warn(
@@ -102,11 +107,11 @@ def _with_targets(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> 
 
 def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> PairedSource:
     """The images and their masks."""
-    if not wanted.is_bare:
+    if not wanted._replace(skips_unused=False).is_bare:
         raise ConfigError("target_name, label_separator and masks are for labels in files, and targets names masks: leave them out")
     masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
     try:
-        return PairedSource(source, masks, mask_numbers(source.listing, masks.listing))
+        return PairedSource(source, masks, mask_numbers(source.listing, masks.listing, wanted.skips_unused))
     except BaseException:
         masks.close()
         raise
