@@ -122,7 +122,7 @@ class TestChats(TestLines):
             (folder / name).write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
 
     def make(self, paths: list[str], **options: Any) -> TextDataset:
-        return TextDataset(paths, tokenizer=ChatTokenizer(), **{"progress": False, **options})
+        return TextDataset(paths, unit="chat", tokenizer=ChatTokenizer(), **{"progress": False, **options})
 
 
 @pytest.mark.slow

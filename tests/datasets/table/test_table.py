@@ -34,6 +34,7 @@ from headrace import (
 )
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
+from tests.datasets.text.chat_tokenizer import CHATML, ChatTokenizer
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.quick_every(4)
@@ -388,6 +389,68 @@ def test_texts_among_other_columns(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.falls_back
+def chats_table(count: int = 6, **columns: Any) -> Any:
+    """Chats of two turns; where there are tool calls, all structs have the field."""
+    call = [{"function": {"name": "saw", "arguments": "{}"}}]
+    rows = [
+        [
+            {"role": "user", "content": f"number {row}", "tool_calls": None},
+            {"role": "assistant", "content": None if row == 1 else f"answer {row}", "tool_calls": call if row == 1 else None},
+        ]
+        for row in range(count)
+    ]
+    return pa.table({"messages": rows, **columns})
+
+
+CALLS = CHATML.replace("message['content']", "(message.content or message.tool_calls[0].function.name)")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "stream"])
+def test_chats_are_those_of_text_dataset(kind: str, tmp_path: Path) -> None:
+    tools = ['[{"name": "saw"}]'] * 5 + [None]
+    path = write(tmp_path / name_of(kind), chats_table(tools=tools, number=list(range(6))), kind, rows=2)
+    template, lines = "{{ (tools or [{'name': 'none'}])[0].name }}" + CALLS, tmp_path / "chats.jsonl"
+    records = [{"messages": row, "tools": tool} for row, tool in zip(chats_table()["messages"].to_pylist(), tools, strict=True)]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    texts = TextDataset(lines, tokenizer=ChatTokenizer(template))
+    with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(template)) as dataset:
+        assert all(same(dataset[row], texts[row]) for row in range(6)) and dataset.lengths()[0] == len(texts.text_of(0))
+        batch = next(iter(create_dataloader(dataset, batch_size=2, num_workers=0, shuffle=False)))
+        expected = next(iter(create_dataloader(texts, batch_size=2, num_workers=0, shuffle=False)))
+        assert (
+            same(batch, expected)
+            and dataset.held_as() != TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS)).held_as()
+        )
+    with TableDataset(path, ["number"], text_column="messages", tokenizer=ChatTokenizer(template)) as dataset:
+        assert list(dataset[3]) == ["number", "input_ids", "labels"] and dataset[3]["number"] == 3
+        assert torch.equal(dataset[3]["labels"], texts[3]["labels"])
+    with TableDataset(path, ["tools"], text_column="messages", tokenizer=ChatTokenizer(template)) as dataset:
+        assert dataset[3]["tools"] == tools[3] and torch.equal(dataset[3]["input_ids"], texts[3]["input_ids"])
+    with open_dataset(path, text_column="messages", tokenizer=ChatTokenizer(None), chat_template=template, max_length=40) as dataset:
+        assert torch.equal(dataset[3]["labels"], texts[3]["labels"][:40])
+
+
+def test_chats_of_tables_that_are_none(tmp_path: Path) -> None:
+    rows = [*chats_table()["messages"].to_pylist(), None, [{"role": "user", "content": "x", "tool_calls": None}]]
+    path = write(tmp_path / "a.parquet", pa.table({"messages": rows, "note": ["x"] * 8}))
+    with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS)) as dataset:
+        with pytest.raises(SampleError, match="row 6: column 'messages' has no chat"):
+            dataset[6]
+        with pytest.raises(SampleError, match="row 7: it has no assistant's turn"):
+            dataset[7]
+    with TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS), on_error="skip") as dataset:
+        assert [len(batch["labels"]) for batch in create_dataloader(dataset, batch_size=8, num_workers=0)] == [6]
+        assert dataset.lengths()[6:].tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="chats need a tokenizer with a chat template"):
+        TableDataset(path, text_column="messages")
+    with pytest.raises(ConfigError, match="target_name can't be given for chats"):
+        TableDataset(path, text_column="messages", target_name="note", tokenizer=ChatTokenizer())
+    with pytest.raises(ConfigError, match="chat_template is for chats, and the column 'note' holds texts"):
+        TableDataset(path, text_column="note", tokenizer=ChatTokenizer(), chat_template="x")
+    with pytest.raises(ConfigError, match="chat_template is for text_column: name the column"):
+        TableDataset(path, chat_template="x")
+
+
 def test_texts_that_are_none(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", pa.table({"text": ["a", None, "c"], "n": [1, 2, 3]}))
     for columns in (None, ["n"]):
@@ -657,6 +720,23 @@ class TestImages(DatasetContract):
 
     def make(self, **options: Any) -> TableDataset:
         return TableDataset(self.path, image_column="image", target_name="label", image_size=8, transform_input="tensor", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.falls_back
+class TestChats(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path: Path) -> None:
+        self.path = write(tmp_path / "a.parquet", chats_table(24, tools=["[]"] * 24), rows=5)
+
+    def make(self, **options: Any) -> TableDataset:
+        return TableDataset(self.path, text_column="messages", tokenizer=ChatTokenizer(CALLS), **options)
+
+    def make_bad(self, **options: Any) -> tuple[TableDataset, list[int]]:
+        path = self.path.with_name("bad.parquet")
+        rows = [None if row in (6, 21) else chat for row, chat in enumerate(chats_table(24)["messages"].to_pylist())]
+        write(path, pa.table({"messages": rows}), rows=5)
+        return TableDataset(path, text_column="messages", tokenizer=ChatTokenizer(CALLS), **options), [6, 21]
 
 
 class TestRemoteParquet(RemoteDatasetContract):

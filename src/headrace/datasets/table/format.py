@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from headrace.datasets.arrays import as_tensor
 from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.image.format import ImageFormat
-from headrace.datasets.table.texts import ColumnTexts
+from headrace.datasets.table.texts import ALONG, ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import way_of_columns
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError, SampleError
@@ -61,7 +60,8 @@ class TableFormat(SampleFormat):
         lists: names of the columns whose values are str or bytes.
         is_one: True if a sample is the value of the one column.
         image: the column of images, if there is one.
-        texts: that of the texts, if there is one: they become "input_ids".
+        texts: that of the texts or chats, if there is one: they become "input_ids", of chats with "labels".
+        named: the columns that samples have, where others are read along with chats.
     """
 
     def __init__(
@@ -70,9 +70,11 @@ class TableFormat(SampleFormat):
         lists: Sequence[str],
         is_one: bool,
         image: ColumnImage | None = None,
-        texts: ColumnTexts | None = None,
+        texts: ColumnTexts | ColumnChats | None = None,
+        named: Sequence[str] = (),
     ) -> None:
         self.specs, self.lists, self._image, self._texts = dict(specs), frozenset(lists), image, texts
+        self._left_out = {name for name in ALONG if isinstance(texts, ColumnChats) and name not in named}
         self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
         self.stores_values = image is None and texts is None
         self.decodes_batches = texts is not None
@@ -100,7 +102,8 @@ class TableFormat(SampleFormat):
 
     def _with_ids(self, value: dict[str, Any], ids: Any) -> dict[str, Any]:
         assert self._texts is not None
-        return {IDS if name == self._texts.column else name: ids if name == self._texts.column else one for name, one in value.items()}
+        column, left_out = self._texts.column, self._left_out
+        return {IDS if name == column else name: ids if name == column else one for name, one in value.items() if name not in left_out}
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec
@@ -112,8 +115,8 @@ class TableFormat(SampleFormat):
         if self._image is not None:
             made[self._image.column] = self._image.format.to_input(value[self._image.column])
         if self._texts is not None:
-            made[IDS] = torch.from_numpy(value[IDS].astype(np.int64))
-        return {name: made[name] for name in value}
+            made.update(self._texts.to_input(value[IDS]))
+        return {name: made[name] for name in dict.fromkeys([*value, *made])}
 
     def sample_nbytes(self) -> int | None:
         if self._image is not None or self._texts is not None:

@@ -21,8 +21,8 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
-from headrace.datasets.table.texts import ColumnTexts
-from headrace.datasets.text.options import TextOptions, check_text_options
+from headrace.datasets.table.texts import ALONG, ColumnChats, ColumnTexts
+from headrace.datasets.text.options import CHAT, TextOptions, check_text_options
 from headrace.datasets.text.passes import folder_of
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
@@ -32,7 +32,7 @@ from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
 from headrace.order.lanes import former_lanes_for, lanes_for
 from headrace.storage.table.arrays import open_arrays
-from headrace.storage.table.columns import holds_images, is_bytes, is_text
+from headrace.storage.table.columns import holds_chats, holds_images, is_bytes, is_text
 from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
 from headrace.storage.table.source import TableSource, open_tables
 from headrace.storage.text.records import TEXT_FIELD
@@ -41,7 +41,7 @@ from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
 _IMAGE_OPTIONS: dict[str, Any] = {
     "image_size": UNSET, "color": "RGB", "normalize": True, "transform_input": "pil", "decode": "fast",
 }  # fmt: skip
-_TEXT_OPTIONS: dict[str, Any] = {"tokenizer": None, "max_length": None}
+_TEXT_OPTIONS: dict[str, Any] = {"tokenizer": None, "max_length": None, "chat_template": None}
 
 
 class TableDataset(BaseDataset):
@@ -66,12 +66,13 @@ class TableDataset(BaseDataset):
         image_column: a column of encoded images, as bytes or as structs {"bytes", "path"}, which are decoded as `ImageDataset` does it.
             If no other column is read, the image itself is the sample's input.
         text_column: a column of texts, which become ``"input_ids"`` (int64 [tokens]). If no other column is read, samples are those of
-            `TextDataset`, and targets are its "labels".
+            `TextDataset`, and targets are its "labels". Or a column of chats, lists of structs with "role" and "content": "input_ids" and
+            "labels" are those of the chats of a `TextDataset`, columns "tools" and "chat_template_kwargs" go to the template.
         transform: called with the row (or the value, or the image).
         loading_mode: see `LoadingMode`.
         image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
             beside the image, `transform` gets the dict, with the image as a tensor.
-        tokenizer, max_length: of `text_column`: see `TextDataset`.
+        tokenizer, max_length, chat_template: of `text_column`: see `TextDataset`.
         plain_copy: True: what has to be decoded (Parquet, compressed Arrow files, those of servers) is decoded once, to a copy in
             `cache_dir` that is mapped, so that random rows are as cheap as those of an uncompressed Arrow file. It takes the decoded
             size of the columns on the disk, and is found again at the next start.
@@ -110,6 +111,7 @@ class TableDataset(BaseDataset):
         decode: Literal["fast", "exact"] = "fast",
         tokenizer: Any = None,
         max_length: int | None = None,
+        chat_template: str | None = None,
         plain_copy: bool = False,
         **options: Unpack[PathOptions],
     ) -> None:
@@ -118,7 +120,7 @@ class TableDataset(BaseDataset):
         images: dict[str, Any] = {
             "image_size": image_size, "color": color, "normalize": normalize, "transform_input": transform_input, "decode": decode,
         }  # fmt: skip
-        texts: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length}
+        texts: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length, "chat_template": chat_template}
         _check_options("image_column", image_column, images, _IMAGE_OPTIONS)
         _check_options("text_column", text_column, texts, _TEXT_OPTIONS)
         columns = _checked_columns(columns)
@@ -126,7 +128,8 @@ class TableDataset(BaseDataset):
             raise ConfigError(f"target_name must be the name of one column, or None, not {target_name!r}")
         check_image_options(color, transform_input, decode)
         check_flag("plain_copy", plain_copy)
-        check_text_options(max_length, None, TEXT_FIELD, None, None, None, False, None, None)
+        unit = None if chat_template is None else CHAT
+        check_text_options(max_length, unit, TEXT_FIELD, None, None, None, False, None, None, chat_template)
         vocabulary_of(tokenizer)  # raises where it is none
         self.classes: list[str] = []
         self.tokenizer: Any = CharTokenizer() if tokenizer is None and text_column is not None else tokenizer
@@ -136,6 +139,7 @@ class TableDataset(BaseDataset):
         source: Any
         rows: SampleFormat
         targets: Any = None
+        of_texts: ColumnTexts | ColumnChats | None = None
         if hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
@@ -145,12 +149,19 @@ class TableDataset(BaseDataset):
         else:
             tables, reader = open_tables(files, shown)
             names, is_one = _names_of(tables[0], columns, target_name, [one for one in (image_column, text_column) if one is not None])
-            source = TableSource(tables, reader, names, is_one)
+            named, are_chats = names, text_column is not None and _are_chats(tables, text_column)
+            if are_chats:
+                names = (*names, *(name for name in ALONG if name in tables[0].schema.names and name not in names))
+            source = TableSource(tables, reader, names, is_one and len(names) == 1)
             if plain_copy:
                 source = source.copied(str(folder_of(reach.cache_dir)), common.get("progress"))
             first = source.first
             _check_column(first, image_column, "image_column", "images: bytes, or structs with a field 'bytes'", holds_images)
-            _check_column(first, text_column, "text_column", "texts", is_text)
+            _check_column(first, text_column, "text_column", "texts or chats", lambda kind: is_text(kind) or are_chats)
+            if are_chats and target_name is not None:
+                raise ConfigError("target_name can't be given for chats, whose labels are the assistant's tokens: leave it out")
+            if chat_template is not None and not are_chats:
+                raise ConfigError(f"chat_template is for chats, and the column {text_column!r} holds texts: leave it out")
             if target_name is not None:
                 targets, self.classes = _targets(source, target_name), classes_in(first.schema, target_name)
             left = DatasetBudget(common.get("max_memory_usage", 0.8))
@@ -161,12 +172,11 @@ class TableDataset(BaseDataset):
                 made, transform = _image_format(images, transform, has_joint, is_alone, common.get("hold"), left)
                 if isinstance(made, ColumnImages):
                     made.column = image_column
-            of_texts = None
             if text_column is not None:
                 text_options = TextOptions(
-                    self.tokenizer, max_length, TEXT_FIELD, None, "utf-8", "strict", reach.cache_dir, common.get("progress")
+                    self.tokenizer, max_length, TEXT_FIELD, None, "utf-8", "strict", reach.cache_dir, common.get("progress"), chat_template
                 )
-                of_texts, self.collate = ColumnTexts(source, text_column, text_options), "text"
+                of_texts, self.collate = (ColumnChats if are_chats else ColumnTexts)(source, text_column, text_options), "text"
             if is_one and made is not None:
                 rows = made
             elif is_one and of_texts is not None:
@@ -174,7 +184,8 @@ class TableDataset(BaseDataset):
             else:
                 lists = [name for name in names if is_text(first.schema.field(name).type) or is_bytes(first.schema.field(name).type)]
                 image = None if made is None or image_column is None else ColumnImage(image_column, made)
-                rows = TableFormat(source.specs, lists, is_one, image, of_texts)
+                rows = TableFormat(source.specs, lists, is_one, image, of_texts, named)
+        self._texts = of_texts
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
 
@@ -192,7 +203,7 @@ class TableDataset(BaseDataset):
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Of texts that nothing is read beside the characters of each, which are all read for it; else None."""
         texts = self._format
-        if not isinstance(texts, ColumnTexts):
+        if not isinstance(texts, (ColumnTexts, ColumnChats)):
             return None
         found = texts.lengths(self.sample_reader)
         return found if self._chosen is None else found[self._chosen]
@@ -207,7 +218,9 @@ class TableDataset(BaseDataset):
     def held_as(self) -> str:
         if self._arguments.get("tokenizer") is None:
             return super().held_as()
-        return describe_held(type(self), {**self._arguments, "tokenizer": identity_of(self.tokenizer) or self.tokenizer})
+        texts = self._texts
+        identity = identity_of(self.tokenizer) if texts is None else texts.identity
+        return describe_held(type(self), {**self._arguments, "tokenizer": identity or self.tokenizer})
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded or self._overridden:
@@ -259,6 +272,12 @@ def _check_column(table: TableFile, column: str | None, argument: str, wanted: s
     """Raises a FormatError where a column is of another type than its argument says."""
     if column is not None and not fits(kind := table.schema.field(column).type):
         raise FormatError(f"{table.shown}: {argument}={column!r}: the column is of type {kind}, and holds no {wanted}")
+
+
+def _are_chats(tables: Sequence[TableFile], column: str) -> bool:
+    """True if a column of the first table with rows holds chats."""
+    schema = next((table for table in tables if table.rows.any()), tables[0]).schema
+    return column in schema.names and holds_chats(schema.field(column).type)
 
 
 def _targets(source: TableSource, name: str) -> Any:

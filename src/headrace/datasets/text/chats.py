@@ -35,9 +35,9 @@ class ChatTexts(TokenizedTexts):
 
     name = CHAT
     is_marked = True
-    source: LinesSource
+    source: Any
 
-    def __init__(self, source: LinesSource, options: TextOptions) -> None:
+    def __init__(self, source: Any, options: TextOptions) -> None:
         super().__init__(source, options)
         self.template = ChatTemplate(options.tokenizer, options.chat_template)
 
@@ -57,8 +57,8 @@ class ChatTexts(TokenizedTexts):
         Raises:
             FormatError: it holds none.
         """
-        codec = self.source.codec
-        row = self.source.fields(index, decoded(record, *codec, lambda: self.source.offset_of(index)))
+        encoding, errors = self.source.codec
+        row = self.source.fields(index, decoded(record, encoding, errors, lambda: self.source.offset_of(index)))
         return chat_of(row, self.options.text_field)
 
     def text_and_target(self, index: int, record: Any) -> tuple[str, Any]:
@@ -86,7 +86,8 @@ class ChatTexts(TokenizedTexts):
         return cut
 
     def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return self.source.nbytes()
+        nbytes: npt.NDArray[np.int64] = self.source.nbytes()
+        return nbytes
 
 
 def hold_chats(source: LinesSource) -> bool:

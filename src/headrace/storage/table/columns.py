@@ -241,6 +241,15 @@ def holds_images(kind: Any) -> bool:
     return is_bytes(kind)
 
 
+def holds_chats(kind: Any) -> bool:
+    """True for lists of structs with a field "role" or "from", as conversations are stored."""
+    types, kind = pyarrow().types, _plain_type(kind)
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    kind = _plain_type(kind.value_type)
+    return bool(types.is_struct(kind)) and max(kind.get_field_index("role"), kind.get_field_index("from")) >= 0
+
+
 def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     """Shape and dtype of the values of a column, if they are numbers or arrays of one shape; `shape` is that of rows that are lists."""
     types, kind, sizes = pyarrow().types, _plain_type(kind), list[int]()
