@@ -74,6 +74,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
     for name, value in {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}.items():
         monkeypatch.setattr(torch.accelerator, name, lambda value=value: value)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # which torch 2.6 asks instead
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return accelerator
 
 
