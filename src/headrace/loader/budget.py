@@ -146,7 +146,7 @@ class LoaderMemory:
             dataset.block_memory.hold_chunks(0)
             if dataset.loading_mode is LoadingMode.EAGER:
                 continue
-            wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES)
+            wanted = block * lanes.blocks if lanes.is_block else max(block, CHUNK_BYTES, self._decoded(dataset, processes, lanes))
             self._shrink_caches(wanted * processes, [dataset])
             left = self.budget.available // processes
             if lanes.is_block and wanted > left:
@@ -162,6 +162,21 @@ class LoaderMemory:
                     f"max_memory_usage.\n{self.budget.explain()}"
                 )
             dataset.block_memory.hold_chunks(min(wanted, left if lanes.is_block else left // 2), processes)
+
+    def _decoded(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> int:
+        """Bytes of all blocks, if a random order comes back to each of them until its end, and half of the budget has room for them in each
+        process; else 0."""
+        decodes_again = lanes.is_random and dataset.loading_mode is LoadingMode.LAZY
+        decoded = dataset.sample_source.decoded_nbytes if decodes_again else 0
+        left = self.budget.available // processes // 2
+        if decoded <= left:
+            return decoded
+        warn(
+            f"shuffle=True: the blocks of {type(dataset).__name__} take {format_size(decoded)} when they are decoded, and "
+            f"{format_size(left)} (half of the memory budget, for each of {processes} processes) have no room for all: a block is decoded "
+            "for nearly every sample. Use shuffle='block', or plain_copy=True of a table, or raise max_memory_usage"
+        )
+        return 0
 
     def _reserve_fetched(self, dataset: BaseDataset, processes: int, lanes: _Lanes) -> None:
         """The same for remote blocks that are fetched as a whole. Where they don't fit, each batch fetches its own ranges: more requests,
@@ -188,6 +203,7 @@ class _Lanes:
         drawn = interleave // world if interleave % world == 0 else interleave
         own = turns // processes if turns % processes == 0 else turns
         self.is_block: bool = order.get("shuffle") == "block"
+        self.is_random: bool = order.get("shuffle") is True
         self.former: bool = isinstance(plan, OrderPlan) and plan.former
         self.open: int = drawn * own  # blocks of these lanes
         self.blocks: int = drawn * (own + 1)  # the same with those that a batch may end and begin

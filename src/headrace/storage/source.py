@@ -87,6 +87,11 @@ class Source(ABC):
         """Bytes that a reader should hold of each block it is in the midst of, so that nothing is decoded twice."""
         return 0
 
+    @property
+    def decoded_nbytes(self) -> int:
+        """Bytes of all blocks when they are decoded, where each has so many rows that a random order had better cache them all; else 0."""
+        return 0
+
     def hold_chunks(self, nbytes: int) -> None:  # noqa: B027
         """From now on each process may hold so many bytes of decoded chunks."""
 

@@ -781,3 +781,21 @@ def test_texts_of_many_rows_are_those_of_pyarrow(tmp_path: Path) -> None:
             rows = batch["row"].tolist()
             assert batch["text"] == [table["text"][row].as_py() for row in rows]
             assert batch["vector"].tolist() == [table["vector"][row].as_py() for row in rows]
+
+
+def test_random_rows_decode_each_block_once(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"row": range(2000)}), tmp_path / "a.parquet", row_group_size=100)
+    dataset = TableDataset(tmp_path / "a.parquet")
+    loader = create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=0)
+    for _ in range(2):
+        assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(2000))
+    assert loader.get_stats()["chunks_decoded"] == 20
+
+
+def test_random_rows_of_too_large_blocks_are_advised(tmp_path: Path) -> None:
+    table = pa.table({"row": range(20_000), "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(20_000 * 64, np.float32)), 64)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1000)
+    dataset = TableDataset(tmp_path / "a.parquet", max_memory_usage="8MB")
+    with pytest.warns(HeadraceWarning, match=r"the blocks of TableDataset take 5\.\d MB .* Use shuffle='block', or plain_copy=True"):
+        create_dataloader(dataset, batch_size=8, shuffle=True, num_workers=0)
+    create_dataloader(dataset, batch_size=8, shuffle=False, num_workers=0)  # which decodes each once, in any case

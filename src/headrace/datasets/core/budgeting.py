@@ -71,7 +71,8 @@ class BlockMemory:
                 f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise max_memory_usage"
             )
         if block:
-            self.hold_chunks(min(max(CHUNK_BYTES, block), budget.available // 8))
+            decoded, most = self._source.decoded_nbytes, budget.available // 8
+            self.hold_chunks(min(max(CHUNK_BYTES, block, decoded if decoded <= most else 0), most))
         two = self.remote_nbytes(2)
         if two:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))

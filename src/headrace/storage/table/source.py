@@ -5,7 +5,7 @@ NOTE [ from a batch's indices to the rows of tables ]
 1. Which block each row is in is looked up in the numbers of their first rows. Each block that a batch needs is taken once.
 2. Blocks that have to be decoded come from the cache of decoded chunks, which holds those used last within a number of bytes of the
    memory budget; or their bytes are read, all by one call, and are decoded, in threads where there are some. One that has given all its
-   rows is dropped: under a block shuffle nobody comes back to it.
+   rows is dropped, unless there is room for all: under a block shuffle nobody comes back to it.
 3. Record batches of local files that are not compressed are not decoded: their columns are views of the mapped file, and a row takes
    from the disk what it is made of.
 """
@@ -144,6 +144,7 @@ class TableSource(RowSource, Locatable):
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
         self._decoded = ChunkCache(0)
+        self._drops_used = True  # there is no room for all blocks, which the next epoch would find decoded
         self._mapped: dict[int, Block] = {}  # views of mapped record batches
         self._counts = Counter[str]()
 
@@ -159,8 +160,13 @@ class TableSource(RowSource, Locatable):
     def block_nbytes(self) -> int:
         return 0 if self.is_mapped else self.layout_nbytes
 
+    @property
+    def decoded_nbytes(self) -> int:
+        return 0 if self.is_mapped else int(self._nbytes.array.sum())
+
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
+        self._drops_used = nbytes < self.decoded_nbytes
 
     @property
     def stored_nbytes(self) -> int:
@@ -274,7 +280,7 @@ class TableSource(RowSource, Locatable):
                 number, first, last = of[place], edges[place], edges[place + 1]
                 block = self._table(number).decode(int(self._number_of.array[number]), stored)
                 _write_blocks([(block, first, last)], inner, order, outs)
-                self._decoded.used(("", number), block, last - first)
+                self._decoded.used(("", number), block, last - first if self._drops_used else 0)
 
             self.run(work, len(some))
 
@@ -289,9 +295,10 @@ class TableSource(RowSource, Locatable):
 
     def _used(self, number: int, held: Decoded, rows: int) -> Block:
         """A decoded block, of which so many rows are taken: it stays in the cache, if others are left."""
-        held.left -= rows
-        if held.left <= 0:
-            self._decoded.drop(("", number))
+        if self._drops_used:
+            held.left -= rows
+            if held.left <= 0:
+                self._decoded.drop(("", number))
         block: Block = held.chunk
         return block
 
