@@ -180,6 +180,17 @@ class TestZarrChunks(TestZarrShards):
 
 
 @pytest.mark.slow
+class TestZarrChunksAlongAnotherAxis(TestZarrChunks):
+    data = tuple(f"a.zarr/c/{number}" for number in ("0/0", "0/1"))
+
+    def write(self, folder: Path) -> None:
+        zarr.create_array(folder / "a.zarr", data=ROWS, chunks=(len(ROWS), 20))
+
+    def make(self, paths: list[str], **options: Any) -> ZarrDataset:
+        return ZarrDataset(paths[0], axis=1, **options)
+
+
+@pytest.mark.slow
 class TestZarrZip(TestZarrShards):
     names = ("a.zarr.zip",)
     data = ()

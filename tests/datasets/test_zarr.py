@@ -22,13 +22,16 @@ from headrace import (
     DataNotFoundError,
     FileChangedError,
     FormatError,
+    HDF5Dataset,
     MissingNameError,
     SampleError,
     ZarrDataset,
     create_dataloader,
     open_dataset,
+    pack,
 )
 from headrace.storage.arrays.patches import Box, PatchGrid
+from headrace.testing import DatasetContract
 
 pytestmark = pytest.mark.quick_every(5)
 
@@ -504,3 +507,80 @@ def test_checksums_find_flipped_bytes(tmp_path: Path, sharded: bool) -> None:
                 for index in range(12):
                     dataset[index]
         file.write_bytes(whole)
+
+
+# -- axes
+
+
+AXIS_LAYOUTS: dict[str, dict[str, Any]] = {
+    "zstd": {"chunks": (4, 5, 6)}, "raw": {"chunks": (4, 5, 6), "compressors": None},
+    "one chunk": {"chunks": (11, 13, 17), "compressors": None},
+    "shards": {"chunks": (4, 5, 6), "shards": (8, 10, 12)}, "v2": {"chunks": (4, 5, 6), "zarr_format": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", AXIS_LAYOUTS)
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_samples_along_any_axis(layout: str, axis: int, tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).integers(0, 99, (11, 13, 17))
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=AXIS_LAYOUTS[layout].get("zarr_format", 3))
+    options = {name: value for name, value in AXIS_LAYOUTS[layout].items() if name != "zarr_format"}
+    group.create_array("data", shape=rows.shape, dtype=rows.dtype, **options)[...] = rows
+    whole = np.moveaxis(rows, axis, 0)
+    for direct in (True, False):
+        with ZarrDataset(tmp_path / "a.zarr", "data", axis=axis, direct=direct) as dataset:
+            assert len(dataset) == len(whole) and (axis == 0 or "along axis" in dataset.explain())
+            for indices in ([0], [len(whole) - 1, 3, 3, 0], list(range(len(whole)))):
+                found = dataset.__getitems__(indices)
+                assert all(np.array_equal(one, whole[i]) for i, one in zip(indices, found, strict=True)), indices
+
+
+def test_batches_along_a_named_axis(tmp_path: Path) -> None:
+    rows = np.random.default_rng(4).normal(size=(6, 5, 40)).astype("f4")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    array = group.create_array("data", shape=rows.shape, dtype="f4", chunks=(6, 5, 8), dimension_names=("y", "x", "t"))
+    array[...] = rows
+    group.create_array("other", data=rows + 1, chunks=(6, 5, 8))
+    group.create_array("label", data=np.arange(40))
+    dataset = ZarrDataset(tmp_path / "a.zarr", "data", axis="t", target_name="label")
+    for shuffle in (False, True, "block"):
+        loader = create_dataloader(dataset, batch_size=8, shuffle=shuffle, num_workers=2, seed=1)
+        for images, targets in loader:
+            assert torch.equal(images, torch.from_numpy(rows[..., targets.numpy()].transpose(2, 0, 1)))
+        loader.close()
+    assert dataset.blocks().tolist() == [8] * 5
+    last, first = ZarrDataset(tmp_path / "a.zarr", "data", axis=-1), ZarrDataset(tmp_path / "a.zarr", "data")
+    assert last.fingerprint == dataset.fingerprint != first.fingerprint
+    loader = create_dataloader(dataset, batch_size=8, shuffle="block", num_workers=0, seed=1)
+    list(loader)
+    assert loader.get_stats()["chunks_decoded"] == 5
+    with ZarrDataset(tmp_path / "a.zarr", ["data", "other"], axis=2) as both:
+        assert np.array_equal(both[7]["other"], rows[..., 7] + 1) and len(both) == 40
+    with HDF5Dataset(pack(last, tmp_path / "a.h5", workers=1, progress=False)) as packed:
+        assert all(torch.equal(packed[i], last[i]) for i in range(40))
+
+
+def test_axes_that_are_not_there(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    group.create_array("data", data=np.zeros((3, 4)))
+    group.create_array("words", shape=(2, 2), dtype="str")[...] = "a"
+    for axis, message in ((2, r"axis=2: .*'data' has shape \[3, 4\], and so the axes 0 to 1"), ("t", "no axis of that name.* none has")):
+        with pytest.raises(ConfigError, match=message):
+            ZarrDataset(tmp_path / "a.zarr", "data", axis=axis)
+    with pytest.raises(ConfigError, match="elements of any size"):
+        ZarrDataset(tmp_path / "a.zarr", ["words", "data"], axis=1)
+    for options, message in (({"axis": 1.0}, "axis must be the number"), ({"axis": 1, "patch_shape": (2, 2)}, "axis is for rows")):
+        with pytest.raises(ConfigError, match=message):
+            ZarrDataset(tmp_path / "a.zarr", "data", **options)
+
+
+@pytest.mark.slow
+class TestAnotherAxisKeepsTheLaws(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _data(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.path = tmp_path_factory.getbasetemp() / "contract-axis.zarr"
+        if not self.path.exists():
+            zarr.create_array(self.path, data=np.random.default_rng(5).integers(0, 99, (3, 4, 37)), chunks=(3, 4, 5))
+
+    def make(self, **options: Any) -> ZarrDataset:
+        return ZarrDataset(self.path, axis=2, **options)

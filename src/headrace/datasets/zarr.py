@@ -52,9 +52,10 @@ class LabelledPatches(ArrayFormat):
 class ZarrDataset(ArrayDataset):
     """Samples are the rows of a Zarr array, or patches of a volume, as tensors of its dtype.
 
-    Rows: the first axis counts the samples; with `target_name` ``(row, target)``; with several names dicts of a row of each. Patches:
-    with `patch_shape`; with `target_name` ``(patch, patch of the labels)``, where the labels have the volume's last axes, or are labels
-    of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label of the nearest one.
+    Rows: the first axis counts the samples, or that which `axis` names; with `target_name` ``(row, target)``; with several names dicts of
+    a row of each. Patches: with `patch_shape`; with `target_name` ``(patch, patch of the labels)``, where the labels have the volume's
+    last axes, or are labels of an image of OME-NGFF: then they may have voxels of another size, and each voxel of the image gets the label
+    of the nearest one.
 
     Args:
         data_path: a Zarr store, version 2 or 3, a folder or a zip file, or the URL of one (a zip file's ends in .zip); or several, as a
@@ -70,6 +71,8 @@ class ZarrDataset(ArrayDataset):
             names of axes, where the store names them. Or one extent for all axes of space: those that an image of OME-NGFF says, or that
             the store names x, y and z, or else the last three; all others (channels, time) are whole. None: rows.
         stride: from one patch to the next, along the same axes; None: `patch_shape`, so that patches don't overlap.
+        axis: of rows: along which samples lie, if not along the first axis: its number, from the end too, or, where the store (or an
+            image of OME-NGFF) names its axes, its name. Samples have the other axes. The targets have one row a sample.
         scale: which level of an image of OME-NGFF: that whose voxels are nearest in size, in the image's unit. A number: the least of a
             voxel's extents; several: those along the axes of space; a dict: along the axes that it names. None: the finest level.
         edges: what becomes of the rest at the end of an axis: "drop" it; "pad" the last patch; or "shift" it back, so that it overlaps. A
@@ -102,6 +105,7 @@ class ZarrDataset(ArrayDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         patch_shape: Extents | int | None = None,
         stride: Extents | int | None = None,
+        axis: int | str = 0,
         scale: Scale | None = None,
         edges: Literal["drop", "pad", "shift"] = "drop",
         pad: Literal["reflect", "edge", "constant"] = "reflect",
@@ -124,6 +128,10 @@ class ZarrDataset(ArrayDataset):
         targets: Any = None
         source: Any
         is_one = dataset_name is None or isinstance(dataset_name, str)
+        if isinstance(axis, bool) or not isinstance(axis, (int, str)):
+            raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+        if axis != 0 and patch_shape is not None:
+            raise ConfigError("axis is for rows, and patches are cut along all axes: leave it out, or leave out patch_shape")
         if patch_shape is None:
             for option, value in (("stride", stride), ("boxes", boxes)):
                 if value is not None:
@@ -136,16 +144,20 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"boxes are parts of one volume, and data_path names {len(paths)} stores: make one dataset of each")
         arrays = list[ZarrArray]()
         nodes = [dataset_name if isinstance(dataset_name, str) else None, target_name]
-        is_pack = patch_shape is None and scale is None and dataset_name in (None, DATA)
+        is_pack = patch_shape is None and scale is None and axis == 0 and dataset_name in (None, DATA)
         is_pack = is_pack and all(packed_group(opened.store(path, nodes)) is not None for path in paths)
         if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
             arrays = [array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths]
         if patch_shape is None:
             names: list[Any] = [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
+            along: list[int | str] = [array.axis(axis) for array in arrays] if is_one and axis != 0 else [axis] * len(paths)
             sources: list[Any] = (
                 [PackedGroup(path, opened) for path in paths]
                 if is_pack
-                else [ZarrSource(*one, opened=opened, column=target_name) for one in zip(paths, names, strict=True)]
+                else [
+                    ZarrSource(path, name, opened=opened, column=target_name, axis=one)
+                    for path, name, one in zip(paths, names, along, strict=True)
+                ]
             )
             source, sample_format = joined_rows(sources, dtype)
             targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])

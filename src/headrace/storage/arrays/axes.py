@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.errors import ConfigError
 from headrace.io.ranges import ByteRanges
 from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
@@ -20,6 +21,27 @@ _WHOLE = 4 << 10  # bytes of a sample that lie in one piece, from which on they 
 _BAND = 1 << 20  # bytes of an array without chunks that are read together where they are fewer
 
 
+def axis_number(axis: int | str, shape: Sequence[int], names: Sequence[str], where: str) -> int:
+    """The number of an axis that is given by its number, from the end too, or by its name.
+
+    Args:
+        axis: the number or name.
+        shape, names: of the array and its axes; "" where one has none.
+        where: the array, for messages.
+
+    Raises:
+        ConfigError: there is no such axis.
+    """
+    if isinstance(axis, str):
+        if axis not in names:
+            told = ", ".join(map(repr, names)) if any(names) else "none has a name"
+            raise ConfigError(f"axis={axis!r}: {where} has no axis of that name; its axes are: {told}")
+        return list(names).index(axis)
+    if not -len(shape) <= axis < len(shape):
+        raise ConfigError(f"axis={axis}: {where} has shape {list(shape)}, and so the axes 0 to {len(shape) - 1}")
+    return int(axis % len(shape))
+
+
 class AxisReader(ArrayReader):
     """Samples along one axis. What a sample has of each chunk is cut out of it; an array without chunks is read in bands.
 
@@ -28,14 +50,12 @@ class AxisReader(ArrayReader):
         cache, key: as `ArrayReader` has them.
         axis: along which samples lie, as the array is stored.
         is_reversed: the other axes are given in reverse, as MATLAB has them.
+        in_bands: False: an array without chunks is read whole.
     """
 
-    def __init__(self, chunks: Chunks, cache: ChunkCache, key: str, axis: int, is_reversed: bool = False) -> None:
-        banded = (
-            _Bands(chunks, axis)
-            if isinstance(chunks, DirectChunks) and chunks.is_raw and chunks.grid.chunks == chunks.grid.shape
-            else chunks
-        )
+    def __init__(self, chunks: Chunks, cache: ChunkCache, key: str, axis: int, is_reversed: bool = False, *, in_bands: bool = True) -> None:
+        is_one_piece = isinstance(chunks, DirectChunks) and chunks.is_raw and chunks.grid.chunks == chunks.grid.shape
+        banded = _Bands(chunks, axis) if in_bands and is_one_piece and isinstance(chunks, DirectChunks) else chunks
         super().__init__(banded, cache, key)
         self._axis, self._is_reversed = axis, is_reversed
         self._raw = self._raw_rows = None

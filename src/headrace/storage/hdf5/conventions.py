@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import FormatError
+from headrace.storage.arrays.axes import axis_number
 
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
@@ -112,15 +113,7 @@ def axis_named(dataset: h5py.Dataset, axis: int | str, where: str) -> int:
     Raises:
         ConfigError: there is no such axis.
     """
-    names = axis_names(dataset)
-    if isinstance(axis, str):
-        if axis not in names:
-            told = ", ".join(map(repr, names)) if any(names) else "none has a name"
-            raise ConfigError(f"axis={axis!r}: {where} has no axis of that name; its axes are: {told}")
-        return names.index(axis)
-    if not -dataset.ndim <= axis < dataset.ndim:
-        raise ConfigError(f"axis={axis}: {where} has shape {list(dataset.shape)}, and so the axes 0 to {dataset.ndim - 1}")
-    return int(axis % dataset.ndim)
+    return axis_number(axis, dataset.shape, axis_names(dataset), where)
 
 
 def axis_names(dataset: h5py.Dataset) -> list[str]:

@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
+from headrace.storage.arrays.axes import AxisReader, axis_number
 from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
@@ -64,7 +65,15 @@ class OpenZarr(OpenArrays[Any]):
         return store
 
     def reader(
-        self, store: Store, name: str, metadata: dict[str, Any], *, by_row: bool = True, is_column: bool = False, required: bool = False
+        self,
+        store: Store,
+        name: str,
+        metadata: dict[str, Any],
+        *,
+        by_row: bool = True,
+        is_column: bool = False,
+        required: bool = False,
+        axis: int = 0,
     ) -> ArrayReader:
         """A reader of an array of numbers, of its rows or of boxes.
 
@@ -73,6 +82,7 @@ class OpenZarr(OpenArrays[Any]):
             metadata: of it.
             by_row: True if rows will be read, and not boxes.
             is_column: True for targets, which are read directly where they can be, with fill values.
+            axis: along which rows lie.
             required: True for the columns of a pack, which are read directly, and of which no chunk may be missing.
 
         Raises:
@@ -80,20 +90,27 @@ class OpenZarr(OpenArrays[Any]):
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
         direct, missing = (True, "error" if required else "fill") if is_column or required else (self._direct, self._missing)
-        chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row) if direct else "direct=False"
+        chunks: Chunks | str = self._direct_chunks(store, name, metadata, missing, by_row and not axis) if direct else "direct=False"
         if isinstance(chunks, str):
             chunks = library_chunks(self._library_array(store, name, missing, chunks), f"{redact(store.path)}: {name!r}", chunks)
             self.library.close()
-        return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
+        key = f"{store.path}\0{name}"
+        return AxisReader(chunks, self.chunks, key, axis, in_bands=False) if axis else ArrayReader(chunks, self.chunks, key)
 
-    def rows(self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False) -> ArrayReader | StringRows:
-        """A reader of the rows of an array.
+    def rows(
+        self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False, axis: int | str = 0
+    ) -> ArrayReader | StringRows:
+        """A reader of the rows of an array, which lie along an axis, given by its number or name.
 
         Raises:
-            FormatError, ConfigError: see `reader`.
+            FormatError, ConfigError: see `reader`; no such axis, or one of strings, whose rows lie along the first axis only.
         """
+        where = f"{redact(store.path)}: {name!r}"
+        number = axis_number(axis, metadata["shape"], store.axis_names(name, metadata), where) if axis and metadata["shape"] else 0
         if not holds_strings(metadata):
-            return self.reader(store, name, metadata, is_column=is_column)
+            return self.reader(store, name, metadata, is_column=is_column, axis=number)
+        if number:
+            raise ConfigError(f"axis={axis!r}: {where} has elements of any size, so its samples lie along the first axis only")
         rows = StringRows(self._library_array(store, name, "fill" if is_column else self._missing, "strings"))
         self.library.close()
         return rows
@@ -135,6 +152,7 @@ class ZarrSource(ArraysSource):
         name: array inside the store, or several of equal length; None: the only one there is.
         opened: what is open and decoded, to be shared with other sources; for a URL it knows the server.
         column: the name of an array of which `column` will be asked for.
+        axis: along which samples lie: its number, or its name.
         **options: of `OpenZarr`, where there is none.
 
     Raises:
@@ -150,17 +168,20 @@ class ZarrSource(ArraysSource):
         *,
         opened: OpenZarr | None = None,
         column: str | None = None,
+        axis: int | str = 0,
         **options: Any,
     ) -> None:
         opened = opened or OpenZarr(**options)
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = opened.store(path, [*wanted, column])
         shown, arrays = redact(self._store.path), dict(self._store.array(one) for one in wanted)
-        fields = {one: opened.rows(self._store, one, metadata) for one, metadata in arrays.items()}
+        fields = {one: opened.rows(self._store, one, metadata, axis=axis) for one, metadata in arrays.items()}
         for one, field in fields.items():
             if not field.shape:
                 raise FormatError(f"{shown}: {one!r} is a single value, it has no axis of samples")
-        chunks = [field.chunks.grid.chunks if isinstance(field, ArrayReader) else None for field in fields.values()]
+        chunks: list[Any] = [field.chunks.grid.chunks if isinstance(field, ArrayReader) else None for field in fields.values()]
+        if axis:  # of arrays that are read along another axis the fingerprint is another one
+            chunks = [[extents, axis] for extents in chunks]
         is_one = name is None or isinstance(name, str)
         super().__init__(shown, opened, next(iter(arrays)) if is_one else tuple(arrays), fields, chunks)
 

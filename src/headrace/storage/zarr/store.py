@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import FileChangedError, FormatError, MissingNameError
@@ -131,6 +131,12 @@ class Store(ABC):
         metadata = self.metadata(name) or {}
         attributes = metadata.get("attributes", {}) if metadata.get("zarr_format") == 3 else self._attributes_2(name)
         return attributes if isinstance(attributes, dict) else {}
+
+    def axis_names(self, name: str, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of an array's axes; empty ones where the store doesn't say. (`metadata`: of the array.)"""
+        axes = len(metadata["shape"])
+        names = metadata.get("dimension_names") or self.attributes(name).get("_ARRAY_DIMENSIONS")
+        return tuple(str(one or "") for one in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
 
     def _attributes_2(self, name: str) -> dict[str, Any]:
         key = key_of(name, V2_ATTRIBUTES)

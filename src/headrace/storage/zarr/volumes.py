@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
+from headrace.storage.arrays.axes import axis_number
 from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.volumes import PatchSource, Volume
@@ -43,9 +44,7 @@ class ZarrArray:
         """The names of the axes; empty ones where the store doesn't say."""
         if self.image is not None:
             return self.image.names
-        axes = len(self.metadata["shape"])
-        names = self.metadata.get("dimension_names") or self.store.attributes(self.name).get("_ARRAY_DIMENSIONS")
-        return tuple(str(name or "") for name in names) if isinstance(names, list) and len(names) == axes else ("",) * axes
+        return self.store.axis_names(self.name, self.metadata)
 
     @property
     def spatial_axes(self) -> list[int]:
@@ -56,6 +55,14 @@ class ZarrArray:
         else:
             space = [number for number, name in enumerate(self.axis_names) if name.lower() in ("x", "y", "z")]
         return space or [*range(len(self.axis_names))][-3:]
+
+    def axis(self, axis: int | str) -> int:
+        """The number of an axis, given by its number or name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return axis_number(axis, self.metadata["shape"], self.axis_names, f"{redact(self.store.path)}: {self.name!r}")
 
     def reader(self, opened: OpenZarr) -> ArrayReader:
         """A reader of boxes.
