@@ -1,9 +1,14 @@
-"""docs/shuffling.md has the figures of benchmarks/results/, and they come out again."""
+"""docs/elastic.md and docs/shuffling.md have the figures of benchmarks/results/, and those of headrace come out again."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +18,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "benchmarks" / "results"
+ALL_CHANGES = """
+import json, pathlib, sys
+from elastic_run import CHANGES, PEERS, run
+for change in CHANGES:
+    folder = pathlib.Path(sys.argv[1]) / change.key
+    folder.mkdir()
+    print(json.dumps([change.key, run(PEERS[0], change, folder)]), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +40,7 @@ def scripts() -> Iterator[Any]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["shuffling"])
+@pytest.mark.parametrize("name", ["elastic", "shuffling"])
 def test_a_page_has_the_figures_of_its_script(scripts: Any, name: str) -> None:
     data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -56,3 +69,57 @@ def test_entropies_come_out_again_and_are_predicted(scripts: Any) -> None:
 def test_the_formula_is_exact_where_it_can_be_counted(scripts: Any) -> None:
     """Two chunks of each of two classes: of two that are drawn, one time in three both are of one class."""
     assert scripts("shuffling").predicted(2, 4, classes=2) == pytest.approx(2 / 3)
+
+
+def same(found: dict[str, Any]) -> None:
+    """These results of headrace are those of the page."""
+    said = json.loads((RESULTS / "elastic.json").read_text(encoding="utf-8"))["peers"]["headrace"]["results"]
+    assert set(found) == set(said) and len(said) == 8
+    for key, row in found.items():
+        for name in ("missing", "doubled", "batches", "error"):
+            assert row.get(name) == said[key].get(name), (key, name)
+
+
+def in_turn(scripts: Any, change: Any, folder: Path) -> dict[str, Any]:
+    """What `elastic_run.run` finds with processes: here one rank after the other, and none is killed."""
+    run, peer = scripts("elastic_run"), scripts("elastic_peers").Headrace()
+    lives, dealt = [], [None] * change.lives[0].ranks
+    for number, life in enumerate(change.lives):
+        lived, states = run.Lived(), []
+        for rank in range(life.ranks):
+            try:
+                opened = peer.open(folder, life, rank, dealt[rank])
+            except Exception as error:
+                return {"error": run.said(error)}
+            with contextlib.closing(iter(opened.batches)) as batches:
+                lived.batches.append(list(itertools.islice(batches, life.stop)))
+                states.append(opened.state())
+        lives.append(lived)
+        if number + 1 < len(change.lives):
+            assert all(state == states[0] for state in states)
+            dealt = peer.deal(states, change.lives[number + 1].ranks)
+    if change.lives[-1].stop is not None:
+        return {}
+    result: dict[str, Any] = run.count(lives, change.lives[0].samples)
+    return {**result, "missing": result["missing"] - change.lives[0].skips}
+
+
+def test_headrace_comes_through_all_changes_in_turn(scripts: Any, tmp_path: Path) -> None:
+    same({change.key: in_turn(scripts, change, tmp_path) for change in scripts("elastic_run").CHANGES})
+
+
+@pytest.mark.slow
+def test_headrace_comes_through_all_changes_in_processes(tmp_path: Path) -> None:
+    """Each of the eight changes, with processes of its own, as the script runs them; in a process group that is killed if it hangs."""
+    command = [sys.executable, "-c", ALL_CHANGES, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(ROOT / "src"), str(ROOT)])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    try:
+        printed, _ = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    found = dict(json.loads(line) for line in printed.splitlines())
+    same(found)
+    assert all(row["states"] == 1 and row["state"] < 1000 for key, row in found.items() if key != "skipped")
