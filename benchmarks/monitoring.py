@@ -9,6 +9,7 @@ is called by itself, as often as a batch calls it; the best of five rounds.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,9 @@ def best(function: Callable[[], Any], rounds: int = 5) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=2000)
-    batches = parser.parse_args().batches
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    batches = given.batches
     dataset = BaseDataset(Rows(batches * BATCH), transform=np.copy)
     loader = create_dataloader(dataset, batch_size=BATCH, num_workers=0)
     whole = best(lambda: [None for _ in loader]) / batches
@@ -81,6 +84,9 @@ def main() -> None:
             hooks.tell(report, wait=0.0, step=0.0, received=0.0, recent=stats.recent_batch_time)
 
     counting = best(count) / batches
+    if given.json:
+        print(json.dumps({"batch_us": whole * 1e6, "counting_us": counting * 1e6, "share": counting / whole, "of_10_ms": counting / 0.010}))
+        return
     share = f"{counting * 1e6:.1f} us ({counting / whole:.1%})"
     print(f"a batch of {BATCH} rows of 256 bytes, in process: {whole * 1e6:,.0f} us, of which counting takes {share}")
     print(f"of a batch of 10 ms, {counting / 0.010:.2%}")

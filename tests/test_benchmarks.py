@@ -1,0 +1,117 @@
+"""`benchmarks/run_all.py` runs all benchmarks and reports what they gave, what failed and what was skipped."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module `run_all`."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield importlib.import_module("run_all")
+    for name in ("run_all", "report", "common"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def scripts(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`run_all` with scripts of the test's own in place of the benchmarks; returns what runs them: (exit status, report, said)."""
+    rows = {"headrace": {"median": 4000.4, "min": 3e3, "max": 5e3}, "absent": {"failed": "not installed"}}
+    ratio = {"label": "headrace / h5py", "ratio": 2.0, "min": 1.5, "max": 2.5, "denominator": "h5py"}
+    race = {"sections": {"Rows": {"unit": "rows/s", "ratios": [ratio, {"label": "none", "ratio": None}], "contestants": rows}}}
+    made = {
+        "race": f"import sys; assert sys.argv[1:] == ['--rounds', '2', '--json']; print({json.dumps(race)!r})",
+        "lines": """print('{"limit": "decode", "found": true}\\n{"limit": "disk", "found": false}')""",
+        "broken": "import sys; sys.exit('error: no such disk')",
+        "hangs": "import time; time.sleep(600)",
+        "garbage": "print('no json')",
+        "lacks": "raise AssertionError('it must not be run')",
+    }
+    for name, program in made.items():
+        (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+    known = {name: runner.Script(f"Of {name}", "", lines=name == "lines") for name in made}
+    known["race"] = runner.Script("Of race", "", "--rounds 2")
+    known["lacks"] = runner.Script("Of lacks", needs=("headrace_has_no_such_package",))
+    monkeypatch.setattr(runner, "SCRIPTS", known)
+
+    def run(*options: str) -> tuple[int, str]:
+        out = tmp_path / "results"
+        monkeypatch.setattr(sys, "argv", ["run_all.py", "--quick", "--photos", str(tmp_path), "--out", str(out), *options])
+        return runner.main(), (out / "report.md").read_text(encoding="utf-8")
+
+    return run
+
+
+def test_every_benchmark_is_run(runner: Any) -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in BENCHMARKS.glob("*.py")}
+    measure = {name for name, text in texts.items() if 'add_argument("--json"' in text or "options(parser" in text}
+    assert set(runner.SCRIPTS) == measure - {"common"}
+    readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}.py" in readme for name in runner.SCRIPTS)
+
+
+def test_results_are_tables_and_plots(scripts: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    status, report = scripts("--only", "race", "lines", "lacks")
+    assert status == 0
+    assert "| headrace | 4,000 | 3,000 | 5,000 |" in report and "| absent | not installed | | |" in report
+    assert "| headrace / h5py | 2.00 | h5py | 1.50 | 2.50 |" in report and "| limit | found |" in report and "| disk | no |" in report
+    assert "skipped: not installed: headrace_has_no_such_package" in report and "its figures say nothing" in report
+    assert "![Rows: rows/s](race-0.svg)" in report and (tmp_path / "results/race-0.svg").read_text().startswith("<?xml")
+    kept = json.loads((tmp_path / "results/race.json").read_text())
+    assert kept["command"] == "benchmarks/race.py --rounds 2" and kept["machine"]["cores"] >= 1 and kept["quick"] is True
+
+
+def test_what_fails_is_said(scripts: Any) -> None:
+    status, report = scripts("--only", "broken", "garbage", "race")
+    assert status == 1
+    assert "failed: exit status 1: error: no such disk" in report and "| headrace | 4,000 |" in report
+    assert "failed: what it printed is no JSON: 'no json" in report
+
+
+def test_what_hangs_is_given_up(scripts: Any) -> None:
+    status, report = scripts("--only", "hangs", "--limit", "0.5")
+    assert status == 1 and "failed: not done after 0.5 s" in report
+
+
+def test_a_report_of_what_is_there(scripts: Any, tmp_path: Path) -> None:
+    _, first = scripts("--only", "race")
+    (tmp_path / "race.py").write_text("raise AssertionError('it must not be run')")
+    status, second = scripts("--report")
+    assert status == 0 and second == first
+
+
+def test_without_matplotlib_the_report_says_so(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _, report = scripts("--only", "race")
+    assert 'No plots: matplotlib is missing (`pip install "headrace[plot]"`).' in report and ".svg" not in report
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--only", "imagse"], "no benchmark is called imagse; there are images, "), (["--photos", "nowhere"], "no folder")],
+)
+def test_wrong_options_are_said(options: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "run_all.py", "--out", tmp_path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and said in done.stderr
+
+
+@pytest.mark.slow
+def test_a_real_benchmark_is_kept(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "run_all.py", "--quick", "--only", "monitoring", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0 and "monitoring: ok" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "monitoring.json").read_text())["result"]["batch_us"] > 0
