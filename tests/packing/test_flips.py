@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import Dataset
 
 from headrace import ImageDataset, TextDataset, pack, verify
 from headrace.errors import HeadraceError
+from tests.data.labelled import make_coco, make_masks, save_mask
 from tests.data.make import make_photos
 
 
@@ -43,11 +45,26 @@ def _words(text: str) -> list[int]:
     return [len(word) for word in text.split()]
 
 
+def _with_masks(photos: Path) -> ImageDataset:
+    folder = make_masks(photos.parent / "masks", 12)
+    for path in (folder / "masks").glob("*/*"):  # all of 8 bits
+        save_mask(path, np.asarray(Image.open(path)), "L")
+    return ImageDataset(folder / "images", targets=folder / "masks", image_size=6)
+
+
+def _with_boxes(photos: Path) -> ImageDataset:
+    folder = make_coco(photos.parent / "boxes", 12)
+    return ImageDataset(folder / "images", targets=folder / "instances.json", masks=True)
+
+
 Make = Callable[[Path, Path, Any], Path]
 PACKS: dict[str, Make] = {
     "encoded": lambda photos, out, how: pack(photos, out, **how),
     "jpeg": lambda photos, out, how: pack(photos, out, store="jpeg", max_size=24, **how),
     "decoded": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", **how),
+    "masks": lambda photos, out, how: pack(_with_masks(photos), out, **how),
+    "masks decoded": lambda photos, out, how: pack(_with_masks(photos), out, store="decoded", **how),
+    "boxes": lambda photos, out, how: pack(_with_boxes(photos), out, **how),
     "ragged": lambda photos, out, how: pack(Ragged(), out, **how),
     "chunks": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", chunks=5, **how),
     "gzip": lambda photos, out, how: pack(ImageDataset(photos, image_size=6), out, store="decoded", compression="gzip", chunks=5, **how),
@@ -57,7 +74,7 @@ PACKS: dict[str, Make] = {
         TextDataset(photos / "lines.txt", unit="line", tokenizer=_words, cache_dir=out.parent / "cache"), out, **how
     ),
 }
-PARTS = {"encoded": 3000, "jpeg": 2000, "zarr": 3000, "ragged": 40, "tokens": 30}
+PARTS = {"encoded": 3000, "jpeg": 2000, "masks": 3000, "boxes": 3000, "zarr": 3000, "ragged": 40, "tokens": 30}
 """Bytes a part; others: 500."""
 
 
@@ -90,7 +107,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if several:
         assert len(list(path.glob("part-*.json"))) > 1
     whole.samples.update(_samples_of(whole.files()))
-    assert bool(whole.samples) == (kind in ("encoded", "jpeg", "decoded", "ragged", "tokens"))
+    assert bool(whole.samples) == (kind in ("encoded", "jpeg", "decoded", "masks", "masks decoded", "boxes", "ragged", "tokens"))
     return whole
 
 

@@ -318,6 +318,14 @@ class TestJobs:
         with pytest.raises(TargetExistsError, match="annotations: "):
             pack(with_boxes(folder), tmp_path / "out", shard_size=SHARD)
 
+    def test_other_labels_are_another_plan(self, coco: Path, tmp_path: Path) -> None:
+        names = [path.name for path in (coco / "images").iterdir()]
+        labels = dict(zip(names, range(COUNT), strict=True))
+        pack(ImageDataset(coco / "images", targets=labels), tmp_path / "out", shard_size=SHARD, parts="0:1")
+        with pytest.raises(TargetExistsError, match="annotations: "):
+            pack(ImageDataset(coco / "images", targets={**labels, names[5]: 99}), tmp_path / "out", shard_size=SHARD)
+        pack(ImageDataset(coco / "images", targets=labels), tmp_path / "out", shard_size=SHARD)
+
     def test_a_changed_mask_is_an_error(self, tmp_path: Path) -> None:
         folder = make_folder(tmp_path / "in", "L")
         pack(with_masks(folder), tmp_path / "out", shard_size=SHARD, parts="0:1")

@@ -17,6 +17,7 @@ from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.joint import MaskFormat, check_mask_header, mask_of
+from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.image.masks import encode_mask, mask_spec, resize_nearest
 from headrace.datasets.image.pixels import decode_image
 from headrace.datasets.image.sizing import check_header, image_shape
@@ -168,11 +169,14 @@ def check_size(dataset: BaseDataset, position: int, shape: Sequence[int]) -> Non
 
 
 def annotations_check(dataset: BaseDataset) -> dict[str, int]:
-    """What a plan has of boxes, by which other annotations are noticed; {}: there are none."""
-    if (boxes := boxes_of(dataset)) is None:
+    """What a plan has of targets that were given beside the images, by which other ones are noticed; {}: there are none."""
+    boxes, targets = boxes_of(dataset), dataset.targets
+    given = dataset._arguments.get("targets", FOLDERS)
+    is_given = isinstance(targets, np.ndarray) and targets.dtype.kind in "biufc" and not (isinstance(given, str) and given == FOLDERS)
+    if boxes is None and not is_given:
         return {}
     crc = 0
-    for _, column in sorted(boxes.columns(boxes.sizes).items()):
+    for _, column in sorted({"targets": targets}.items() if boxes is None else boxes.columns(boxes.sizes).items()):
         crc = zlib.crc32(bytes_of(column).data, crc)
     return {"annotations": crc}
 
