@@ -172,6 +172,46 @@ def test_columns_are_batched_without_samples(few: int, wide: int, tmp_path: Path
         assert fast[0][0]["word"][0].startswith("w") and fast[0][0]["vector"].shape == (16, 3) and fast[0][1].dtype == torch.float64
 
 
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, dict):
+        return {name: cast(one, dtype) for name, one in value.items()}
+    return [cast(one, dtype) for one in value] if isinstance(value, list) else value.to(dtype) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("mode", ["lazy", "cached"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_numbers_are_cast(kind: str, mode: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / name_of(kind), some_table(), kind)
+    with TableDataset(path, dtype="float32", loading_mode=mode) as dataset, TableDataset(path) as plain:
+        assert all(same(dataset[row], cast(plain[row], torch.float32)) for row in (3, 6, 3))
+        assert dataset[1]["truth"].dtype == torch.float32 and dataset[1]["inner"]["x"].dtype == torch.float32
+    with TableDataset(path, "vector", target_name="number", dtype="float64") as dataset:
+        vector, target = dataset[4]
+        assert vector.dtype == torch.float64 and target == 4
+        loader = create_dataloader(dataset, batch_size=8, num_workers=0, shuffle=False)
+        assert next(iter(loader))[0].dtype == torch.float64 and "sample by sample" not in loader.explain()
+
+
+def test_cast_columns_are_batched_without_samples(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", some_table())
+    with TableDataset(path, ["number", "vector", "word", "truth"], target_name="half", dtype="float16") as dataset:
+        loader = create_dataloader(dataset, batch_size=16, shuffle=True, num_workers=0, seed=2)
+        assert "column by column" in loader.explain()
+        fast = [pickle.loads(pickle.dumps(batch)) for batch in loader]
+        slow = create_dataloader(dataset.with_transform(lambda row: row), batch_size=16, shuffle=True, num_workers=0, seed=2)
+        assert same(fast, [pickle.loads(pickle.dumps(batch)) for batch in slow])
+        assert fast[0][0]["number"].dtype == fast[0][0]["truth"].dtype == torch.float16 and fast[0][1].dtype == torch.float64
+
+
+def test_cast_rows_of_numpy(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(40).reshape(20, 2))
+    np.savez(tmp_path / "b.npz", x=np.arange(20), y=np.arange(20))
+    with TableDataset(tmp_path / "a.npy", dtype="float32") as rows, TableDataset(tmp_path / "b.npz", dtype="int16") as dicts:
+        assert same(rows[3], torch.tensor([6.0, 7.0])) and same(dicts[2], {name: torch.tensor(2, dtype=torch.int16) for name in "xy"})
+    with pytest.raises(ConfigError, match="dtype='flat' is no NumPy dtype"):
+        TableDataset(tmp_path / "a.npy", dtype="flat")
+
+
 def test_targets_are_no_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", some_table())
     with TableDataset(path, target_name="word") as dataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +56,13 @@ class TableFormat(SampleFormat):
     """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and dicts of these.
 
     Args:
-        specs: shape and dtype of the values of each column, if they are alike.
+        specs: shape and dtype of the values of each column as they are stored, if they are alike.
         lists: names of the columns whose values are str or bytes.
         is_one: True if a sample is the value of the one column.
         image: the column of images, if there is one.
         texts: that of the texts or chats, if there is one: they become "input_ids", of chats with "labels".
         named: the columns that samples have, where others are read along with chats.
+        dtype: that numbers are cast to; None: they stay as they are.
     """
 
     def __init__(
@@ -72,15 +73,20 @@ class TableFormat(SampleFormat):
         image: ColumnImage | None = None,
         texts: ColumnTexts | ColumnChats | None = None,
         named: Sequence[str] = (),
+        dtype: np.dtype[Any] | None = None,
     ) -> None:
-        self.specs, self.lists, self._image, self._texts = dict(specs), frozenset(lists), image, texts
+        self._stored, self.lists, self._image, self._texts, self.dtype = dict(specs), frozenset(lists), image, texts, dtype
+        self.specs = {name: None if spec is None else _cast_spec(spec, dtype) for name, spec in specs.items()}
         self._left_out = {name for name in ALONG if isinstance(texts, ColumnChats) and name not in named}
+        self._of_chats = {texts.column, *ALONG} if isinstance(texts, ColumnChats) else set[str]()
         self._spec = next(iter(self.specs.values())) if is_one and image is None and texts is None else None
-        self.stores_values = image is None and texts is None
+        self.stores_values = image is None and texts is None and dtype is None
         self.decodes_batches = texts is not None
         self.names_warnings = image is not None
 
     def decode(self, record: Any) -> Any:
+        if self.dtype is not None:
+            record = _cast(record, self.dtype, self._of_chats)
         if self._image is None:
             return record
         column = self._image.column
@@ -129,7 +135,20 @@ class TableFormat(SampleFormat):
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         is_plain = self._spec is None and self._image is None and self._texts is None
-        return way_of_columns(dataset, collating, self.specs, self.lists) if is_plain else None
+        return way_of_columns(dataset, collating, self._stored, self.specs, self.lists) if is_plain else None
+
+
+def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:
+    return spec if dtype is None or spec.dtype.kind not in "biufc" else ArraySpec(spec.shape, dtype)
+
+
+def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
+    """A value whose numbers have another dtype, those in lists and dicts too, but for some of its fields."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value).astype(dtype) if value.dtype.kind in "biufc" else value
+    if isinstance(value, dict):
+        return {name: one if name in but else _cast(one, dtype) for name, one in value.items()}
+    return [_cast(one, dtype) for one in value] if isinstance(value, list) else value
 
 
 def _as_input(value: Any) -> Any:

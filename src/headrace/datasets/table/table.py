@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
-from headrace.datasets.arrays import joined_rows, joined_targets
+from headrace.datasets.arrays import dtype_named, joined_rows, joined_targets
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
@@ -70,6 +70,8 @@ class TableDataset(BaseDataset):
             "labels" are those of the chats of a `TextDataset`, columns "tools" and "chat_template_kwargs" go to the template.
         transform: called with the row (or the value, or the image).
         loading_mode: see `LoadingMode`.
+        dtype: cast numbers to this, in all columns, in lists and structs too, but for targets, images, tokens and chats; None: they
+            stay as they are.
         image_size, color, normalize, transform_input, decode: of `image_column`: see `ImageDataset`. Where other columns are read
             beside the image, `transform` gets the dict, with the image as a tensor.
         tokenizer, max_length, chat_template: of `text_column`: see `TextDataset`.
@@ -104,6 +106,7 @@ class TableDataset(BaseDataset):
         text_column: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
+        dtype: npt.DTypeLike | None = None,
         image_size: int | tuple[int, int] | None = UNSET,
         color: Literal["RGB", "L"] = "RGB",
         normalize: bool = True,
@@ -131,6 +134,7 @@ class TableDataset(BaseDataset):
         unit = None if chat_template is None else CHAT
         check_text_options(max_length, unit, TEXT_FIELD, None, None, None, False, None, None, chat_template)
         vocabulary_of(tokenizer)  # raises where it is none
+        cast_to = dtype_named(dtype)
         self.classes: list[str] = []
         self.tokenizer: Any = CharTokenizer() if tokenizer is None and text_column is not None else tokenizer
         reach, common = split_options(options)
@@ -145,7 +149,7 @@ class TableDataset(BaseDataset):
                 raise ConfigError(f"{shown} holds NumPy arrays, which have no columns of images or texts")
             if plain_copy:
                 raise ConfigError(f"{shown} holds NumPy arrays, whose rows are read in place: leave out plain_copy")
-            source, rows, targets = _numpy_rows(files, columns, target_name)
+            source, rows, targets = _numpy_rows(files, columns, target_name, cast_to)
         else:
             tables, reader = open_tables(files, shown)
             names, is_one = _names_of(tables[0], columns, target_name, [one for one in (image_column, text_column) if one is not None])
@@ -184,7 +188,7 @@ class TableDataset(BaseDataset):
             else:
                 lists = [name for name in names if is_text(first.schema.field(name).type) or is_bytes(first.schema.field(name).type)]
                 image = None if made is None or image_column is None else ColumnImage(image_column, made)
-                rows = TableFormat(source.specs, lists, is_one, image, of_texts, named)
+                rows = TableFormat(source.specs, lists, is_one, image, of_texts, named, cast_to)
         self._texts = of_texts
         super().__init__(source, sample_format=rows, targets=targets, transform=transform, loading_mode=loading_mode, **common)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
@@ -290,9 +294,11 @@ def _targets(source: TableSource, name: str) -> Any:
     return found
 
 
-def _numpy_rows(files: FileSet, columns: str | tuple[str, ...] | None, target_name: str | None) -> tuple[Any, SampleFormat, Any]:
+def _numpy_rows(
+    files: FileSet, columns: str | tuple[str, ...] | None, target_name: str | None, dtype: np.dtype[Any] | None
+) -> tuple[Any, SampleFormat, Any]:
     sources = open_arrays(files, columns, target_name)
-    source, rows = joined_rows(sources, None)
+    source, rows = joined_rows(sources, dtype)
     targets = None if target_name is None else joined_targets([one.column(target_name) for one in sources])
     return source, rows, targets
 
